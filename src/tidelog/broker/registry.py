@@ -1,0 +1,85 @@
+"""Which handler serves which API in which versions.
+
+What always holds: an API has one handler; the versions a handler is registered for lie within those its messages are
+declared for; ApiVersions answers from here and the dispatcher looks up here, so what is advertised is what is served.
+It does not import the handlers: `tidelog.broker.handlers.load_all` does, once, when a broker starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tidelog.protocol import Api
+
+if TYPE_CHECKING:
+    from tidelog.broker.request_context import RequestContext
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+# A produce may be taken up while earlier produces of its connection still wait for replicas; their answers keep their
+# order all the same. No other request may: it could see the state that an unfinished request is about to change.
+_OVERLAPPING_API_KEYS = frozenset({0})
+
+
+class CloseConnection(Exception):  # noqa: N818 - it is a request to close, raised by choice, and the peer's fault
+    """Raised by a handler (or the dispatcher) to close the connection without an answer; the text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """One API as this broker serves it."""
+
+    api: Api
+    version_min: int
+    version_max: int
+    # The types of one API's messages are known to its handler only; the dispatcher passes them through.
+    handle: Callable[[Any, RequestContext], Any]
+    may_overlap: bool
+
+
+_handlers: dict[int, Handler] = {}
+
+
+def handles(
+    api: Api, versions: str
+) -> Callable[
+    [Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]]],
+    Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]],
+]:
+    """Register a function as the handler of an API for versions "first-last" (or one version).
+
+    The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
+    peer expects no answer. A future is cancelled when its connection goes away.
+    """
+    version_min, version_max = _parse_versions(versions)
+    declared_min, declared_max = api.versions
+    if not declared_min <= version_min <= version_max <= declared_max:
+        raise ValueError(f"{api.name} is declared for {declared_min}-{declared_max}, not for {versions}")
+
+    def register(
+        handle: Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]],
+    ) -> Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]]:
+        known = _handlers.get(api.key)
+        if known is not None and known.handle.__qualname__ != handle.__qualname__:
+            raise ValueError(f"{api.name} already has the handler {known.handle.__qualname__}")
+        _handlers[api.key] = Handler(api, version_min, version_max, handle, api.key in _OVERLAPPING_API_KEYS)
+        return handle
+
+    return register
+
+
+def find_handler(api_key: int) -> Handler | None:
+    return _handlers.get(api_key)
+
+
+def registered_handlers() -> Iterator[Handler]:
+    """All handlers, by API key."""
+    return iter(sorted(_handlers.values(), key=lambda handler: handler.api.key))
+
+
+def _parse_versions(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    return int(first), int(last or first)

@@ -1,0 +1,46 @@
+"""What handlers may use: one object per broker, put together by the server and handed to every request.
+
+What always holds: the fields are set before the first client is accepted and keep their identity until the broker
+stops; values that change (the cluster image, settings) change inside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidelog.broker.producer_ids import ProducerIdAllocator
+    from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.common.clock import Clock
+    from tidelog.common.settings import Settings, SettingsTable
+    from tidelog.controller import Controller
+    from tidelog.log import LogManager
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRange:
+    """The levels of one cluster feature (KIP-584) this broker supports, and the one in force; 0 means off."""
+
+    version_min: int
+    version_max: int
+    finalized: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerServices:
+    """The parts of one broker."""
+
+    node_id: int
+    cluster_id: str
+    clock: Clock
+    settings: Settings
+    table: SettingsTable
+    controller: Controller
+    logs: LogManager
+    replicas: ReplicaManager
+    producer_ids: ProducerIdAllocator
+    # The address that clients are told, from advertised.listeners; it need not be the one that is bound.
+    host: str
+    port: int
+    features: dict[str, FeatureRange] = field(default_factory=dict)
