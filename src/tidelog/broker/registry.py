@@ -7,7 +7,7 @@ It does not import the handlers: `tidelog.broker.handlers.load_all` does, once, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,8 +16,8 @@ from tidelog.protocol import Api
 if TYPE_CHECKING:
     from tidelog.broker.request_context import RequestContext
 
-RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
+# A handler takes one API's request and the context; keeping its exact type lets tests call it with checked arguments.
+HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
 
 # A produce may be taken up while earlier produces of its connection still wait for replicas; their answers keep their
 # order all the same. No other request may: it could see the state that an unfinished request is about to change.
@@ -43,12 +43,7 @@ class Handler:
 _handlers: dict[int, Handler] = {}
 
 
-def handles(
-    api: Api, versions: str
-) -> Callable[
-    [Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]]],
-    Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]],
-]:
+def handles(api: Api, versions: str) -> Callable[[HandlerT], HandlerT]:
     """Register a function as the handler of an API for versions "first-last" (or one version).
 
     The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
@@ -59,9 +54,7 @@ def handles(
     if not declared_min <= version_min <= version_max <= declared_max:
         raise ValueError(f"{api.name} is declared for {declared_min}-{declared_max}, not for {versions}")
 
-    def register(
-        handle: Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]],
-    ) -> Callable[[RequestT, RequestContext], ResponseT | Awaitable[ResponseT]]:
+    def register(handle: HandlerT) -> HandlerT:
         known = _handlers.get(api.key)
         if known is not None and known.handle.__qualname__ != handle.__qualname__:
             raise ValueError(f"{api.name} already has the handler {known.handle.__qualname__}")
