@@ -1,0 +1,121 @@
+"""The cluster as one immutable value: brokers, topics, partition states, settings that were set at run time.
+
+What always holds: an image never changes after it was made, so it may be read from anywhere without a lock; a newer
+image has a greater `revision`; whatever did not change between two images is the same object in both. The image only
+holds state: decisions about it are in `decisions`, its form in the store is in `layout`.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+NO_LEADER: Final = -1
+"""The leader of a partition that has none, as Kafka's requests carry it."""
+
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""Topics that the brokers keep for themselves; clients see them marked."""
+
+
+class LeaderRecoveryState(enum.IntEnum):
+    """Whether a leader was elected without having all that was committed (KIP-704)."""
+
+    RECOVERED = 0
+    RECOVERING = 1
+
+
+class ResourceType(enum.IntEnum):
+    """What settings can belong to, numbered as in the config requests."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigResource:
+    """What a set of settings belongs to; a broker resource with an empty name is the default of all brokers."""
+
+    type: ResourceType
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """One registered broker. `epoch` is new at every start of it (KIP-380)."""
+
+    node_id: int
+    epoch: int
+    host: str
+    port: int
+    rack: str | None = None
+    fenced: bool = False
+    directories: tuple[uuid.UUID, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """What the controller has decided about one partition; only the controller makes new ones.
+
+    `partition_epoch` grows with every change, `leader_epoch` when the leader changes or a replica is removed.
+    """
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int = 0
+    partition_epoch: int = 0
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    elr: tuple[int, ...] = ()
+    recovery: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+
+
+@dataclass(frozen=True, slots=True)
+class TopicImage:
+    """One topic; partition N is `partitions[N]`."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: tuple[PartitionState, ...]
+    is_internal: bool = False
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.partitions[0].replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterImage:
+    """Everything that brokers need to know about the cluster at one revision of the store."""
+
+    revision: int = 0
+    cluster_id: str = ""
+    controller_id: int = -1
+    brokers: Mapping[int, BrokerInfo] = field(default_factory=dict)
+    topics: Mapping[str, TopicImage] = field(default_factory=dict)
+    topics_by_id: Mapping[uuid.UUID, TopicImage] = field(default_factory=dict)
+    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
+
+    def partition(self, topic: str, index: int) -> PartitionState | None:
+        """The state of one partition, or None when the topic or the partition is unknown."""
+        found = self.topics.get(topic)
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        return found.partitions[index]
+
+    def topic_configs(self, topic: str) -> Mapping[str, str]:
+        """The settings set on that topic itself; empty when none is."""
+        return self.configs.get(ConfigResource(ResourceType.TOPIC, topic), _NO_CONFIGS)
+
+    def broker_configs(self, node_id: int | None) -> Mapping[str, str]:
+        """The settings set at run time on that broker, or on all brokers (None)."""
+        name = "" if node_id is None else str(node_id)
+        return self.configs.get(ConfigResource(ResourceType.BROKER, name), _NO_CONFIGS)
+
+
+_NO_CONFIGS: Final[Mapping[str, str]] = MappingProxyType({})
+EMPTY_IMAGE: Final = ClusterImage()
