@@ -61,7 +61,8 @@ class Setting:
     broker_name: str | None = None
     # Whether it may be changed while the broker runs.
     dynamic: bool = False
-    # Broker settings that outrank others of the same meaning, highest first: log.retention.ms, then .minutes, .hours.
+    # Broker settings of the same meaning that are asked, in this order, when this one has no value: log.retention.ms
+    # has log.retention.minutes and log.retention.hours. Each counts in the unit that ends its name.
     synonyms: tuple[str, ...] = ()
 
     @property
@@ -70,6 +71,10 @@ class Setting:
 
     def parse(self, raw: object) -> Any:
         """The typed value of a text (or of a value that already has the type); raises SettingError."""
+        if raw is None:
+            if self.default is not None:
+                raise SettingError(f"{self.name}: expected a value")
+            return None
         try:
             value = _convert(self.type, raw)
         except ValueError as error:
@@ -88,6 +93,39 @@ class Setting:
         if isinstance(value, (list, tuple)):
             return ",".join(str(item) for item in value)
         return str(value)
+
+
+def at_least(low: int | float) -> Check:
+    return lambda value: None if value >= low else f"expected {low} or more"
+
+
+def between(low: int | float, high: int | float) -> Check:
+    return lambda value: None if low <= value <= high else f"expected {low} to {high}"
+
+
+def one_of(*accepted: str) -> Check:
+    return lambda value: None if value in accepted else f"expected one of {', '.join(accepted)}"
+
+
+def some_of(*accepted: str) -> Check:
+    """For a list: every item is one of these."""
+
+    def check(items: list[str]) -> str | None:
+        wrong = [item for item in items if item not in accepted]
+        return f"expected any of {', '.join(accepted)}, got {wrong[0]!r}" if wrong else None
+
+    return check
+
+
+_UNIT_MS = {"ms": 1, "minutes": 60_000, "hours": 3_600_000}
+
+
+def in_unit_of(name: str, synonym: str, value: Any) -> Any:
+    """A synonym's value in the unit of the setting it stands in for; negative means unlimited in every unit."""
+    factor = _UNIT_MS.get(synonym.rpartition(".")[2], 1) // _UNIT_MS.get(name.rpartition(".")[2], 1)
+    if value is None or factor == 1:
+        return value
+    return value * factor if value >= 0 else -1
 
 
 class SettingsTable:
@@ -113,14 +151,22 @@ class SettingsTable:
             raise SettingError(f"unknown {scope.value} setting {name!r}{self._suggestion(name, scope)}")
         return row
 
-    def _suggestion(self, name: str, scope: SettingScope) -> str:
+    def nearest(self, name: str, scope: SettingScope) -> str | None:
+        """The name of that scope that looks most like this one, if any comes close."""
         near = difflib.get_close_matches(name, self._rows[scope], n=1, cutoff=0.6)
-        if near:
-            return f"; did you mean {near[0]!r}?"
+        return near[0] if near else None
+
+    def _suggestion(self, name: str, scope: SettingScope) -> str:
+        for row in self._rows[SettingScope.TOPIC].values():
+            if scope is SettingScope.BROKER and name == row.name and row.broker_name is not None:
+                return f"; it is a topic setting, whose default for all topics is {row.broker_name!r}"
+            if scope is SettingScope.TOPIC and name == row.broker_name:
+                return f"; it is a broker setting, which a topic calls {row.name!r}"
+        near = self.nearest(name, scope)
+        if near is not None:
+            return f"; did you mean {near!r}?"
         other = SettingScope.TOPIC if scope is SettingScope.BROKER else SettingScope.BROKER
-        if name in self._rows[other]:
-            return f"; it is a {other.value} setting"
-        return ""
+        return f"; it is a {other.value} setting" if name in self._rows[other] else ""
 
 
 @dataclass(slots=True)
@@ -148,6 +194,16 @@ class Settings:
             return self.values[name]
         return self.table.get(name, SettingScope.BROKER).default
 
+    def effective(self, name: str) -> Any:
+        """The value that counts: the setting's own, or the one of the first synonym that has a value."""
+        value = self[name]
+        row = self.table.get(name, SettingScope.BROKER)
+        for synonym in row.synonyms:
+            if value is not None:
+                break
+            value = in_unit_of(name, synonym, self[synonym])
+        return value
+
     def get_int(self, name: str) -> int:
         value = self[name]
         if not isinstance(value, int):
@@ -162,8 +218,6 @@ class Settings:
 
 
 def _convert(kind: SettingType, raw: object) -> Any:
-    if raw is None:
-        return None
     if kind is SettingType.BOOLEAN:
         if isinstance(raw, bool):
             return raw

@@ -1,0 +1,13 @@
+"""All settings of a broker and of a topic, in one table.
+
+What always holds: names, types and defaults are those of Kafka 4.3 (a row that differs says so in its help), and a
+broker setting that gives the default of a topic setting has that default itself.
+"""
+
+from __future__ import annotations
+
+from tidelog.common.settings import SettingsTable
+from tidelog.server.settings_rows_broker import broker_rows
+from tidelog.server.settings_rows_topic import topic_rows
+
+TABLE = SettingsTable([*broker_rows(), *topic_rows()])
