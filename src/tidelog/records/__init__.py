@@ -1,0 +1,70 @@
+"""Record batches of magic 2: headers, compression, records as objects and as Arrow, control markers.
+
+The broker treats a batch as opaque bytes and needs only `batch`; whatever looks at single records goes through the
+compiled kernel. `arrow` is not imported here, because pyarrow is large and a broker has no use for it.
+"""
+
+from __future__ import annotations
+
+from tidelog.records import kernel as _kernel
+from tidelog.records.batch import (
+    BATCH_HEADER_SIZE,
+    LOG_OVERHEAD,
+    MAGIC,
+    BatchHeader,
+    Compression,
+    TimestampType,
+    assign_offsets,
+    check_crc,
+    iter_headers,
+    parse_header,
+    set_log_append_time,
+)
+from tidelog.records.codec import (
+    NewRecord,
+    RecordsSummary,
+    decode_records,
+    encode_batch,
+    recompress,
+    validate_records,
+)
+from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
+from tidelog.records.control import ControlRecord, ControlRecordType, encode_control_batch, parse_control_record
+from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
+from tidelog.records.kernel import Record
+
+__all__ = [
+    "BATCH_HEADER_SIZE",
+    "DECOMPRESSED_BYTES_MAX",
+    "LOG_OVERHEAD",
+    "MAGIC",
+    "BatchHeader",
+    "Compression",
+    "ControlRecord",
+    "ControlRecordType",
+    "CorruptBatchError",
+    "NewRecord",
+    "Record",
+    "RecordsSummary",
+    "TimestampType",
+    "UnsupportedMagicError",
+    "assign_offsets",
+    "check_crc",
+    "compress",
+    "decode_records",
+    "decompress",
+    "encode_batch",
+    "encode_control_batch",
+    "iter_headers",
+    "kernel_is_compiled",
+    "parse_control_record",
+    "parse_header",
+    "recompress",
+    "set_log_append_time",
+    "validate_records",
+]
+
+
+def kernel_is_compiled() -> bool:
+    """Whether the loops over records run as machine code; without a compiler at build time they are interpreted."""
+    return not (_kernel.__file__ or "").endswith(".py")

@@ -1,0 +1,227 @@
+"""The header of a magic 2 record batch: reading it, checking the CRC, and the edits that a broker makes in place.
+
+What always holds: a header that `parse_header` returned has magic 2, lies in its buffer, and its length, offsets and
+count are not absurd, so `position + size_bytes` always moves forward. Nothing here opens the records; that is `codec`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = 2
+LOG_OVERHEAD = 12  # base offset and batch length, which the batch length itself does not count
+BATCH_HEADER_SIZE = 61
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_PARTITION_LEADER_EPOCH = -1
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LEADER_EPOCH_AT = 12
+_MAGIC_AT = 16
+_CRC_AT = 17
+_ATTRIBUTES_AT = 21  # the CRC covers everything from here on, so offset and leader epoch can change without touching it
+_MAX_TIMESTAMP_AT = 35
+_BATCH_LENGTH_MIN = BATCH_HEADER_SIZE - LOG_OVERHEAD
+
+COMPRESSION_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+_SEQUENCE_MASK = 0x7FFFFFFF  # sequences count 0 .. 2^31-1 and start over at 0
+
+
+class Compression(enum.IntEnum):
+    """Codecs by the number in the attributes; `label` is the word that `compression.type` uses."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @classmethod
+    def from_label(cls, text: str) -> Compression:
+        for codec in cls:
+            if codec.label == text:
+                return codec
+        raise ValueError(f"{text!r} is no compression codec; known are {', '.join(codec.label for codec in cls)}")
+
+
+class TimestampType(enum.IntEnum):
+    """Who stamps the records: the producer, or the broker when it appends."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+# Looked up instead of called: the enum's constructor costs more than parsing the whole header.
+_COMPRESSIONS = tuple(Compression)
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes before the records, as numbers."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return LOG_OVERHEAD + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def compression(self) -> Compression:
+        codec = self.attributes & COMPRESSION_MASK
+        if codec >= len(_COMPRESSIONS):
+            raise CorruptBatchError(f"the attributes name compression codec {codec}; known are 0 to 4")
+        return _COMPRESSIONS[codec]
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        if self.attributes & TIMESTAMP_TYPE_BIT:
+            return TimestampType.LOG_APPEND_TIME
+        return TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether the base timestamp is really the time after which tombstones of this batch may go (KIP-534)."""
+        return bool(self.attributes & DELETE_HORIZON_BIT)
+
+    @property
+    def has_producer(self) -> bool:
+        return self.producer_id > NO_PRODUCER_ID
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last record, after the wrap at 2^31-1; -1 when the batch has no sequence."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
+
+
+def parse_header(buffer: Buffer, position: int = 0, *, whole_batch: bool = True) -> BatchHeader:
+    """The header at `position`. With `whole_batch` off, the buffer may end after the header, as in a file scan."""
+    remaining = len(buffer) - position
+    if position < 0 or remaining <= _MAGIC_AT:
+        raise CorruptBatchError(f"{max(remaining, 0)} bytes are left, a record batch header has {BATCH_HEADER_SIZE}")
+    magic = buffer[position + _MAGIC_AT]
+    if magic != MAGIC:
+        raise UnsupportedMagicError(f"the batch has magic {magic}, only {MAGIC} is supported")
+    if remaining < BATCH_HEADER_SIZE:
+        raise CorruptBatchError(f"{remaining} bytes are left, a record batch header has {BATCH_HEADER_SIZE}")
+    header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
+    if header.batch_length < _BATCH_LENGTH_MIN:
+        raise CorruptBatchError(f"batch length {header.batch_length} is below the minimum of {_BATCH_LENGTH_MIN}")
+    if whole_batch and header.batch_length > remaining - LOG_OVERHEAD:
+        raise CorruptBatchError(
+            f"batch length {header.batch_length} goes beyond the {remaining - LOG_OVERHEAD} bytes that are left"
+        )
+    if header.last_offset_delta < 0:
+        raise CorruptBatchError(f"last offset delta {header.last_offset_delta} is negative")
+    if header.records_count < 0:
+        raise CorruptBatchError(f"records count {header.records_count} is negative")
+    return header
+
+
+def compute_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> int:
+    with memoryview(buffer) as view, view[position + _ATTRIBUTES_AT : position + header.size_bytes] as covered:
+        return crc32c(covered)
+
+
+def check_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raise CorruptBatchError unless the CRC-32C of everything behind it is the one in the header."""
+    computed = compute_crc(buffer, header, position)
+    if computed != header.crc:
+        raise CorruptBatchError(f"the CRC is {header.crc:#010x} in the header but {computed:#010x} over the bytes")
+
+
+def iter_headers(
+    buffer: Buffer, position: int = 0, *, allow_partial: bool = False
+) -> Iterator[tuple[int, BatchHeader]]:
+    """Positions and headers of the batches that follow one another in the buffer.
+
+    With `allow_partial` an incomplete batch at the end just ends the iteration: a fetch may cut the last one.
+    """
+    end = len(buffer)
+    while position < end:
+        if allow_partial and _is_cut_off(buffer, position, end):
+            return
+        header = parse_header(buffer, position)
+        yield position, header
+        position += header.size_bytes
+
+
+def _is_cut_off(buffer: Buffer, position: int, end: int) -> bool:
+    if end - position < LOG_OVERHEAD:
+        return True
+    batch_length = int.from_bytes(buffer[position + 8 : position + LOG_OVERHEAD], "big", signed=True)
+    return batch_length >= _BATCH_LENGTH_MIN and batch_length > end - position - LOG_OVERHEAD
+
+
+def assign_offsets(buffer: bytearray | memoryview, base_offset: int, leader_epoch: int, position: int = 0) -> None:
+    """Write base offset and leader epoch in place. Both lie before what the CRC covers, so it stays right."""
+    struct.pack_into(">q", buffer, position, base_offset)
+    struct.pack_into(">i", buffer, position + _LEADER_EPOCH_AT, leader_epoch)
+
+
+def set_log_append_time(buffer: bytearray | memoryview, timestamp_ms: int, position: int = 0) -> None:
+    """Make `timestamp_ms` the time of every record, in place: the attribute bit, the max timestamp and the CRC.
+
+    The records keep their deltas; readers ignore them once the bit is set.
+    """
+    header = parse_header(buffer, position)
+    struct.pack_into(">h", buffer, position + _ATTRIBUTES_AT, header.attributes | TIMESTAMP_TYPE_BIT)
+    struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
+    struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))
+
+
+def write_header(buffer: bytearray, header: BatchHeader, position: int = 0) -> None:
+    """Write the header over the first 61 bytes, with the batch length and the CRC that the bytes behind it have.
+
+    The batch must reach to the end of the buffer.
+    """
+    header = header._replace(batch_length=len(buffer) - position - LOG_OVERHEAD, crc=0)
+    _HEADER.pack_into(buffer, position, *header)
+    struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))

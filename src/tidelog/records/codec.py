@@ -1,0 +1,188 @@
+"""Record batches as Python objects: encode, decode, validate and recompress one batch.
+
+What always holds: bytes that come from outside are checked before use and raise CorruptBatchError when they are wrong;
+what `encode_batch` writes uncompressed is byte for byte what the Java client writes for the same records. Reading and
+changing only the header is in `batch`; control records are in `control`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tidelog.records import kernel
+from tidelog.records.batch import (
+    BATCH_HEADER_SIZE,
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    MAGIC,
+    NO_PARTITION_LEADER_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    Compression,
+    TimestampType,
+    parse_header,
+    write_header,
+)
+from tidelog.records.batch import check_crc as check_batch_crc
+from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
+from tidelog.records.errors import CorruptBatchError
+from tidelog.records.kernel import Record
+
+# A producer learns of at most this many keyless records by index; naming more would help nobody.
+KEYLESS_INDEXES_MAX = 10
+_BASE_OFFSET_MAX = 0x7FFFFFFFFFFFFFFF - 0x7FFFFFFF  # base offset and any delta stay within 64 bits
+
+
+class NewRecord(NamedTuple):
+    """A record to be written. A plain tuple in the same order does as well. Without a timestamp it gets `now_ms`."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Iterable[tuple[str, bytes | None]] = ()
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsSummary:
+    """What is known of a batch once its records were opened."""
+
+    count: int
+    max_timestamp: int
+    offset_of_max_timestamp: int
+    index_of_max_timestamp: int
+    keyless_indexes: tuple[int, ...]
+    uncompressed_size_bytes: int
+
+
+def decode_records(
+    buffer: Buffer, position: int = 0, *, check_crc: bool = True, max_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> list[Record]:
+    """The records of the batch at `position`; of a control batch, its control records as they are."""
+    header = parse_header(buffer, position)
+    if check_crc:
+        check_batch_crc(buffer, header, position)
+    if header.base_offset > _BASE_OFFSET_MAX:
+        raise CorruptBatchError(f"base offset {header.base_offset} leaves no room for the records' offsets")
+    data = open_records(buffer, header, position, max_bytes)
+    return kernel.decode_objects(
+        data,
+        0,
+        header.records_count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+    )
+
+
+def open_records(
+    buffer: Buffer, header: BatchHeader, position: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> bytes:
+    """The records part of the batch, decompressed."""
+    codec = header.compression
+    with memoryview(buffer) as view, view[position + BATCH_HEADER_SIZE : position + header.size_bytes] as records:
+        # The cleaner may empty a batch and keep its header for the producer's state; nothing is to be decompressed then.
+        if codec is Compression.NONE or (header.records_count == 0 and not len(records)):
+            return bytes(records)
+        return decompress(codec, records, max_bytes)
+
+
+def encode_batch(
+    records: Iterable[NewRecord | kernel.RecordTuple],
+    *,
+    base_offset: int = 0,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    leader_epoch: int = NO_PARTITION_LEADER_EPOCH,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    now_ms: int | None = None,
+) -> bytearray:
+    """One batch with the records, whose offsets follow `base_offset` without gaps.
+
+    `now_ms` stamps records without a timestamp, and all of them under LOG_APPEND_TIME.
+    """
+    buffer = bytearray(BATCH_HEADER_SIZE)
+    encoded = kernel.encode_objects(buffer, records, now_ms)
+    if not encoded.count:
+        raise ValueError("a record batch needs at least one record")
+    attributes = int(compression)
+    max_timestamp = encoded.max_timestamp
+    if timestamp_type is TimestampType.LOG_APPEND_TIME:
+        if now_ms is None:
+            raise ValueError("a batch with log append time needs now_ms")
+        attributes |= TIMESTAMP_TYPE_BIT
+        max_timestamp = now_ms
+    if is_transactional:
+        attributes |= TRANSACTIONAL_BIT
+    if is_control:
+        attributes |= CONTROL_BIT
+    if compression is not Compression.NONE:
+        with memoryview(buffer) as view:
+            compressed = compress(compression, view[BATCH_HEADER_SIZE:], compression_level)
+        buffer[BATCH_HEADER_SIZE:] = compressed
+    write_header(
+        buffer,
+        BatchHeader(
+            base_offset=base_offset,
+            batch_length=0,
+            partition_leader_epoch=leader_epoch,
+            magic=MAGIC,
+            crc=0,
+            attributes=attributes,
+            last_offset_delta=encoded.count - 1,
+            base_timestamp=encoded.base_timestamp,
+            max_timestamp=max_timestamp,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+            records_count=encoded.count,
+        ),
+    )
+    return buffer
+
+
+def validate_records(
+    buffer: Buffer, header: BatchHeader, position: int = 0, *, max_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> RecordsSummary:
+    """Open a producer's batch and check that deltas count from 0 and that sizes add up. The CRC is not checked."""
+    data = open_records(buffer, header, position, max_bytes)
+    scan = kernel.scan_records(data, 0, header.records_count, 0, header.base_timestamp, KEYLESS_INDEXES_MAX)
+    max_timestamp, index = scan.max_timestamp, scan.index_of_max_timestamp
+    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        max_timestamp, index = header.max_timestamp, 0
+    return RecordsSummary(
+        count=header.records_count,
+        max_timestamp=max_timestamp,
+        offset_of_max_timestamp=header.base_offset + index if index >= 0 else -1,
+        index_of_max_timestamp=index,
+        keyless_indexes=tuple(scan.keyless_indexes),
+        uncompressed_size_bytes=len(data),
+    )
+
+
+def recompress(
+    buffer: Buffer,
+    target: Compression,
+    level: int | None = None,
+    *,
+    position: int = 0,
+    max_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> bytearray:
+    """The batch at `position` with its records compressed by `target`; everything else stays as it is."""
+    header = parse_header(buffer, position)
+    result = bytearray(BATCH_HEADER_SIZE)
+    result += compress(target, open_records(buffer, header, position, max_bytes), level)
+    write_header(result, header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | target))
+    return result

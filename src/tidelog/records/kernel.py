@@ -1,0 +1,380 @@
+"""The loops over records: the only code that is run once per record, and so the only code that is compiled.
+
+This is plain typed Python; `kernel.pxd` beside it gives Cython the C types, and the two behave alike byte for byte.
+What always holds: every length, count and varint is checked against the bytes that remain before it is used, sums that
+leave 64 bits are refused, and whatever is wrong raises CorruptBatchError. Batch headers, CRC and compression are not here:
+the input is the records part of a batch, already decompressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidelog.records.errors import CorruptBatchError
+
+INT32_MAX = 0x7FFFFFFF
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+INT64_MIN = -0x8000000000000000
+
+# length, attributes, timestamp delta, offset delta, key length, value length and headers count: a byte each
+RECORD_SIZE_MIN = 7
+
+RecordHeaders = tuple[tuple[str, bytes | None], ...]
+RecordTuple = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]], int | None]
+
+
+class Record:
+    """A record as it was read. Immutable by convention, and truly so in the compiled kernel."""
+
+    __slots__ = ("headers", "key", "offset", "timestamp", "value")
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: RecordHeaders
+
+    def __init__(
+        self,
+        offset: int,
+        timestamp: int,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: RecordHeaders = (),
+    ) -> None:
+        self.offset = offset
+        self.timestamp = timestamp
+        self.key = key
+        self.value = value
+        self.headers = headers
+
+    def __repr__(self) -> str:
+        return (
+            f"Record(offset={self.offset}, timestamp={self.timestamp}, key={self.key!r}, value={self.value!r}, "
+            f"headers={self.headers!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return (
+            self.offset == other.offset
+            and self.timestamp == other.timestamp
+            and self.key == other.key
+            and self.value == other.value
+            and self.headers == other.headers
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.offset, self.timestamp, self.key, self.value, self.headers))
+
+    def __reduce__(self) -> tuple[type[Record], tuple[int, int, bytes | None, bytes | None, RecordHeaders]]:
+        return (Record, (self.offset, self.timestamp, self.key, self.value, self.headers))
+
+
+class RecordReader:
+    """A cursor over the records of one batch: `next_record` moves to a record and says where its parts lie."""
+
+    __slots__ = (
+        "attributes",
+        "data",
+        "headers_count",
+        "index",
+        "key_at",
+        "key_length",
+        "limit",
+        "offset_delta",
+        "position",
+        "record_end",
+        "timestamp_delta",
+        "value_at",
+        "value_length",
+    )
+
+    def __init__(self, data: bytes | bytearray | memoryview, position: int, count: int) -> None:
+        self.data = data
+        self.position = position
+        self.limit = len(data)
+        self.index = 0
+        self.record_end = position
+        self.attributes = 0
+        self.timestamp_delta = 0
+        self.offset_delta = 0
+        self.key_at = 0
+        self.key_length = 0
+        self.value_at = 0
+        self.value_length = 0
+        self.headers_count = 0
+        if count > (self.limit - position) // RECORD_SIZE_MIN:
+            raise CorruptBatchError(f"{self.limit - position} bytes can't hold the {count} records announced")
+
+    def next_record(self) -> None:
+        """Move to the next record and read everything up to its headers; `position` then is at the first header."""
+        self.limit = len(self.data)
+        length = self.read_varint()
+        if length < RECORD_SIZE_MIN - 1 or length > self.limit - self.position:
+            raise self.problem(f"has length {length}, {self.limit - self.position} bytes are left")
+        self.record_end = self.position + length
+        # From here on nothing of this record may reach into the next one.
+        self.limit = self.record_end
+        self.attributes = self.data[self.position]
+        self.position += 1
+        self.timestamp_delta = self.read_varlong()
+        self.offset_delta = self.read_varint()
+        self.key_length = self.read_length("key")
+        self.key_at = self.position
+        if self.key_length > 0:
+            self.position += self.key_length
+        self.value_length = self.read_length("value")
+        self.value_at = self.position
+        if self.value_length > 0:
+            self.position += self.value_length
+        self.headers_count = self.read_varint()
+        # A header has at least two bytes, the lengths of its key and value.
+        if self.headers_count < 0 or self.headers_count > (self.limit - self.position) // 2:
+            raise self.problem(f"announces {self.headers_count} headers, {self.limit - self.position} bytes are left")
+
+    def end_record(self) -> None:
+        """Close the record after its headers were read."""
+        if self.position != self.record_end:
+            raise self.problem(f"has {self.record_end - self.position} bytes behind its last header")
+        self.index += 1
+
+    def skip_headers(self) -> None:
+        for _ in range(self.headers_count):
+            length = self.read_length("header key")
+            if length < 0:
+                raise self.problem("has a header without a key")
+            self.position += length
+            length = self.read_length("header value")
+            if length > 0:
+                self.position += length
+
+    def read_headers(self, data: bytes) -> RecordHeaders:
+        headers: list[tuple[str, bytes | None]] = []
+        for _ in range(self.headers_count):
+            length = self.read_length("header key")
+            if length < 0:
+                raise self.problem("has a header without a key")
+            key_bytes = data[self.position : self.position + length]
+            try:
+                key = key_bytes.decode("utf-8")
+            except UnicodeDecodeError:
+                raise self.problem("has a header key that is not UTF-8") from None
+            self.position += length
+            length = self.read_length("header value")
+            if length < 0:
+                headers.append((key, None))
+            else:
+                headers.append((key, data[self.position : self.position + length]))
+                self.position += length
+        return tuple(headers)
+
+    def read_length(self, part: str) -> int:
+        """A length that may be -1 for null and otherwise fits the rest of the record."""
+        length = self.read_varint()
+        if length < -1 or length > self.limit - self.position:
+            raise self.problem(f"has a {part} of {length} bytes, {self.limit - self.position} bytes are left")
+        return length
+
+    def read_varint(self) -> int:
+        if self.position >= self.limit:
+            raise self.problem("ends within a varint")
+        byte = self.data[self.position]
+        self.position += 1
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1)
+        raw = self.read_varint_rest(byte & 0x7F, 5, 0x0F)
+        return (raw >> 1) ^ -(raw & 1)
+
+    def read_varlong(self) -> int:
+        if self.position >= self.limit:
+            raise self.problem("ends within a varint")
+        byte = self.data[self.position]
+        self.position += 1
+        if byte < 0x80:
+            return (byte >> 1) ^ -(byte & 1)
+        raw = self.read_varint_rest(byte & 0x7F, 10, 0x01)
+        return (raw >> 1) ^ -(raw & 1)
+
+    def read_varint_rest(self, raw: int, bytes_max: int, last_byte_max: int) -> int:
+        """The unsigned value of a varint whose first byte was read; its last byte may only hold the bits that fit."""
+        shift = 7
+        for number in range(2, bytes_max + 1):
+            if self.position >= self.limit:
+                raise self.problem("ends within a varint")
+            byte = self.data[self.position]
+            self.position += 1
+            if number == bytes_max and byte > last_byte_max:
+                raise self.problem(f"has a varint that does not fit {bytes_max} bytes")
+            raw |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return raw
+            shift += 7
+        raise self.problem(f"has a varint that does not fit {bytes_max} bytes")
+
+    def problem(self, what: str) -> CorruptBatchError:
+        return CorruptBatchError(f"record {self.index} of the batch {what}")
+
+
+def sum_or_corrupt(base: int, delta: int, what: str) -> int:
+    """base + delta, which a batch must not carry beyond 64 bits."""
+    if (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta):
+        raise CorruptBatchError(f"{what} {base} and delta {delta} leave 64 bits")
+    return base + delta
+
+
+def check_end(reader: RecordReader) -> None:
+    if reader.position != len(reader.data):
+        raise CorruptBatchError(
+            f"{len(reader.data) - reader.position} bytes are left behind the last of {reader.index} records"
+        )
+
+
+def decode_objects(
+    data: bytes, position: int, count: int, base_offset: int, base_timestamp: int, log_append_time: int, stamped: bool
+) -> list[Record]:
+    """The records as objects. With `stamped`, all have `log_append_time`."""
+    reader = RecordReader(data, position, count)
+    records: list[Record] = []
+    headers: RecordHeaders
+    for _ in range(count):
+        reader.next_record()
+        offset = sum_or_corrupt(base_offset, reader.offset_delta, "base offset")
+        timestamp = log_append_time
+        if not stamped:
+            timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
+        key = data[reader.key_at : reader.key_at + reader.key_length] if reader.key_length >= 0 else None
+        value = data[reader.value_at : reader.value_at + reader.value_length] if reader.value_length >= 0 else None
+        headers = () if reader.headers_count == 0 else reader.read_headers(data)
+        reader.end_record()
+        records.append(Record(offset, timestamp, key, value, headers))
+    check_end(reader)
+    return records
+
+
+def varint_size(value: int) -> int:
+    """Bytes of a zigzag varint of up to 64 bits."""
+    raw = (value << 1) if value >= 0 else ((-(value + 1)) << 1) | 1
+    size = 1
+    while raw >= 0x80:
+        raw >>= 7
+        size += 1
+    return size
+
+
+def append_varint(out: bytearray, value: int) -> None:
+    raw = (value << 1) if value >= 0 else ((-(value + 1)) << 1) | 1
+    while raw >= 0x80:
+        out.append((raw & 0x7F) | 0x80)
+        raw >>= 7
+    out.append(raw)
+
+
+def append_nullable(out: bytearray, part: bytes | None) -> None:
+    if part is None:
+        out.append(1)  # the varint of -1
+    else:
+        append_varint(out, len(part))
+        out += part
+
+
+def nullable_size(part: bytes | None) -> int:
+    if part is None:
+        return 1
+    length = len(part)
+    return varint_size(length) + length
+
+
+class EncodedRecords:
+    """What `encode_objects` found out about the records that it wrote."""
+
+    __slots__ = ("base_timestamp", "count", "max_timestamp")
+
+    def __init__(self, count: int, base_timestamp: int, max_timestamp: int) -> None:
+        self.count = count
+        self.base_timestamp = base_timestamp
+        self.max_timestamp = max_timestamp
+
+
+def encode_objects(out: bytearray, records: Iterable[RecordTuple], now_ms: int | None) -> EncodedRecords:
+    """Append the records to `out`. A timestamp of None becomes `now_ms`; the first one is the base of all."""
+    count = 0
+    base_timestamp = -1
+    max_timestamp = -1
+    for key, value, headers, timestamp_or_none in records:
+        timestamp = stamp(now_ms) if timestamp_or_none is None else timestamp_or_none
+        if count == 0:
+            base_timestamp = timestamp
+        if timestamp > max_timestamp:
+            max_timestamp = timestamp
+        delta = sum_or_corrupt(timestamp, -base_timestamp, "timestamp")
+        encoded_headers = encode_headers(headers) if headers else None
+        size = 1 + varint_size(delta) + varint_size(count) + nullable_size(key) + nullable_size(value)
+        size += 1 if encoded_headers is None else len(encoded_headers)
+        append_varint(out, size)
+        out.append(0)
+        append_varint(out, delta)
+        append_varint(out, count)
+        append_nullable(out, key)
+        append_nullable(out, value)
+        if encoded_headers is None:
+            out.append(0)
+        else:
+            out += encoded_headers
+        count += 1
+    return EncodedRecords(count, base_timestamp, max_timestamp)
+
+
+def stamp(now_ms: int | None) -> int:
+    if now_ms is None:
+        raise ValueError("a record without a timestamp needs now_ms")
+    return now_ms
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytearray:
+    """The headers of a record with their count before them."""
+    pairs = list(headers)
+    out = bytearray()
+    append_varint(out, len(pairs))
+    for key, value in pairs:
+        append_nullable(out, key.encode("utf-8"))
+        append_nullable(out, value)
+    return out
+
+
+class RecordsScan:
+    """What `scan_records` found out without making an object per record."""
+
+    __slots__ = ("index_of_max_timestamp", "keyless_indexes", "max_timestamp", "offset_of_max_timestamp")
+
+    def __init__(self) -> None:
+        self.max_timestamp = -1
+        self.offset_of_max_timestamp = -1
+        self.index_of_max_timestamp = -1
+        self.keyless_indexes: list[int] = []
+
+
+def scan_records(
+    data: bytes, position: int, count: int, base_offset: int, base_timestamp: int, keyless_indexes_max: int
+) -> RecordsScan:
+    """Walk through the records of a producer's batch: deltas must be 0, 1, 2 ... and all sizes must add up."""
+    reader = RecordReader(data, position, count)
+    scan = RecordsScan()
+    max_timestamp = -1
+    for index in range(count):
+        reader.next_record()
+        if reader.offset_delta != index:
+            raise reader.problem(f"has offset delta {reader.offset_delta} instead of {index}")
+        reader.skip_headers()
+        reader.end_record()
+        timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
+        if timestamp > max_timestamp:
+            max_timestamp = timestamp
+            scan.max_timestamp = timestamp
+            scan.offset_of_max_timestamp = base_offset + index
+            scan.index_of_max_timestamp = index
+        if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
+            scan.keyless_indexes.append(index)
+    check_end(reader)
+    return scan
