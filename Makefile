@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup lint test compat bench demo soak clean
+.PHONY: setup kcat lint test compat bench demo soak clean
 
 setup: $(VENV)/.installed
 
@@ -24,6 +24,22 @@ lint: setup
 
 test: setup kcat lint
 	$(PYTEST) -n 2 --dist loadgroup -m "not compat and not soak"
+
+# The Java clients, built once a version; Kafka's own tools and broker come through tidelog.bench, which the tests use.
+JAVA_VERSIONS := 3.9.2 4.3.1
+JAVA_LIBS := tests/compat/java/target
+JAVA_DRIVERS := $(foreach version,$(JAVA_VERSIONS),$(JAVA_LIBS)/lib-$(version)/compat-1.jar)
+
+$(JAVA_LIBS)/lib-%/compat-1.jar: tests/compat/java/pom.xml $(shell find tests/compat/java/src -name '*.java')
+	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
+	mvn -q -B -f tests/compat/java/pom.xml package -Dkafka.version=$*
+
+compat: setup kcat $(JAVA_DRIVERS)
+	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
+		$(PYTEST) -m compat
+
+bench: setup kcat
+	$(BIN)/tidelog bench broker
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)

@@ -1,0 +1,140 @@
+"""confluent-kafka: librdkafka in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+WAIT_S = 30.0
+
+
+class ConfluentDriver:
+    name = "confluent-kafka"
+    sets_timestamps = True
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
+        self._wait(self._admin.create_topics([NewTopic(topic, partitions, 1, config=configs)]))
+
+    def produce(
+        self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
+    ) -> list[int | None]:
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "compression.type": options.compression,
+                "acks": options.acks,
+                "enable.idempotence": options.idempotent,
+            }
+        )
+        delivered: list[int | None] = []
+        failures: list[str] = []
+
+        def on_delivery(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                failures.append(str(error))
+            delivered.append(None if options.acks == "0" else message.offset())
+
+        for record in records:
+            producer.produce(
+                topic,
+                partition=partition,
+                key=record.key,
+                value=record.value,
+                headers=list(record.headers),
+                timestamp=record.timestamp_ms or 0,
+                on_delivery=on_delivery,
+            )
+        assert producer.flush(WAIT_S) == 0, "records were left unsent"
+        assert not failures, failures
+        return delivered
+
+    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
+        consumer = self._consumer()
+        try:
+            consumer.assign([TopicPartition(topic, partition, offset)])
+            read: list[ReadRecord] = []
+            while len(read) < count:
+                messages = consumer.consume(count - len(read), timeout=WAIT_S)
+                assert messages, f"only {len(read)} of {count} records arrived within {WAIT_S} s"
+                for message in messages:
+                    assert message.error() is None, message.error()
+                    headers = tuple(message.headers() or ())
+                    read.append(
+                        ReadRecord(message.offset(), message.key(), message.value(), headers, message.timestamp()[1])
+                    )
+            return read
+        finally:
+            consumer.close()
+
+    def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
+        consumer = self._consumer()
+        try:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=WAIT_S)
+            return low, high
+        finally:
+            consumer.close()
+
+    def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        consumer = self._consumer()
+        try:
+            (found,) = consumer.offsets_for_times([TopicPartition(topic, partition, timestamp_ms)], timeout=WAIT_S)
+            # librdkafka answers "none" with the logical offset END.
+            return None if found.offset < 0 else int(found.offset)
+        finally:
+            consumer.close()
+
+    def topic_config(self, topic: str, name: str) -> str:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = self._admin.describe_configs([resource])[resource].result(WAIT_S)
+        return str(entries[name].value)
+
+    def alter_topic_config(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        self._wait(self._admin.incremental_alter_configs([resource]))
+
+    def grow_partitions(self, topic: str, count: int) -> None:
+        self._wait(self._admin.create_partitions([NewPartitions(topic, count)]))
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        self._wait(self._admin.delete_records([TopicPartition(topic, partition, before)]))
+
+    def delete_topic(self, topic: str) -> None:
+        self._wait(self._admin.delete_topics([topic]))
+
+    def topics(self) -> dict[str, int]:
+        return {name: len(found.partitions) for name, found in self._admin.list_topics(timeout=WAIT_S).topics.items()}
+
+    def close(self) -> None:
+        return None
+
+    def _consumer(self) -> Consumer:
+        # librdkafka insists on a group id even where partitions are assigned by hand.
+        return Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+            }
+        )
+
+    @staticmethod
+    def _wait(futures: dict[object, object]) -> None:
+        for future in futures.values():
+            future.result(WAIT_S)  # type: ignore[attr-defined]  # the library's futures are untyped

@@ -1,0 +1,104 @@
+"""kcat, Debian's: librdkafka 2.0 from the command line. It has no administration, so those steps are not its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from client_drivers.model import Headers, ProduceOptions, ReadRecord, SentRecord
+
+WAIT_S = 60.0
+
+
+class KcatDriver:
+    name = "kcat"
+    sets_timestamps = False
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+
+    def produce(
+        self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
+    ) -> list[int | None]:
+        for record in records:
+            self._produce_one(topic, partition, record, options)
+        return [None] * len(records)
+
+    def _produce_one(self, topic: str, partition: int, record: SentRecord, options: ProduceOptions) -> None:
+        arguments = ["-P", "-t", topic, "-p", str(partition), "-z", options.compression]
+        arguments += ["-X", f"acks={options.acks}", "-X", f"enable.idempotence={str(options.idempotent).lower()}"]
+        if record.value is None:
+            arguments.append("-Z")
+        if record.key is not None:
+            arguments += ["-k", record.key.decode()]
+        for name, value in record.headers:
+            # kcat writes a header without '=' with a null value.
+            arguments += ["-H", name if value is None else f"{name}={value.decode()}"]
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(record.value or b"")
+            file.flush()
+            self._kcat([*arguments, file.name])
+
+    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
+        # Lengths before the bytes: keys and values may hold anything.
+        layout = "%o %T %K %S\n%k%s\n%h\n"
+        arguments = ["-C", "-t", topic, "-p", str(partition), "-o", str(offset), "-c", str(count), "-q", "-f", layout]
+        return _parse(self._kcat(arguments))
+
+    def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
+        return self._query(topic, partition, -2), self._query(topic, partition, -1)
+
+    def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        found = self._query(topic, partition, timestamp_ms)
+        return None if found < 0 else found
+
+    def _query(self, topic: str, partition: int, timestamp: int) -> int:
+        output = self._kcat(["-Q", "-t", f"{topic}:{partition}:{timestamp}"]).decode()
+        found = re.search(r"offset (-?\d+)", output)
+        assert found, output
+        return int(found.group(1))
+
+    def topics(self) -> dict[str, int]:
+        listing = json.loads(self._kcat(["-L", "-J"]))
+        return {row["topic"]: len(row["partitions"]) for row in listing["topics"]}
+
+    def close(self) -> None:
+        return None
+
+    def _kcat(self, arguments: list[str]) -> bytes:
+        done = subprocess.run(["kcat", "-b", self._bootstrap, *arguments], capture_output=True, timeout=WAIT_S)
+        assert done.returncode == 0, f"kcat {arguments}: {done.stderr.decode(errors='replace')}"
+        return done.stdout
+
+
+def _parse(output: bytes) -> list[ReadRecord]:
+    records: list[ReadRecord] = []
+    position = 0
+    while position < len(output):
+        end = output.index(b"\n", position)
+        offset, timestamp_ms, key_length, value_length = map(int, output[position:end].split())
+        position = end + 1
+        key, position = _take(output, position, key_length)
+        value, position = _take(output, position, value_length)
+        end = output.index(b"\n", position + 1)
+        headers = _headers(output[position + 1 : end].decode())
+        position = end + 1
+        records.append(ReadRecord(offset, key, value, headers, timestamp_ms))
+    return records
+
+
+def _take(output: bytes, position: int, length: int) -> tuple[bytes | None, int]:
+    if length < 0:
+        return None, position
+    return output[position : position + length], position + length
+
+
+def _headers(text: str) -> Headers:
+    if not text:
+        return ()
+    pairs = (item.partition("=") for item in text.split(","))
+    return tuple((name, None if value == "NULL" else value.encode()) for name, _, value in pairs)

@@ -1,0 +1,84 @@
+"""What a driver must be able to do, and the records it hands to and fro."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SentRecord:
+    """A record as the scenario wants it sent; without a timestamp the client takes its own."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecord:
+    """A record as a client gave it back."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceOptions:
+    compression: str = "none"
+    acks: str = "all"
+    idempotent: bool = False
+
+
+class ClientDriver(Protocol):
+    """One client family, reading and writing."""
+
+    name: str
+    # Whether a record's own timestamp can be given; kcat has no way to.
+    sets_timestamps: bool
+
+    def produce(
+        self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
+    ) -> list[int | None]:
+        """Offsets of the records; None where the client is not told (acks=0, or it has no way to say)."""
+        ...
+
+    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
+        """Exactly `count` records by assignment, from that offset."""
+        ...
+
+    def watermarks(self, topic: str, partition: int) -> tuple[int, int]: ...
+
+    def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        """The first offset at or after that time; None when there is none."""
+        ...
+
+    def topics(self) -> dict[str, int]:
+        """Topic names with their partition counts."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class AdminDriver(Protocol):
+    """What most families can do as well."""
+
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None: ...
+
+    def topic_config(self, topic: str, name: str) -> str: ...
+
+    def alter_topic_config(self, topic: str, name: str, value: str) -> None: ...
+
+    def grow_partitions(self, topic: str, count: int) -> None: ...
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None: ...
+
+    def delete_topic(self, topic: str) -> None: ...

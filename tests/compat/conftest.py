@@ -1,0 +1,26 @@
+"""Fixtures of the compatibility tests: a broker as users start it, and the Java client's jars where they are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelog.testing import Broker
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def java_jars() -> Path:
+    """Where `make compat` put the Java clients: lib-VERSION directories below this one."""
+    place = os.environ.get("TIDELOG_JAVA_LIBS")
+    if not place:
+        pytest.fail("TIDELOG_JAVA_LIBS is not set: run these tests with `make compat`, which builds the Java driver")
+    return Path(place)

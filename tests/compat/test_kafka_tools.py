@@ -1,0 +1,71 @@
+"""Kafka's own log-dump tool reads the files that Tidelog wrote, and finds nothing to complain about."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from client_drivers.confluent import ConfluentDriver
+from client_drivers.model import ProduceOptions, SentRecord
+
+from tidelog.bench.brokers import kafka_jars
+from tidelog.testing import Broker
+
+pytestmark = pytest.mark.compat
+
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+RECORDS_PER_BATCH = 50
+
+
+def dump(files: list[Path], *options: str) -> str:
+    names = ",".join(str(file) for file in files)
+    tool = ["java", "-Xmx256m", "-cp", f"{kafka_jars()}/*", "org.apache.kafka.tools.DumpLogSegments"]
+    done = subprocess.run([*tool, *options, "--files", names], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def partition_directory(tmp_path: Path) -> Path:
+    """A partition with every codec, several segments, idempotent batches and a clean stop behind it."""
+    with Broker(data_dir=tmp_path / "data") as broker:
+        client = ConfluentDriver(broker.bootstrap)
+        client.create_topic("dumped", 1, {"segment.bytes": "1048576", "index.interval.bytes": "1024"})
+        for compression in COMPRESSIONS:
+            for round_number in range(8):
+                records = [
+                    SentRecord(b"key-%d" % number, bytes([65 + number % 26]) * 2000, (("n", b"%d" % round_number),))
+                    for number in range(RECORDS_PER_BATCH)
+                ]
+                client.produce("dumped", 0, records, ProduceOptions(compression, "all", idempotent=True))
+    (directory,) = (tmp_path / "data").rglob("dumped-0")
+    return directory
+
+
+def test_log_files_are_read_record_by_record(partition_directory: Path) -> None:
+    logs = sorted(partition_directory.glob("*.log"))
+    assert len(logs) > 1
+    output = dump(logs, "--deep-iteration", "--print-data-log")
+    offsets = [int(found) for found in re.findall(r"^\| offset: (\d+) ", output, re.MULTILINE)]
+    assert offsets == list(range(len(COMPRESSIONS) * 8 * RECORDS_PER_BATCH))
+    assert "isvalid: false" not in output
+    for codec in COMPRESSIONS:
+        assert f"compresscodec: {codec}" in output
+
+
+@pytest.mark.parametrize("pattern", ["*.index", "*.timeindex"])
+def test_index_files_agree_with_the_log(partition_directory: Path, pattern: str) -> None:
+    files = sorted(partition_directory.glob(pattern))
+    assert files
+    output = dump(files, "--index-sanity-check" if pattern == "*.index" else "--verify-index-only")
+    for complaint in ("Mismatches", "Found timestamp mismatch", "Found out of order", "Index file corrupt", "offset mismatch"):
+        assert complaint not in output
+
+
+def test_producer_snapshots_are_read(partition_directory: Path) -> None:
+    files = sorted(partition_directory.glob("*.snapshot"))
+    assert files
+    output = dump(files)
+    assert re.search(r"producerId: \d+ producerEpoch: 0", output)
