@@ -1,4 +1,7 @@
-"""One file an API, named by its key: a listing is the feature matrix. A handler translates; the logic lives below it."""
+"""One file an API, named by its key, so that a listing is the feature matrix.
+
+A handler translates between messages and the layers below; the logic lives there.
+"""
 
 from __future__ import annotations
 

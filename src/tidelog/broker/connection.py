@@ -1,0 +1,426 @@
+"""One client's connection: frames in, answers out, on a raw non-blocking socket.
+
+What always holds: requests start in the order they came and answers leave in that order; a produce may start while
+earlier produces are unanswered, any other request only when everything before it is answered; nothing starts while an
+answer waits for the peer to read. Memory grows with the bytes that arrived, never with the size a peer announces. When
+the peer is gone, what it waited for is cancelled. It does not know what requests mean; the dispatcher does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tidelog.broker.dispatch import Dispatcher, Exchange, api_key_of
+from tidelog.broker.memory import BUFFER_BYTES, ReceiveMemory, is_unshared
+from tidelog.broker.outgoing import OutgoingQueue, SliceCutShort
+from tidelog.broker.registry import CloseConnection, find_handler
+from tidelog.broker.request_context import ClientSession
+
+if TYPE_CHECKING:
+    from tidelog.broker.connection_set import ConnectionSet
+
+# A client that does not wait for its answers gets this many requests taken up; the rest stay in the socket.
+IN_FLIGHT_MAX = 64
+
+# How many requests of one connection are handled before others have their turn.
+FRAMES_PER_TURN = 16
+READS_PER_TURN = 4
+
+# Requests that wait behind an unfinished one are read this far, so that the end of the connection is still noticed.
+_BACKLOG_MAX_BYTES = 64 * 1024
+
+_SMALL_BUFFER_BYTES = 4 * 1024
+_GROWTH = 4
+# From here on a buffer of the full size is taken, because those are kept and used again.
+_MUCH_BYTES = 64 * 1024
+_HEADER_MIN_BYTES = 8
+_SIZE = struct.Struct(">i")
+
+
+class Connection:
+    """The broker's end of one connection."""
+
+    __slots__ = (
+        "__weakref__",
+        "_buffer",
+        "_closed",
+        "_continuing",
+        "_dispatcher",
+        "_draining",
+        "_end",
+        "_eof",
+        "_exchanges",
+        "_fd",
+        "_frame_bytes",
+        "_held_bytes",
+        "_loop",
+        "_memory",
+        "_outgoing",
+        "_owner",
+        "_reading",
+        "_request_bytes_max",
+        "_sock",
+        "_start",
+        "_writing",
+        "idle_since_tick",
+        "received_bytes",
+        "session",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        session: ClientSession,
+        owner: ConnectionSet,
+        dispatcher: Dispatcher,
+        memory: ReceiveMemory,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.session = session
+        self.idle_since_tick = owner.tick
+        self.received_bytes = 0
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._owner = owner
+        self._dispatcher = dispatcher
+        self._memory = memory
+        self._loop = loop
+        self._request_bytes_max = owner.limits.request_bytes_max
+        # The bytes between _start and _end of the buffer arrived and are not handled yet. _frame_bytes is the whole
+        # size of the frame they begin with, once its size prefix is there, else 0.
+        self._buffer: bytearray | None = None
+        self._start = 0
+        self._end = 0
+        self._frame_bytes = 0
+        self._held_bytes = 0
+        self._exchanges: deque[Exchange] = deque()
+        self._outgoing = OutgoingQueue()
+        self._reading = False
+        self._writing = False
+        self._continuing = False
+        self._eof = False
+        self._draining = False
+        self._closed = False
+        self._set_reading(True)
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._outgoing.sent_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the peer waits for something."""
+        return bool(self._exchanges or self._outgoing)
+
+    def drain(self) -> None:
+        """Take up no more requests; close once the answers under way are sent."""
+        self._draining = True
+        self._set_reading(False)
+        if not self.is_busy:
+            self.close("the broker shuts down")
+
+    def memory_freed(self) -> None:
+        self._update_reading()
+
+    # Receiving
+
+    def _on_readable(self) -> None:
+        for _ in range(READS_PER_TURN):
+            room = self._make_room()
+            if room == 0 or not self._receive():
+                break
+            filled = self._buffer is not None and self._end == len(self._buffer)
+            self._handle_frames()
+            if self._closed or not filled:
+                return
+        self._update_reading()
+
+    def _receive(self) -> bool:
+        """Read once; False when there is nothing to handle."""
+        buffer = self._buffer
+        assert buffer is not None  # _make_room put it there
+        try:
+            if self._end == 0:
+                received = self._sock.recv_into(buffer)
+            else:
+                received = self._sock.recv_into(memoryview(buffer)[self._end :])
+        except (BlockingIOError, InterruptedError):
+            self._settle()
+            return False
+        except OSError as error:
+            self.close(f"lost the connection: {error.strerror}")
+            return False
+        if received == 0:
+            self._on_eof()
+            return False
+        self._end += received
+        self.received_bytes += received
+        self.idle_since_tick = self._owner.tick
+        return True
+
+    def _on_eof(self) -> None:
+        """The peer sends no more; it may still read, so what it asked for is answered before the end."""
+        self._eof = True
+        self._set_reading(False)
+        self._settle()
+        if not self.is_busy and not self._continuing:
+            self.close("closed by the peer")
+
+    def _make_room(self) -> int:
+        """See that there is a buffer with room in it; 0 when there may be none now."""
+        buffer = self._buffer
+        if buffer is None:
+            if self._memory.exhausted:
+                self._memory.wait(self)
+                return 0
+            self._buffer = self._memory.take_buffer()
+            self._start = self._end = 0
+            return len(self._buffer)
+        room = len(buffer) - self._end
+        if room:
+            return room
+        waiting_bytes = self._end - self._start
+        capacity_bytes = self._capacity_for(waiting_bytes)
+        if capacity_bytes <= waiting_bytes:
+            return 0
+        if self._start and capacity_bytes <= len(buffer) and is_unshared(buffer):
+            buffer[:waiting_bytes] = buffer[self._start : self._end]
+            self._start, self._end = 0, waiting_bytes
+        else:
+            extra_bytes = capacity_bytes - self._held_bytes
+            if extra_bytes > 0 and not self._memory.try_hold(self, extra_bytes):
+                return 0
+            self._held_bytes += max(extra_bytes, 0)
+            self._move(capacity_bytes)
+        return capacity_bytes - waiting_bytes
+
+    def _capacity_for(self, waiting_bytes: int) -> int:
+        """How large a buffer may be for the bytes that wait: a multiple of them, until the whole frame fits."""
+        wanted_bytes = self._frame_bytes if self._frame_bytes > waiting_bytes else _BACKLOG_MAX_BYTES
+        capacity_bytes = max(waiting_bytes, min(wanted_bytes, max(waiting_bytes * _GROWTH, _SMALL_BUFFER_BYTES)))
+        return BUFFER_BYTES if _MUCH_BYTES <= capacity_bytes <= BUFFER_BYTES else capacity_bytes
+
+    def _move(self, capacity_bytes: int) -> None:
+        """Move what waits to the front of another buffer of that capacity."""
+        old = self._buffer
+        assert old is not None  # there is something to move
+        buffer = self._memory.take_buffer() if capacity_bytes == BUFFER_BYTES else bytearray(capacity_bytes)
+        waiting_bytes = self._end - self._start
+        with memoryview(old) as view:
+            buffer[:waiting_bytes] = view[self._start : self._end]
+        self._memory.give_back(old)
+        self._buffer, self._start, self._end = buffer, 0, waiting_bytes
+
+    def _settle(self) -> None:
+        """Give the buffer back when nothing waits in it, or keep no more of it than what waits is worth."""
+        buffer = self._buffer
+        if buffer is None:
+            return
+        waiting_bytes = self._end - self._start
+        if waiting_bytes == 0:
+            self._drop_buffer()
+        elif self._held_bytes == 0:
+            # The buffer was taken for this turn only. A few bytes move out of it, so that a thousand connections with
+            # half a request each cost a few bytes each; much of a request stays where it is.
+            capacity_bytes = self._capacity_for(waiting_bytes)
+            if capacity_bytes != BUFFER_BYTES or self._start + self._frame_bytes > len(buffer):
+                self._move(capacity_bytes)
+            self._held_bytes = capacity_bytes
+            self._memory.hold(capacity_bytes)
+
+    def _drop_buffer(self) -> None:
+        if self._buffer is not None:
+            self._memory.give_back(self._buffer)
+            self._buffer = None
+        self._start = self._end = self._frame_bytes = 0
+        if self._held_bytes:
+            held_bytes, self._held_bytes = self._held_bytes, 0
+            self._memory.release(self, held_bytes)
+
+    # Handling
+
+    def _handle_frames(self) -> None:
+        """Start every request that is complete and may start; what is left waits in the buffer."""
+        handled = 0
+        while not self._closed and not self._draining:
+            size_bytes = self._next_frame()
+            if size_bytes is None or not self._may_start():
+                break
+            if handled == FRAMES_PER_TURN:
+                self._continue_soon()
+                break
+            handled += 1
+            assert self._buffer is not None  # a complete frame is in it
+            body = self._start + 4
+            self._start += 4 + size_bytes
+            self._start_request(memoryview(self._buffer)[body : body + size_bytes], size_bytes)
+        if not self._closed:
+            self._settle()
+
+    def _next_frame(self) -> int | None:
+        """The size of the frame that waits, None when it is not complete."""
+        waiting_bytes = self._end - self._start
+        self._frame_bytes = 0
+        if waiting_bytes < 4:
+            return None
+        assert self._buffer is not None  # bytes wait in it
+        size_bytes: int = _SIZE.unpack_from(self._buffer, self._start)[0]
+        if not _HEADER_MIN_BYTES <= size_bytes <= self._request_bytes_max:
+            self.close(
+                f"announced a request of {size_bytes} bytes; the limit is {self._request_bytes_max}", logging.WARNING
+            )
+            return None
+        self._frame_bytes = 4 + size_bytes
+        return size_bytes if waiting_bytes >= self._frame_bytes else None
+
+    def _may_start(self) -> bool:
+        if self._outgoing or self._continuing:
+            return False
+        exchanges = self._exchanges
+        if not exchanges:
+            return True
+        if len(exchanges) >= IN_FLIGHT_MAX or not exchanges[-1].handler.may_overlap:
+            return False
+        assert self._buffer is not None  # a complete frame is in it
+        handler = find_handler(api_key_of(self._buffer, self._start + 4))
+        return handler is not None and handler.may_overlap
+
+    def _start_request(self, frame: memoryview, size_bytes: int) -> None:
+        try:
+            exchange = self._dispatcher.start(frame, self.session)
+        except CloseConnection as reason:
+            self.close(str(reason), logging.WARNING)
+            return
+        if exchange.future is not None:
+            exchange.held_bytes = size_bytes
+            self._memory.hold(size_bytes)
+            self._exchanges.append(exchange)
+            exchange.future.add_done_callback(functools.partial(self._on_finished, exchange))
+        elif self._exchanges:
+            self._exchanges.append(exchange)
+        elif exchange.parts is not None:
+            self._send_answer(exchange)
+
+    def _on_finished(self, exchange: Exchange, _future: asyncio.Future[object]) -> None:
+        self._memory.release(self, exchange.held_bytes)
+        if self._closed:
+            self._dispatcher.abandon(exchange)
+            return
+        try:
+            self._dispatcher.finish(exchange)
+        except CloseConnection as reason:
+            self.close(str(reason), logging.WARNING)
+            return
+        while self._exchanges and self._exchanges[0].answered:
+            answered = self._exchanges.popleft()
+            if answered.parts is not None:
+                self._send_answer(answered)
+                if self._closed:
+                    return
+        self._go_on()
+
+    def _continue_soon(self) -> None:
+        if not self._continuing:
+            self._continuing = True
+            self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._continuing = False
+        if not self._closed:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """After an answer went out: take up what waited for it, and notice when everything is over."""
+        if self._end > self._start:
+            self._handle_frames()
+        if self._closed or self.is_busy or self._continuing:
+            pass
+        elif self._draining:
+            self.close("the broker shuts down")
+            return
+        elif self._eof:
+            self.close("closed by the peer")
+            return
+        if not self._closed:
+            self._update_reading()
+
+    # Sending
+
+    def _send_answer(self, exchange: Exchange) -> None:
+        assert exchange.parts is not None  # the caller looked
+        was_empty = not self._outgoing
+        self._outgoing.add(exchange.parts)
+        exchange.parts = None
+        if was_empty:
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            finished = self._outgoing.send(self._sock)
+        except SliceCutShort as error:
+            self.close(f"could not be sent the whole answer: {error}", logging.ERROR)
+            return
+        except OSError as error:
+            self.close(f"lost the connection: {error.strerror}")
+            return
+        if finished == self._writing:
+            self._writing = not finished
+            if finished:
+                self._loop.remove_writer(self._fd)
+            else:
+                self._loop.add_writer(self._fd, self._on_writable)
+
+    def _on_writable(self) -> None:
+        self.idle_since_tick = self._owner.tick
+        self._send()
+        if not self._closed and not self._outgoing:
+            self._go_on()
+
+    # Interest and end
+
+    def _update_reading(self) -> None:
+        """Read while there is room for what comes; reading on also shows when the peer breaks the connection."""
+        if not self._closed:
+            self._set_reading(not self._eof and not self._draining and self._has_room())
+
+    def _has_room(self) -> bool:
+        buffer = self._buffer
+        if buffer is None:
+            if self._memory.exhausted:
+                self._memory.wait(self)
+                return False
+            return True
+        return self._make_room() > 0
+
+    def _set_reading(self, wanted: bool) -> None:
+        if wanted != self._reading:
+            self._reading = wanted
+            if wanted:
+                self._loop.add_reader(self._fd, self._on_readable)
+            else:
+                self._loop.remove_reader(self._fd)
+
+    def close(self, reason: str, level: int = logging.DEBUG) -> None:
+        """End the connection now, with whatever it waited for."""
+        if self._closed:
+            return
+        self._closed = True
+        self._set_reading(False)
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+        self._sock.close()
+        self._outgoing.drop()
+        self._drop_buffer()
+        self._memory.forget(self)
+        for exchange in self._exchanges:
+            if exchange.future is not None:
+                exchange.future.cancel()
+        self._exchanges.clear()
+        self._owner.closed(self, reason, level)

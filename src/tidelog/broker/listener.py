@@ -1,0 +1,123 @@
+"""A listening socket: accepts connections and hands them on.
+
+What always holds: it accepts a bounded number at a time, so that a storm of connects doesn't hold up requests; it stops
+accepting while max.connections are open or the process has no file descriptors left, and goes on when there is room.
+Clients wait in the kernel's backlog meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+
+from tidelog.broker.connection_set import ConnectionSet
+from tidelog.common.endpoint import Endpoint
+
+logger = logging.getLogger(__name__)
+
+_ACCEPTS_PER_TURN = 32
+_PAUSE_WITHOUT_DESCRIPTORS_S = 0.5
+_WITHOUT_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+def bind(endpoint: Endpoint, *, backlog: int, receive_buffer_bytes: int = -1) -> socket.socket:
+    """A listening socket; raises OSError when the address can't be had.
+
+    A broker does this before it opens anything else, so that a busy port is the first thing it notices. Clients that
+    connect while it still loads wait in the backlog.
+    """
+    host = endpoint.host or "0.0.0.0"
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setblocking(False)
+        # A restarted broker gets its port back while connections of the one before linger.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if receive_buffer_bytes > 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        sock.bind(address)
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Listener:
+    """Accepts the connections of one listening socket."""
+
+    def __init__(
+        self, sock: socket.socket, listener_name: str, connections: ConnectionSet, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._listener_name = listener_name
+        self._connections = connections
+        self._loop = loop
+        self._accepting = False
+        self._closed = False
+        self._pause: asyncio.TimerHandle | None = None
+        connections.on_room(self._go_on)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self._sock.getsockname()[:2]
+        return host, port
+
+    def start(self) -> None:
+        self._set_accepting(True)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._set_accepting(False)
+        self._closed = True
+        if self._pause is not None:
+            self._pause.cancel()
+        self._sock.close()
+
+    def _on_connect(self) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            if self._connections.is_full:
+                logger.warning("max.connections=%d are open; others wait", self._connections.limits.connections_max)
+                self._set_accepting(False)
+                return
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _WITHOUT_DESCRIPTORS:
+                    self._pause_accepting(error)
+                    return
+                continue  # this one client gave up before it was accepted
+            try:
+                self._connections.open(sock, address[0], self._listener_name)
+            except OSError:
+                sock.close()  # it was reset while its options were set
+
+    def _pause_accepting(self, error: OSError) -> None:
+        logger.error("can't accept connections: %s; trying again in %.1f s", error, _PAUSE_WITHOUT_DESCRIPTORS_S)
+        self._set_accepting(False)
+        self._pause = self._loop.call_later(_PAUSE_WITHOUT_DESCRIPTORS_S, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pause is None and not self._connections.is_full:
+            self._set_accepting(True)
+
+    def _set_accepting(self, wanted: bool) -> None:
+        if self._closed or wanted == self._accepting:
+            return
+        self._accepting = wanted
+        if wanted:
+            self._loop.add_reader(self._fd, self._on_connect)
+        else:
+            self._loop.remove_reader(self._fd)
