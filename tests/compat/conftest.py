@@ -1,4 +1,4 @@
-"""Fixtures of the compatibility tests: a broker as users start it, and the Java client's jars where they are asked for."""
+"""Fixtures of the compatibility tests: a broker with its defaults, and the Java clients that `make compat` built."""
 
 from __future__ import annotations
 

@@ -41,7 +41,9 @@ class Scenario:
         wait_until(lambda: self._topic not in self._client.topics(), "the deleted topic is still listed")
 
     def _expect_partitions(self, count: int) -> None:
-        wait_until(lambda: self._client.topics().get(self._topic) == count, f"the topic never showed {count} partitions")
+        wait_until(
+            lambda: self._client.topics().get(self._topic) == count, f"the topic never showed {count} partitions"
+        )
 
     def _produce(self, step: Mapping[str, Any]) -> None:
         options = ProduceOptions(step["compression"], step["acks"], step.get("idempotent", False))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from client_drivers.aiokafka_client import AiokafkaDriver
 from client_drivers.confluent import ConfluentDriver
 from client_drivers.java import JavaDriver
@@ -13,7 +14,6 @@ from client_drivers.kafka_python import KafkaPythonDriver
 from client_drivers.kcat import KcatDriver
 from client_drivers.model import AdminDriver, ClientDriver
 from scenario import Scenario
-
 from tidelog.testing import Broker
 
 

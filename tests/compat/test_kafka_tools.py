@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from client_drivers.confluent import ConfluentDriver
 from client_drivers.model import ProduceOptions, SentRecord
-
 from tidelog.bench.brokers import kafka_jars
 from tidelog.testing import Broker
 
@@ -60,7 +60,13 @@ def test_index_files_agree_with_the_log(partition_directory: Path, pattern: str)
     files = sorted(partition_directory.glob(pattern))
     assert files
     output = dump(files, "--index-sanity-check" if pattern == "*.index" else "--verify-index-only")
-    for complaint in ("Mismatches", "Found timestamp mismatch", "Found out of order", "Index file corrupt", "offset mismatch"):
+    for complaint in (
+        "Mismatches",
+        "Found timestamp mismatch",
+        "Found out of order",
+        "Index file corrupt",
+        "offset mismatch",
+    ):
         assert complaint not in output
 
 

@@ -1,1 +1,1 @@
-"""One driver a client family; each turns the steps of scenario.json into calls of its client, with no special settings."""
+"""One driver a client family; each plays the steps of scenario.json through its client, with no special settings."""

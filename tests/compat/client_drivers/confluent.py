@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
 
-from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -15,6 +16,8 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+
+from client_drivers.model import Headers, ProduceOptions, ReadRecord, SentRecord
 
 WAIT_S = 30.0
 
@@ -73,10 +76,7 @@ class ConfluentDriver:
                 assert messages, f"only {len(read)} of {count} records arrived within {WAIT_S} s"
                 for message in messages:
                     assert message.error() is None, message.error()
-                    headers = tuple(message.headers() or ())
-                    read.append(
-                        ReadRecord(message.offset(), message.key(), message.value(), headers, message.timestamp()[1])
-                    )
+                    read.append(_read_record(message))
             return read
         finally:
             consumer.close()
@@ -135,6 +135,13 @@ class ConfluentDriver:
         )
 
     @staticmethod
-    def _wait(futures: dict[object, object]) -> None:
+    def _wait(futures: Mapping[Any, Future[Any]]) -> None:
         for future in futures.values():
-            future.result(WAIT_S)  # type: ignore[attr-defined]  # the library's futures are untyped
+            future.result(WAIT_S)
+
+
+def _read_record(message: Message) -> ReadRecord:
+    headers = cast(Headers, tuple(message.headers() or ()))
+    return ReadRecord(
+        cast(int, message.offset()), message.key(), message.value(), headers, message.timestamp()[1]
+    )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, NewPartitions, NewTopic
+
+from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 
 WAIT_S = 30.0
 

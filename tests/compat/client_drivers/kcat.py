@@ -7,7 +7,6 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from client_drivers.model import Headers, ProduceOptions, ReadRecord, SentRecord
 
