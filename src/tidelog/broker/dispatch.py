@@ -1,9 +1,9 @@
 """From the bytes of a request to the bytes of its answer: header, version check, decode, handler, encode.
 
-What always holds: a request this broker can't read or does not serve closes its own connection and nothing else; the one
-exception is ApiVersions in a version that is too new, which is answered in version 0 with UNSUPPORTED_VERSION so that the
-client can ask again (KIP-511). A handler that fails is logged with its traceback and answered with an error where its
-response has a place for one. It knows neither sockets nor the order of answers; `connection` does.
+What always holds: a request this broker can't read or does not serve closes its own connection and nothing else; the
+one exception is ApiVersions in a version that is too new, which is answered in version 0 with UNSUPPORTED_VERSION so
+that the client can ask again (KIP-511). A handler that fails is logged with its traceback and answered with an error
+where its response has a place for one. It knows neither sockets nor the order of answers; `connection` does.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Dispatcher:
             result = handler.handle(request, context)
         except (CloseConnection, ProtocolError):
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - one failing request must not harm any other
             self._answer_failure(exchange, error)
             return exchange
         if isinstance(result, asyncio.Future):

@@ -1,7 +1,7 @@
 """What a connection still has to send: bytes, and slices of log files that the kernel copies straight to the socket.
 
-What always holds: parts leave in order; a partial send goes on where it stopped; a slice is released as soon as its last
-byte was handed to the kernel, or when the queue is dropped. It never waits: `send` says whether everything is gone.
+What always holds: parts leave in order; a partial send goes on where it stopped; a slice is released as soon as its
+last byte was handed to the kernel, or when the queue is dropped. It never waits: `send` says whether all is gone.
 """
 
 from __future__ import annotations

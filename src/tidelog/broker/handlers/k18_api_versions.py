@@ -51,7 +51,7 @@ def _served() -> list[ApiVersion]:
     return [
         ApiVersion(
             api_key=handler.api.key,
-            # librdkafka up to 2.8 takes a missing Produce 0 for a broker without compression support (KAFKA-18659).
+            # librdkafka compresses only for brokers that list Produce 0, though nobody sends it any more (KAFKA-18659).
             min_version=0 if handler.api.key == _PRODUCE_KEY else handler.version_min,
             max_version=handler.version_max,
         )
