@@ -1,0 +1,41 @@
+"""Kafka's wire protocol: message declarations, their codecs, headers, and error codes.
+
+Bytes in, messages out, and the reverse; no sockets and no state. Declarations are imported API by API when first asked
+for, and codecs compiled when first used, so that importing this package is cheap.
+"""
+
+from __future__ import annotations
+
+from tidelog.protocol.codec import decode, encode, encode_parts
+from tidelog.protocol.declare import Api, Message
+from tidelog.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from tidelog.protocol.headers import (
+    RequestHeader,
+    decode_request_header,
+    decode_response_header,
+    encode_request_header,
+    encode_response_header,
+)
+from tidelog.protocol.registry import all_apis, api_by_key, request_class, response_class
+from tidelog.protocol.types import RecordsSlice
+
+__all__ = [
+    "Api",
+    "ErrorCode",
+    "KafkaError",
+    "Message",
+    "ProtocolError",
+    "RecordsSlice",
+    "RequestHeader",
+    "all_apis",
+    "api_by_key",
+    "decode",
+    "decode_request_header",
+    "decode_response_header",
+    "encode",
+    "encode_parts",
+    "encode_request_header",
+    "encode_response_header",
+    "request_class",
+    "response_class",
+]

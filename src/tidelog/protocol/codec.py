@@ -1,0 +1,72 @@
+"""Messages to bytes and back. The first use of a message in a version compiles its codec; later ones look it up.
+
+What always holds: whatever the bytes, `decode` returns a message or raises ProtocolError.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, TypeVar
+
+from tidelog.protocol.declare import declaration_of
+from tidelog.protocol.decoder import Decoder, compile_decoder
+from tidelog.protocol.encoder import Encoder, compile_encoder
+from tidelog.protocol.errors import ProtocolError
+from tidelog.protocol.types import Part
+
+T = TypeVar("T")
+
+_encoders: dict[tuple[type, int], Encoder] = {}
+_decoders: dict[tuple[type, int], Decoder] = {}
+
+
+def encode(message: object, version: int) -> bytes:
+    """The message's body. Its records, if any, must be in memory: a slice of a file has no bytes to copy."""
+    parts: list[Any] = encode_parts(message, version)  # join refuses a slice of a file by itself, with a TypeError
+    if len(parts) == 1 and type(parts[0]) is bytes:
+        return parts[0]
+    return b"".join(parts)
+
+
+def encode_parts(message: object, version: int) -> list[Part]:
+    """The message's body in pieces to be sent one after another; records are pieces of their own, never copied."""
+    encoder = _encoders.get((type(message), version)) or _encoder(type(message), version)
+    try:
+        return encoder(message)
+    except (struct.error, AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise ProtocolError(f"{type(message).__name__} cannot be encoded as version {version}: {error}") from error
+
+
+def decode(cls: type[T], buffer: bytes | bytearray | memoryview, version: int, offset: int = 0) -> T:
+    """The message that fills the buffer from the offset to its end."""
+    decoder = _decoders.get((cls, version)) or _decoder(cls, version)
+    if type(buffer) is memoryview and (buffer.format != "B" or buffer.ndim != 1):
+        buffer = buffer.cast("B")
+    end = len(buffer)
+    try:
+        message, stop = decoder(buffer, offset, end)
+    except (struct.error, IndexError) as error:
+        raise ProtocolError(f"{cls.__name__} version {version} ends before its last field") from error
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"{cls.__name__} version {version} has a string that is not UTF-8: {error}") from error
+    if stop != end:
+        raise ProtocolError(f"{cls.__name__} version {version} is followed by {end - stop} stray bytes")
+    return message  # type: ignore[return-value]  # the table holds the decoder of this very class
+
+
+def _encoder(cls: type, version: int) -> Encoder:
+    _check_version(cls, version)
+    encoder = _encoders[cls, version] = compile_encoder(cls, version)
+    return encoder
+
+
+def _decoder(cls: type, version: int) -> Decoder:
+    _check_version(cls, version)
+    decoder = _decoders[cls, version] = compile_decoder(cls, version)
+    return decoder
+
+
+def _check_version(cls: type, version: int) -> None:
+    versions = declaration_of(cls).versions
+    if not versions.holds(version):
+        raise ProtocolError(f"{cls.__name__} has the versions {versions.first}-{versions.last}, not {version}")

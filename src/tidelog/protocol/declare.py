@@ -1,0 +1,286 @@
+"""How messages are declared: once, in typed Python, with the versions beside each field that not every version has.
+
+    HEARTBEAT = Api(12, versions="0-4", flexible="4+")
+
+    @request(HEARTBEAT)
+    class HeartbeatRequest:
+        group_id: String = ""
+        group_instance_id: String | None = v("3+", default=None)
+
+The decorators turn such a class into a slotted one with keyword arguments, `==` and `repr`. Every field has a default,
+and it is the one that Kafka gives it, because a reader sets it where the version lacks the field.
+
+What always holds: declaring costs a class and nothing more. Annotations are not evaluated, `__init__` is compiled when
+the first instance is made and codecs when the first message passes, because a process uses few of all the versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform, overload
+
+from tidelog.protocol.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+T = TypeVar("T")
+
+VERSION_MAX: Final = 0x7FFF  # versions are int16 on the wire; the end of an open range such as "3+"
+_NO_DEFAULT: Final = object()
+
+
+class Versions(NamedTuple):
+    """A range of versions, both ends included; empty when `first > last`."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        if text == "none":
+            return cls(0, -1)
+        first, dash, last = text.partition("-")
+        if dash:
+            return cls(int(first), int(last))
+        if text.endswith("+"):
+            return cls(int(text[:-1]), VERSION_MAX)
+        return cls(int(text), int(text))
+
+    def holds(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+
+ALL_VERSIONS: Final = Versions(0, VERSION_MAX)
+
+
+class Api:
+    """One of the protocol's requests with its response: its key, its versions, and since when it is flexible."""
+
+    __slots__ = ("flexible_from", "key", "name", "request_class", "response_class", "versions")
+
+    def __init__(self, key: int, *, versions: str, flexible: str = "none") -> None:
+        self.key = key
+        self.name = ""  # given by the request's class, so that it is written once
+        self.versions = Versions.parse(versions)
+        self.flexible_from = _flexible_from(flexible)
+        self.request_class: type[Message] | None = None
+        self.response_class: type[Message] | None = None
+
+    def supports(self, version: int) -> bool:
+        return self.versions.first <= version <= self.versions.last
+
+    def is_flexible(self, version: int) -> bool:
+        """Whether this version has compact lengths and tagged fields."""
+        return self.flexible_from is not None and version >= self.flexible_from
+
+    def __repr__(self) -> str:
+        return f"Api({self.key}, {self.name} {self.versions.first}-{self.versions.last})"
+
+
+def _flexible_from(text: str) -> int | None:
+    flexible = Versions.parse(text)
+    return flexible.first if flexible.first <= flexible.last else None
+
+
+class FieldSpec:
+    """What `v(...)` says about one field."""
+
+    __slots__ = ("default", "factory", "ignorable", "nullable", "tag", "tagged", "versions")
+
+    def __init__(
+        self,
+        versions: Versions = ALL_VERSIONS,
+        *,
+        default: object = _NO_DEFAULT,
+        factory: Callable[[], object] | None = None,
+        nullable: str | None = None,
+        tag: int | None = None,
+        tagged: str | None = None,
+        ignorable: bool = False,
+    ) -> None:
+        self.versions = versions
+        self.default = default
+        self.factory = factory
+        self.nullable = None if nullable is None else Versions.parse(nullable)
+        self.tag = tag
+        self.tagged = None if tagged is None else Versions.parse(tagged)
+        self.ignorable = ignorable
+
+
+@overload
+def v(
+    versions: str = "0+",
+    *,
+    default: T,
+    nullable: str | None = None,
+    tag: int | None = None,
+    tagged: str | None = None,
+    ignorable: bool = False,
+) -> T: ...
+
+
+@overload
+def v(
+    versions: str = "0+",
+    *,
+    factory: Callable[[], T],
+    nullable: str | None = None,
+    tag: int | None = None,
+    tagged: str | None = None,
+    ignorable: bool = False,
+) -> T: ...
+
+
+def v(
+    versions: str = "0+",
+    *,
+    default: object = _NO_DEFAULT,
+    factory: Callable[[], object] | None = None,
+    nullable: str | None = None,
+    tag: int | None = None,
+    tagged: str | None = None,
+    ignorable: bool = False,
+) -> Any:  # a field's specifier stands where the field's value would, so it passes for any type
+    """A field: the versions that have it, its default, and what else differs from the plain case.
+
+    `nullable` need only be given where fewer versions allow null than have the field, and `tagged` where fewer
+    versions have it as a tagged field. Versions that lack an `ignorable` field drop its value without a complaint.
+    """
+    return FieldSpec(
+        Versions.parse(versions),
+        default=default,
+        factory=factory,
+        nullable=nullable,
+        tag=tag,
+        tagged=tagged,
+        ignorable=ignorable,
+    )
+
+
+class Declaration(NamedTuple):
+    """Everything a decorator knows of its class. Structs take versions and flexibility from the message around them."""
+
+    fields: dict[str, FieldSpec]
+    annotations: dict[str, str]
+    versions: Versions
+    flexible_from: int | None
+
+    def is_flexible(self, version: int) -> bool:
+        return self.flexible_from is not None and version >= self.flexible_from
+
+
+class Message:
+    """The base that the decorators put under every declared class."""
+
+    __slots__ = ()
+    __declaration__: ClassVar[Declaration]
+    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, hence not hashable
+
+    def __init__(self, **values: Any) -> None:
+        # The first instance compiles the class's own __init__ into the class; this one then never runs for it again.
+        cls = type(self)
+        cls.__init__ = _compile_init(cls)  # type: ignore[method-assign]  # replacing the method is the point
+        self.__init__(**values)  # type: ignore[misc]  # calls the compiled one, once
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__declaration__.fields)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__declaration__.fields)
+        return f"{type(self).__name__}({values})"
+
+
+def _compile_init(cls: type[Message]) -> Callable[..., None]:
+    """An `__init__` with keyword arguments only; lists and structs are made anew for each instance."""
+    namespace: dict[str, Any] = {"_unset": _NO_DEFAULT}
+    arguments = []
+    body = []
+    for name, spec in cls.__declaration__.fields.items():
+        if spec.factory is None:
+            namespace[f"_default_{name}"] = spec.default
+            arguments.append(f"{name}=_default_{name}")
+            body.append(f"    self.{name} = {name}")
+        else:
+            namespace[f"_factory_{name}"] = spec.factory
+            arguments.append(f"{name}=_unset")
+            new = "[]" if spec.factory is list else f"_factory_{name}()"
+            body.append(f"    self.{name} = {new} if {name} is _unset else {name}")
+    signature = ", ".join(["self", "*", *arguments]) if arguments else "self"
+    source = "\n".join([f"def __init__({signature}):", *(body or ["    pass"])])
+    exec(compile(source, f"<tidelog init {cls.__name__}>", "exec"), namespace)
+    init: Callable[..., None] = namespace["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    return init
+
+
+def _declare(cls: type[T], versions: Versions, flexible_from: int | None) -> type[T]:
+    """The slotted class that replaces the one written down."""
+    annotations: dict[str, str] = getattr(cls, "__annotations__", {})  # it has no bases to inherit them from
+    fields: dict[str, FieldSpec] = {}
+    for name in annotations:
+        value = cls.__dict__.get(name, _NO_DEFAULT)
+        spec = value if isinstance(value, FieldSpec) else FieldSpec(default=value)
+        if spec.default is _NO_DEFAULT and spec.factory is None:
+            raise TypeError(f"{cls.__name__}.{name} has no default")
+        fields[name] = spec
+    namespace = {
+        "__slots__": tuple(fields),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__annotations__": annotations,
+        "__declaration__": Declaration(fields, annotations, versions, flexible_from),
+    }
+    declared: Any = type(cls.__name__, (Message,), namespace)
+    return declared  # type: ignore[no-any-return]  # a type checker reads the class as it was written
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(v,))
+def request(api: Api) -> Callable[[type[T]], type[T]]:
+    def decorate(cls: type[T]) -> type[T]:
+        declared = _declare(cls, api.versions, api.flexible_from)
+        if not issubclass(declared, Message):
+            raise TypeError(f"{cls.__name__} is not a message")
+        api.name = cls.__name__.removesuffix("Request")
+        api.request_class = declared
+        return declared
+
+    return decorate
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(v,))
+def response(api: Api) -> Callable[[type[T]], type[T]]:
+    def decorate(cls: type[T]) -> type[T]:
+        declared = _declare(cls, api.versions, api.flexible_from)
+        if not issubclass(declared, Message):
+            raise TypeError(f"{cls.__name__} is not a message")
+        api.response_class = declared
+        return declared
+
+    return decorate
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(v,))
+def message(*, versions: str, flexible: str = "none") -> Callable[[type[T]], type[T]]:
+    """A message that is neither request nor response, such as what group members send one another inside of bytes."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        return _declare(cls, Versions.parse(versions), _flexible_from(flexible))
+
+    return decorate
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(v,))
+def struct(cls: type[T]) -> type[T]:
+    """A part of messages; has the versions of the message it is in."""
+    return _declare(cls, ALL_VERSIONS, None)
+
+
+def declaration_of(cls: type) -> Declaration:
+    declared: Declaration | None = getattr(cls, "__declaration__", None)
+    if declared is None:
+        raise ProtocolError(f"{cls.__name__} is not a declared message")
+    return declared

@@ -1,0 +1,239 @@
+"""Compiles the encoder of one message in one version: one flat function, without a call per field.
+
+Neighbouring fields of fixed size, the lengths of what follows them and empty sections of tagged fields are fused into
+one `struct` call. A Records field ends a part: its value goes into the list of parts as it is and is never copied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from tidelog.protocol import wire
+from tidelog.protocol.declare import Message, declaration_of
+from tidelog.protocol.schema import Field, fields_of
+from tidelog.protocol.source import Source
+from tidelog.protocol.types import Part
+
+Encoder = Callable[[object], list[Part]]
+_SHARED: Final = ("ONE_BYTE", "field_refused", "write_string_length", "write_uvarint")
+
+
+def compile_encoder(cls: type[Message], version: int) -> Encoder:
+    return _EncoderWriter(cls, version).compile()
+
+
+class _EncoderWriter:
+    def __init__(self, cls: type[Message], version: int) -> None:
+        self._cls = cls
+        self._version = version
+        self._flexible = declaration_of(cls).is_flexible(version)
+        self._source = Source()
+        self._source.namespace.update({name: getattr(wire, name) for name in _SHARED})
+        self._source.namespace["pack"] = struct.pack
+        self._run: list[tuple[str, str]] = []  # struct code and expression of the fixed-size values not yet written
+
+    def compile(self) -> Encoder:
+        source = self._source
+        with source.block("def encode(m):"):
+            source.add("parts = []")
+            source.add("out = []")
+            source.add("add = out.append")
+            self._struct(self._cls, "m", self._cls.__name__)
+            self._flush()
+            with source.block("if out:"):
+                source.add('parts.append(b"".join(out))')
+            source.add("return parts")
+        encoder: Encoder = source.compile(f"encode {self._cls.__name__} v{self._version}", "encode")
+        return encoder
+
+    def _struct(self, cls: type[Message], variable: str, path: str) -> None:
+        tagged = []
+        for field in fields_of(cls):
+            value = f"{variable}.{field.name}"
+            if not field.versions.holds(self._version):
+                if not field.ignorable:
+                    with self._source.block(f"if not ({self._is_default(field, value)}):"):
+                        self._source.add(f"raise field_refused({f'{path}.{field.name}'!r}, {self._version})")
+            elif field.is_tagged(self._version):
+                tagged.append(field)
+            else:
+                self._field(field, value, f"{path}.{field.name}")
+        if self._flexible:
+            self._tags(tagged, variable, path)
+
+    def _field(self, field: Field, value: str, path: str) -> None:
+        if field.is_array:
+            self._array(field, value, path)
+        elif field.struct is not None:
+            self._nested(field, value, path)
+        else:
+            self._value(field, value, field.is_nullable(self._version))
+
+    def _value(self, field: Field, value: str, nullable: bool) -> None:
+        assert field.wire is not None
+        if field.wire.name == "uuid":
+            self._run.append((field.wire.code, f"{value}.bytes"))
+        elif field.wire.size_bytes:
+            self._run.append((field.wire.code, value))
+        elif field.wire.name == "string":
+            self._sized(value, nullable, "{}.encode()", "len({})", is_string=True)
+        elif field.wire.name == "bytes":
+            self._sized(value, nullable, "{}", "len({})")
+        else:
+            self._records(value, nullable)
+
+    def _sized(self, value: str, nullable: bool, data: str, length: str, is_string: bool = False) -> str:
+        """A length with its data; both are worked out before, so that the length joins the run of fixed-size values."""
+        source = self._source
+        raw = source.name("b")
+        count = source.name("n")
+        plus = " + 1" if self._flexible else ""
+        if nullable:
+            with source.block(f"if {value} is None:"):
+                source.add(f'{raw} = b""')
+                source.add(f"{count} = {0 if self._flexible else -1}")
+            with source.block("else:"):
+                source.add(f"{raw} = {data.format(value)}")
+                source.add(f"{count} = {length.format(raw)}{plus}")
+        else:
+            source.add(f"{raw} = {data.format(value)}")
+            source.add(f"{count} = {length.format(raw)}{plus}")
+        self._length(count, is_string)
+        source.add(f"add({raw})")
+        return raw
+
+    def _records(self, value: str, nullable: bool) -> None:
+        """Ends the part before, then makes the records a part of their own."""
+        source = self._source
+        length = "{0}.size_bytes if hasattr({0}, 'size_bytes') else len({0})"
+        if self._flexible:
+            length = f"1 + ({length})"
+        count = source.name("n")
+        if nullable:
+            null = 0 if self._flexible else -1
+            source.add(f"{count} = {null} if {value} is None else {length.format(value)}")
+        else:
+            source.add(f"{count} = {length.format(value)}")
+        self._length(count)
+        with source.block(f"if {count} > {1 if self._flexible else 0}:"):
+            source.add('parts.append(b"".join(out))')
+            source.add(f"parts.append({value})")
+            source.add("out.clear()")
+
+    def _length(self, count: str, is_string: bool = False) -> None:
+        """Writes the run with the length at its end. A compact length is nearly always one byte and then joins in."""
+        if not self._flexible:
+            self._run.append(("h" if is_string else "i", count))
+            self._flush()
+            return
+        long_form = f"write_{'string_length' if is_string else 'uvarint'}({count})"
+        if not self._run:
+            self._source.add(f"add(ONE_BYTE[{count}] if {count} < 128 else {long_form})")
+            return
+        before = list(self._run)
+        with self._source.block(f"if {count} < 128:"):
+            self._run.append(("B", count))
+            self._flush()
+        with self._source.block("else:"):
+            self._run = before
+            self._flush()
+            self._source.add(f"add({long_form})")
+
+    def _array(self, field: Field, value: str, path: str) -> None:
+        source = self._source
+        items = source.name("items")
+        count = source.name("n")
+        nullable = field.is_nullable(self._version)
+        source.add(f"{items} = {value}")
+        length = f"len({items})" + (" + 1" if self._flexible else "")
+        if nullable:
+            length = f"{0 if self._flexible else -1} if {items} is None else {length}"
+        source.add(f"{count} = {length}")
+        self._length(count)
+        if field.wire is not None and field.wire.size_bytes and field.wire.name != "uuid":
+            with source.block(f"if {items}:"):
+                source.add(f'add(pack(f">{{len({items})}}{field.wire.code}", *{items}))')
+            return
+        item = source.name("m")
+        with source.block(f"for {item} in {items}{' or ()' if nullable else ''}:"):
+            if field.struct is not None:
+                self._struct(field.struct, item, path)
+            else:
+                self._value(field, item, nullable=False)
+            self._flush()
+
+    def _nested(self, field: Field, value: str, path: str) -> None:
+        assert field.struct is not None
+        variable = self._source.name("m")
+        self._source.add(f"{variable} = {value}")
+        if not field.is_nullable(self._version):
+            self._struct(field.struct, variable, path)
+            return
+        self._flush()
+        with self._source.block(f"if {variable} is None:"):
+            self._source.add(r'add(b"\xff")')
+        with self._source.block("else:"):
+            self._run.append(("b", "1"))
+            self._struct(field.struct, variable, path)
+            self._flush()
+
+    def _tags(self, tagged: list[Field], variable: str, path: str) -> None:
+        """The section of tagged fields: nearly always empty, which is one zero byte at the end of the run."""
+        if not tagged:
+            self._run.append(("x", ""))
+            return
+        source = self._source
+        before = list(self._run)
+        none_set = " and ".join(self._is_default(field, f"{variable}.{field.name}") for field in tagged)
+        with source.block(f"if {none_set}:"):
+            self._run.append(("x", ""))
+            self._flush()
+        with source.block("else:"):
+            self._run = before
+            self._flush()
+            count, outer = source.name("n"), source.name("out")
+            source.add(f"{count} = 0")
+            source.add(f"{outer} = out")
+            source.add("tags = []")
+            for field in sorted(tagged, key=lambda each: each.tag or 0):
+                self._tag(field, f"{variable}.{field.name}", f"{path}.{field.name}", count)
+            source.add(f"out = {outer}")
+            source.add("add = out.append")
+            source.add(f"add(write_uvarint({count}))")
+            source.add("out += tags")
+
+    def _tag(self, field: Field, value: str, path: str, count: str) -> None:
+        """One tagged field: its bytes are collected apart, because its size stands before them."""
+        source = self._source
+        with source.block(f"if not ({self._is_default(field, value)}):"):
+            kept, body = source.name("tags"), source.name("b")
+            source.add(f"{kept} = tags")
+            source.add("out = []")
+            source.add("add = out.append")
+            self._field(field, value, path)
+            self._flush()
+            source.add(f'{body} = b"".join(out)')
+            source.add(f"tags = {kept}")
+            source.add(f"tags += (write_uvarint({field.tag}), write_uvarint(len({body})), {body})")
+            source.add(f"{count} += 1")
+
+    def _is_default(self, field: Field, value: str) -> str:
+        """A condition on a field's value. Structs are compared field by field, which spares a call."""
+        if field.spec.factory is None:
+            if field.spec.default is None:
+                return f"{value} is None"
+            return f"{value} == {self._source.constant('default', field.spec.default)}"
+        if field.is_array:
+            return f"{value} == []"
+        assert field.struct is not None
+        return " and ".join(self._is_default(each, f"{value}.{each.name}") for each in fields_of(field.struct))
+
+    def _flush(self) -> None:
+        if not self._run:
+            return
+        codes = "".join(code for code, _ in self._run)
+        values = ", ".join(value for _, value in self._run if value)
+        self._source.add(f"add({self._source.packer(codes)}({values}))")
+        self._run = []

@@ -1,0 +1,93 @@
+"""The headers before every request and response. They are read before all else, so they are coded by hand.
+
+A request's header is version 2 (with tagged fields) where the request is flexible, else 1; its client id keeps the
+classic form in both. A response's header is version 1 (with tagged fields) where the response is flexible, else 0, and
+always 0 for ApiVersions, whose reader cannot know yet what the broker speaks.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from tidelog.protocol.declare import Api
+from tidelog.protocol.errors import ProtocolError
+from tidelog.protocol.registry import api_by_key
+from tidelog.protocol.wire import skip_tags
+
+_FIXED: Final = struct.Struct(">hhi")
+_FIXED_AND_LENGTH: Final = struct.Struct(">hhih")
+_CORRELATION_ID: Final = struct.Struct(">i")
+_CORRELATION_ID_NO_TAGS: Final = struct.Struct(">ix")
+_API_VERSIONS_KEY: Final = 18
+
+
+class RequestHeader(NamedTuple):
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None = None
+
+
+def decode_request_header(buffer: bytes | bytearray | memoryview) -> tuple[RequestHeader, int]:
+    """The header and the offset of the body.
+
+    Of a request that we do not know, or not in this version, only the fields that stand in every header are read: the
+    client id is None and the offset points behind the correlation id.
+    """
+    try:
+        api_key, api_version, correlation_id = _FIXED.unpack_from(buffer)
+        api = api_by_key(api_key)
+        if api is None or not api.supports(api_version):
+            return RequestHeader(api_key, api_version, correlation_id), _FIXED.size
+        length = _FIXED_AND_LENGTH.unpack_from(buffer)[3]
+        offset = _FIXED_AND_LENGTH.size
+        client_id = None
+        if length >= 0:
+            if offset + length > len(buffer):
+                raise ProtocolError(f"the client id announces {length} bytes, {len(buffer) - offset} remain")
+            client_id = str(buffer[offset : offset + length], "utf-8")
+            offset += length
+        if api.is_flexible(api_version):
+            offset = skip_tags(buffer, offset, len(buffer))
+    except (struct.error, IndexError) as error:
+        raise ProtocolError("the request ends within its header") from error
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"the client id is not UTF-8: {error}") from error
+    return RequestHeader(api_key, api_version, correlation_id, client_id), offset
+
+
+def encode_request_header(header: RequestHeader) -> bytes:
+    api = api_by_key(header.api_key)
+    if api is None or not api.supports(header.api_version):
+        raise ProtocolError(f"there is no version {header.api_version} of the API with key {header.api_key}")
+    client_id = b"" if header.client_id is None else header.client_id.encode()
+    length = -1 if header.client_id is None else len(client_id)
+    tags = b"\x00" if api.is_flexible(header.api_version) else b""
+    try:
+        fixed = _FIXED_AND_LENGTH.pack(header.api_key, header.api_version, header.correlation_id, length)
+    except struct.error as error:
+        raise ProtocolError(f"the request header cannot be encoded: {error}") from error
+    return fixed + client_id + tags
+
+
+def encode_response_header(api: Api, version: int, correlation_id: int) -> bytes:
+    if _has_tags(api, version):
+        return _CORRELATION_ID_NO_TAGS.pack(correlation_id)
+    return _CORRELATION_ID.pack(correlation_id)
+
+
+def decode_response_header(api: Api, version: int, buffer: bytes | bytearray | memoryview) -> tuple[int, int]:
+    """The correlation id and the offset of the body."""
+    try:
+        correlation_id: int = _CORRELATION_ID.unpack_from(buffer)[0]
+        offset = _CORRELATION_ID.size
+        if _has_tags(api, version):
+            offset = skip_tags(buffer, offset, len(buffer))
+    except (struct.error, IndexError) as error:
+        raise ProtocolError("the response ends within its header") from error
+    return correlation_id, offset
+
+
+def _has_tags(api: Api, version: int) -> bool:
+    return api.key != _API_VERSIONS_KEY and api.is_flexible(version)

@@ -1,0 +1,33 @@
+"""What members of a consumer group say to each other."""
+
+from __future__ import annotations
+
+from tidelog.protocol.declare import message, struct, v
+from tidelog.protocol.types import Bytes, Int32, String
+
+
+@struct
+class OwnedPartitions:
+    topic: String = v("1+", default="")
+    partitions: list[Int32] = v("1+", factory=list)
+
+
+@message(versions="0-3")
+class ConsumerProtocolSubscription:
+    topics: list[String] = v(factory=list)
+    user_data: Bytes | None = None
+    owned_partitions: list[OwnedPartitions] = v("1+", factory=list, ignorable=True)
+    generation_id: Int32 = v("2+", default=-1, ignorable=True)
+    rack_id: String | None = v("3+", default=None, ignorable=True)
+
+
+@struct
+class AssignedPartitions:
+    topic: String = ""
+    partitions: list[Int32] = v(factory=list)
+
+
+@message(versions="0-3")
+class ConsumerProtocolAssignment:
+    assigned_partitions: list[AssignedPartitions] = v(factory=list)
+    user_data: Bytes | None = None
