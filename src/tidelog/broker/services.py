@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tidelog.broker.auto_create import AutoTopicCreation
+
 if TYPE_CHECKING:
     from tidelog.broker.producer_ids import ProducerIdAllocator
     from tidelog.broker.replica_manager import ReplicaManager
@@ -44,3 +46,4 @@ class BrokerServices:
     host: str
     port: int
     features: dict[str, FeatureRange] = field(default_factory=dict)
+    auto_topic_creation: AutoTopicCreation = field(default_factory=AutoTopicCreation)

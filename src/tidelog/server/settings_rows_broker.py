@@ -190,6 +190,13 @@ def _network_rows() -> Iterator[Setting]:
         "Fetch sessions that are remembered; with more, the least useful is forgotten.",
         at_least(0),
     )
+    yield _row(
+        "max.request.partition.size.limit",
+        SettingType.INT,
+        2000,
+        "Most partitions that one page of DescribeTopicPartitions holds, whatever the client asks for.",
+        at_least(1),
+    )
 
 
 def _log_rows() -> Iterator[Setting]:

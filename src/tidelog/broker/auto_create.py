@@ -1,0 +1,55 @@
+"""Topics that a client's first use creates: asked for while metadata is answered, made in the background.
+
+What always holds: a topic is asked for once, however many clients want it at the same time; whoever asked gets no error
+from here, because clients ask for the metadata again until the topic has a leader. What the controller refuses is
+logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.controller.requests import NewTopic
+from tidelog.protocol import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.controller import Controller
+
+logger = logging.getLogger(__name__)
+
+
+class AutoTopicCreation:
+    """The topics that are being created because a client asked for their metadata."""
+
+    def __init__(self) -> None:
+        self._in_work: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, controller: Controller, names: Sequence[str]) -> None:
+        """Have the controller create these topics with the broker's defaults, in the background."""
+        wanted = [name for name in names if name not in self._in_work]
+        if not wanted:
+            return
+        self._in_work.update(wanted)
+        task = asyncio.get_running_loop().create_task(self._create(controller, wanted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _create(self, controller: Controller, names: Sequence[str]) -> None:
+        try:
+            results = await controller.create_topics([NewTopic(name) for name in names], validate_only=False)
+        finally:
+            self._in_work.difference_update(names)
+        for result in results:
+            if result.error is ErrorCode.NONE:
+                logger.info("created topic %s on a client's first use", result.name)
+            elif result.error is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                logger.warning("could not create topic %s on a client's first use: %s", result.name, result.message)

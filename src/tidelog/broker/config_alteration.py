@@ -1,0 +1,75 @@
+"""What AlterConfigs and IncrementalAlterConfigs have in common: which resources may be changed, and one row for each.
+
+What always holds: every resource of a request gets exactly one row; a resource that is refused here never reaches the
+controller, and the others do. Names and values of settings are checked by the controller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from tidelog.controller.image import ConfigResource, ResourceType
+from tidelog.controller.requests import ConfigResult
+from tidelog.protocol import ErrorCode, KafkaError
+
+_RESOURCE_TYPES = frozenset(ResourceType)
+
+
+class _WireConfig(Protocol):
+    name: str
+
+
+class WireResource(Protocol):
+    """What the two requests' resources share."""
+
+    resource_type: int
+    resource_name: str
+
+    @property
+    def configs(self) -> Sequence[_WireConfig]: ...
+
+
+class AlterRow(NamedTuple):
+    resource_type: int
+    resource_name: str
+    error: ErrorCode
+    message: str | None
+
+
+WireT = TypeVar("WireT", bound=WireResource)
+ChangeT = TypeVar("ChangeT")
+
+
+async def alter(
+    resources: Sequence[WireT],
+    translate: Callable[[ConfigResource, WireT], ChangeT],
+    apply: Callable[[list[ChangeT]], Awaitable[list[ConfigResult]]],
+) -> list[AlterRow]:
+    """Apply the changes of those resources that may be changed; a translate that raises KafkaError refuses its one."""
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    rows: dict[tuple[int, str], AlterRow] = {}
+    changes: list[ChangeT] = []
+    for resource in resources:
+        key = (resource.resource_type, resource.resource_name)
+        try:
+            changes.append(translate(_config_resource(resource, counts[key]), resource))
+        except KafkaError as error:
+            rows[key] = AlterRow(*key, error.code, error.message)
+    for result in await apply(changes):
+        key = (int(result.resource.type), result.resource.name)
+        message = None if result.error is ErrorCode.NONE else result.message or result.error.description
+        rows[key] = AlterRow(*key, result.error, message)
+    return [rows[key] for key in counts]
+
+
+def _config_resource(resource: WireResource, count: int) -> ConfigResource:
+    if count > 1:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource stands more than once in the request")
+    if resource.resource_type not in _RESOURCE_TYPES:
+        message = f"resource type {resource.resource_type} has no settings that can be changed here"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    if len({config.name for config in resource.configs}) < len(resource.configs):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting stands more than once")
+    return ConfigResource(ResourceType(resource.resource_type), resource.resource_name)

@@ -1,0 +1,122 @@
+"""Metadata (key 3): brokers, topics, partitions and their leaders.
+
+Versions served: 0-13.
+- 0: an empty list of topics asks for all. 1: null asks for all, empty for none; rack, controller, internal topics.
+- 2: cluster id. 3: throttle time. 4: the client says whether topics may be created. 5: offline replicas.
+- 6: throttled after the answer (KIP-219). 7: leader epoch (KIP-320). 8: authorized operations (KIP-430). 9: flexible.
+- 10: topic id in the answer (KIP-516). 11: without the cluster's authorized operations (KIP-700). 12: topics by id.
+- 13: an error of the whole answer (KIP-1102), which this broker never needs.
+
+A topic that does not exist is answered with UNKNOWN_TOPIC_OR_PARTITION; if it may be created it is, in the background,
+and the client finds it when it asks again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+from tidelog.broker.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED_FOR, TOPIC_OPERATIONS
+from tidelog.broker.registry import handles
+from tidelog.broker.request_context import RequestContext
+from tidelog.common.checks import topic_name_problem
+from tidelog.common.ids import ZERO_UUID
+from tidelog.controller.image import INTERNAL_TOPICS, NO_LEADER, ClusterImage, PartitionState, TopicImage
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k03_metadata import (
+    METADATA,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+_TOPIC_IDS_FROM_VERSION = 12
+
+
+@handles(METADATA, "0-13")
+def handle_metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+    image = context.services.controller.image
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
+    live = frozenset(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+    wants_all = request.topics is None or (context.version == 0 and not request.topics)
+    if wants_all:
+        topics = [_topic(topic, live, operations) for topic in image.topics.values()]
+    else:
+        topics = list(_wanted_topics(request, context, image, live, operations))
+    return MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
+            for broker in image.brokers.values()
+            if not broker.fenced
+        ],
+        cluster_id=image.cluster_id,
+        controller_id=image.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
+        ),
+    )
+
+
+def _wanted_topics(
+    request: MetadataRequest, context: RequestContext, image: ClusterImage, live: frozenset[int], operations: int
+) -> Iterator[MetadataResponseTopic]:
+    may_create = request.allow_auto_topic_creation and context.services.settings.get_bool("auto.create.topics.enable")
+    to_create: list[str] = []
+    seen: set[str | uuid.UUID] = set()
+    for wanted in request.topics or ():
+        key = wanted.topic_id if wanted.topic_id != ZERO_UUID else wanted.name or ""
+        if key in seen:
+            continue
+        seen.add(key)
+        found = _find(wanted, image, context.version)
+        if isinstance(found, TopicImage):
+            yield _topic(found, live, operations)
+            continue
+        if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create and wanted.name not in INTERNAL_TOPICS:
+            to_create.append(wanted.name or "")
+        # Only the versions that take ids can answer without a name.
+        name = wanted.name if context.version >= _TOPIC_IDS_FROM_VERSION else wanted.name or ""
+        yield MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id)
+    if to_create:
+        context.services.auto_topic_creation.start(context.services.controller, to_create)
+
+
+def _find(wanted: MetadataRequestTopic, image: ClusterImage, version: int) -> TopicImage | ErrorCode:
+    if wanted.topic_id != ZERO_UUID:
+        if version < _TOPIC_IDS_FROM_VERSION or wanted.name:
+            return ErrorCode.INVALID_REQUEST
+        return image.topics_by_id.get(wanted.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
+    if wanted.name is None:
+        return ErrorCode.INVALID_REQUEST
+    if wanted.name in image.topics:
+        return image.topics[wanted.name]
+    if topic_name_problem(wanted.name) is not None:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _topic(topic: TopicImage, live: frozenset[int], operations: int) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(index, state, live) for index, state in enumerate(topic.partitions)],
+        topic_authorized_operations=operations,
+    )
+
+
+def _partition(index: int, state: PartitionState, live: frozenset[int]) -> MetadataResponsePartition:
+    has_leader = state.leader in live
+    return MetadataResponsePartition(
+        error_code=ErrorCode.NONE if has_leader else ErrorCode.LEADER_NOT_AVAILABLE,
+        partition_index=index,
+        leader_id=state.leader if has_leader else NO_LEADER,
+        leader_epoch=state.leader_epoch,
+        replica_nodes=list(state.replicas),
+        isr_nodes=list(state.isr),
+        offline_replicas=[] if live.issuperset(state.replicas) else [r for r in state.replicas if r not in live],
+    )

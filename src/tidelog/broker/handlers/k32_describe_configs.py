@@ -1,0 +1,95 @@
+"""DescribeConfigs (key 32): the settings of topics and brokers, with where each value comes from.
+
+Versions served: 1-4.
+- 1: the baseline, with source and synonyms (KIP-226). 2: throttled after the answer (KIP-219).
+- 3: type and documentation (KIP-569). 4: flexible.
+
+A broker answers for itself and, under the empty name, for what is set for all brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidelog.broker.config_description import (
+    ConfigDescription,
+    describe_broker,
+    describe_broker_defaults,
+    describe_topic,
+)
+from tidelog.broker.registry import handles
+from tidelog.broker.request_context import RequestContext
+from tidelog.common.checks import topic_name_problem
+from tidelog.controller.image import ResourceType
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k32_describe_configs import (
+    DESCRIBE_CONFIGS,
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+
+@handles(DESCRIBE_CONFIGS, "1-4")
+def handle_describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=[_result(resource, request, context) for resource in request.resources],
+    )
+
+
+def _result(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, context: RequestContext
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+    )
+    # Clients ask for all settings with null or, some of them, with an empty list.
+    wanted = set(resource.configuration_keys or ())
+    try:
+        result.configs = [
+            _config(described, request)
+            for described in _describe(resource, context)
+            if not wanted or described.row.name in wanted
+        ]
+    except KafkaError as error:
+        result.error_code, result.error_message = error.code, error.message
+    return result
+
+
+def _describe(resource: DescribeConfigsResource, context: RequestContext) -> Iterator[ConfigDescription]:
+    services, name = context.services, resource.resource_name
+    image = services.controller.image
+    if resource.resource_type == ResourceType.TOPIC:
+        if (problem := topic_name_problem(name)) is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if name not in image.topics:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return describe_topic(services.settings, services.table, image, image.topic_configs(name))
+    if resource.resource_type == ResourceType.BROKER:
+        if not name:
+            return describe_broker_defaults(services.settings, services.table, image)
+        if name == str(services.node_id):
+            return describe_broker(services.settings, services.table, image)
+        message = f"this is broker {services.node_id}, which can't answer for broker {name!r}"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+
+
+def _config(described: ConfigDescription, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    synonyms = described.synonyms if request.include_synonyms else ()
+    return DescribeConfigsResourceResult(
+        name=described.row.name,
+        value=described.value,
+        read_only=described.read_only,
+        config_source=described.source,
+        is_sensitive=described.row.sensitive,
+        synonyms=[
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in synonyms
+        ],
+        config_type=described.row.type,
+        documentation=described.row.help if request.include_documentation else None,
+    )

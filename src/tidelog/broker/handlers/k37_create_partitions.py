@@ -1,0 +1,57 @@
+"""CreatePartitions (key 37): give topics more partitions.
+
+Versions served: 0-3.
+- 1: throttled after the answer (KIP-219). 2: flexible. 3: THROTTLING_QUOTA_EXCEEDED may be answered (KIP-599).
+
+Every topic asked for gets its row in the answer; a topic that stands twice gets one row, an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tidelog.broker.registry import handles
+from tidelog.broker.request_context import RequestContext
+from tidelog.controller.requests import NewPartitions
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k37_create_partitions import (
+    CREATE_PARTITIONS,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+
+
+@handles(CREATE_PARTITIONS, "0-3")
+async def handle_create_partitions(
+    request: CreatePartitionsRequest, context: RequestContext
+) -> CreatePartitionsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    results = await context.services.controller.create_partitions(
+        [_new_partitions(topic) for topic in request.topics if counts[topic.name] == 1],
+        validate_only=request.validate_only,
+    )
+    rows = [
+        CreatePartitionsTopicResult(
+            name=result.name,
+            error_code=result.error,
+            error_message=None if result.error is ErrorCode.NONE else result.message or result.error.description,
+        )
+        for result in results
+    ]
+    rows += [
+        CreatePartitionsTopicResult(
+            name=name,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message="the topic stands more than once in the request",
+        )
+        for name, count in counts.items()
+        if count > 1
+    ]
+    return CreatePartitionsResponse(results=rows)
+
+
+def _new_partitions(topic: CreatePartitionsTopic) -> NewPartitions:
+    assignments = None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments]
+    return NewPartitions(topic.name, topic.count, assignments)

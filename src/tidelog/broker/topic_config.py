@@ -1,0 +1,43 @@
+"""Which values a topic's settings have: its own, else the broker's run-time settings, else its static ones.
+
+What always holds: the order is topic, this broker at run time, all brokers at run time, the broker's start, the table's
+default; every value has the type that its row says. How values are shown to clients, with where they come from, is in
+`config_description`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable
+from tidelog.controller.image import ClusterImage
+from tidelog.log import LogConfig
+
+
+def effective_log_config(settings: Settings, table: SettingsTable, image: ClusterImage, topic: str) -> LogConfig:
+    """What the logs of this topic's partitions go by on this broker."""
+    return LogConfig.from_values(topic_values(settings, table, image, image.topic_configs(topic)))
+
+
+def topic_values(
+    settings: Settings, table: SettingsTable, image: ClusterImage, overrides: Mapping[str, str]
+) -> dict[str, Any]:
+    """Every topic setting's value for a topic that sets `overrides` itself."""
+    return {
+        row.name: row.parse(overrides[row.name]) if row.name in overrides else topic_default(settings, image, row)
+        for row in table.rows(SettingScope.TOPIC)
+    }
+
+
+def topic_default(settings: Settings, image: ClusterImage, row: Setting) -> Any:
+    """The value of a topic setting for topics that do not set it."""
+    return row.default if row.broker_name is None else broker_value(settings, image, row.broker_name)
+
+
+def broker_value(settings: Settings, image: ClusterImage, name: str) -> Any:
+    """The value of a broker setting that counts on this broker now, its synonyms included."""
+    for dynamic in (image.broker_configs(settings["node.id"]), image.broker_configs(None)):
+        if name in dynamic:
+            return settings.table.get(name, SettingScope.BROKER).parse(dynamic[name])
+    return settings.effective(name)
