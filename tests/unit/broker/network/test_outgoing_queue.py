@@ -1,0 +1,131 @@
+"""Parts leave in order and whole, whatever the kernel takes at a time, and slices are always let go."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tidelog.broker.outgoing import SLICE_READ_MAX_BYTES, OutgoingQueue, Part, SliceCutShort
+
+
+class _Slice:
+    def __init__(self, path: Path, position: int, size_bytes: int) -> None:
+        self.fd = os.open(path, os.O_RDONLY)
+        self.position = position
+        self.size_bytes = size_bytes
+        self.released = False
+
+    def read(self) -> bytes:
+        return os.pread(self.fd, self.size_bytes, self.position)
+
+    def release(self) -> None:
+        self.released = True
+        os.close(self.fd)
+
+
+class _Sink:
+    """Stands in for a socket; takes `take_bytes` at a time and then blocks until the next call of `send`."""
+
+    def __init__(self, path: Path, take_bytes: int) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self.path = path
+        self.take_bytes = take_bytes
+        self.calls = 0
+        self._blocked = False
+
+    def sendmsg(self, buffers: Sequence[bytes], _ancillary: object, _flags: int) -> int:
+        self.calls += 1
+        if self._blocked:
+            self._blocked = False
+            raise BlockingIOError
+        self._blocked = True
+        return os.write(self._fd, b"".join(buffers)[: self.take_bytes])
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Iterator[_Sink]:
+    sink = _Sink(tmp_path / "sink", take_bytes=1 << 20)
+    yield sink
+    sink.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "segment.log"
+    path.write_bytes(bytes(range(256)) * 1024)
+    return path
+
+
+def _send_all(queue: OutgoingQueue, sink: _Sink) -> None:
+    for _ in range(10_000):
+        if queue.send(cast(socket.socket, sink)):
+            return
+    raise AssertionError("the queue never got empty")
+
+
+@pytest.mark.parametrize("take_bytes", [1, 2, 3, 7, 1000])
+def test_bytes_leave_in_order_whatever_is_taken_at_a_time(sink: _Sink, take_bytes: int) -> None:
+    sink.take_bytes = take_bytes
+    queue = OutgoingQueue()
+    parts: list[Part] = [b"abc", bytearray(b"defg"), b"", memoryview(b"hijklm")]
+    queue.add(parts)
+    _send_all(queue, sink)
+    assert sink.path.read_bytes() == b"abcdefghijklm"
+    assert queue.sent_bytes == 13
+    assert not queue
+
+
+def test_many_small_parts_take_few_calls(sink: _Sink) -> None:
+    queue = OutgoingQueue()
+    queue.add([b"x"] * 60)
+    assert queue.send(cast(socket.socket, sink))
+    assert sink.calls == 1
+
+
+def test_small_slices_are_read_and_released_when_they_are_queued(sink: _Sink, log: Path) -> None:
+    part = _Slice(log, 5, SLICE_READ_MAX_BYTES)
+    queue = OutgoingQueue()
+    queue.add([b"head", part, b"tail"])
+    assert part.released
+    _send_all(queue, sink)
+    assert sink.path.read_bytes() == b"head" + log.read_bytes()[5 : 5 + SLICE_READ_MAX_BYTES] + b"tail"
+
+
+def test_large_slices_are_sent_from_the_file_and_released_after_their_last_byte(sink: _Sink, log: Path) -> None:
+    part = _Slice(log, 100, 100_000)
+    queue = OutgoingQueue()
+    queue.add([b"head", part, b"tail"])
+    assert not part.released
+    _send_all(queue, sink)
+    assert part.released
+    assert sink.path.read_bytes() == b"head" + log.read_bytes()[100:100_100] + b"tail"
+
+
+def test_what_was_not_sent_is_released_when_the_connection_goes(log: Path) -> None:
+    parts = [_Slice(log, 0, 100_000), _Slice(log, 100_000, 100_000)]
+    queue = OutgoingQueue()
+    queue.add(parts)
+    queue.drop()
+    assert all(part.released for part in parts)
+    assert not queue
+
+
+def test_a_file_that_ends_too_early_is_noticed(sink: _Sink, log: Path) -> None:
+    part = _Slice(log, 250_000, 100_000)
+    queue = OutgoingQueue()
+    queue.add([part])
+    with pytest.raises(SliceCutShort):
+        _send_all(queue, sink)
+    queue.drop()
+    assert part.released
