@@ -97,7 +97,7 @@ class ErrorCode(IntEnum):
     DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = (
         64,
         _FINAL,
-        "The connection's authentication does not allow delegation token requests",
+        "Delegation tokens need another kind of authentication",
     )
     DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65, _FINAL, "Access to the delegation token is denied"
     DELEGATION_TOKEN_EXPIRED = 66, _FINAL, "The delegation token has expired"
@@ -147,14 +147,14 @@ class ErrorCode(IntEnum):
     FENCED_MEMBER_EPOCH = (
         110,
         _FINAL,
-        "The member's epoch is older than the group's; it must abandon its partitions and join again",
+        "The member is fenced; it must give up its partitions and join again",
     )
     UNRELEASED_INSTANCE_ID = 111, _FINAL, "Another member still holds the group instance id"
     UNSUPPORTED_ASSIGNOR = 112, _FINAL, "The group's coordinator does not support the assignor"
     STALE_MEMBER_EPOCH = (
         113,
         _FINAL,
-        "The member's epoch is not the current one; it may retry with the epoch it was given",
+        "The member's epoch is not the current one; it may retry with a newer one",
     )
     MISMATCHED_ENDPOINT_TYPE = 114, _FINAL, "The request came to an endpoint of the wrong type"
     UNSUPPORTED_ENDPOINT_TYPE = 115, _FINAL, "The type of endpoint is not known"

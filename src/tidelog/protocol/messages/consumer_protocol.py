@@ -1,4 +1,15 @@
-"""What members of a consumer group say to each other."""
+"""What the members of a classic consumer group tell each other inside of JoinGroup and SyncGroup.
+
+The broker carries these as bytes; clients and tools that show a group's assignment read them. On the wire an int16 with
+the version stands before each. A reader meets versions newer than its own and then reads the fields it knows, so fields
+are only ever added at the end.
+
+What the versions brought:
+
+- v1: partitions that a member owns, for cooperative rebalancing (KIP-429)
+- v2: generation in which it owned them (KIP-792)
+- v3: the member's rack (KIP-881)
+"""
 
 from __future__ import annotations
 

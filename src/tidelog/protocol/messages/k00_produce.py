@@ -1,4 +1,19 @@
-"""Produce, API key 0."""
+"""Produce: appends record batches to partitions, one batch each. With acks=0 there is no answer.
+
+What the versions brought:
+
+- v3: carries the transactional id and takes batches of magic 2 only (KIP-98)
+- v4: may answer KAFKA_STORAGE_ERROR (KIP-112)
+- v5: the answer tells the log start offset
+- v6: answers before it throttles (KIP-219)
+- v7: allows zstd (KIP-110)
+- v8: the answer names the records for which a batch was refused (KIP-467)
+- v9: flexible (KIP-482)
+- v10: an answer of NOT_LEADER_OR_FOLLOWER can tell the new leader and its address (KIP-951)
+- v11: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v12: adds the partition to the transaction by itself (KIP-890)
+- v13: topics by id instead of name (KIP-516)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""OffsetCommit, API key 8."""
+"""OffsetCommit: stores the offsets up to which a group has read.
+
+What the versions brought:
+
+- v2: retention time of the commit
+- v3: throttle time (KIP-124)
+- v4: answers before it throttles (KIP-219)
+- v5: no retention time any more (KIP-211)
+- v6: leader epoch of the committed offset (KIP-320)
+- v7: static members (KIP-345)
+- v8: flexible (KIP-482)
+- v9: members of the new consumer protocol (KIP-848)
+- v10: topics by id instead of name (KIP-848)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,18 @@
-"""OffsetFetch, API key 9."""
+"""OffsetFetch: reads the offsets that groups have committed.
+
+What the versions brought:
+
+- v1: offsets that Kafka itself stores
+- v2: null asks for all topics (KIP-88)
+- v3: throttle time (KIP-124)
+- v4: answers before it throttles (KIP-219)
+- v5: leader epoch of the committed offset (KIP-320)
+- v6: flexible (KIP-482)
+- v7: can wait for the outcome of open transactions (KIP-447)
+- v8: several groups at once (KIP-709)
+- v9: members of the new consumer protocol (KIP-848)
+- v10: topics by id instead of name (KIP-848)
+"""
 
 from __future__ import annotations
 

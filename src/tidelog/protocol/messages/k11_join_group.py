@@ -1,4 +1,17 @@
-"""JoinGroup, API key 11."""
+"""JoinGroup: joins a classic consumer group; answered when the rebalance knows its members.
+
+What the versions brought:
+
+- v1: a time-out of its own for the rebalance (KIP-62)
+- v2: throttle time (KIP-124)
+- v3: answers before it throttles (KIP-219)
+- v4: the first join is answered with a member id to join with (KIP-394)
+- v5: static members (KIP-345)
+- v6: flexible (KIP-482)
+- v7: the answer tells the protocol type (KIP-559)
+- v8: why the member joins (KIP-800)
+- v9: the leader can be told to skip the assignment (KIP-814)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Heartbeat, API key 12."""
+"""Heartbeat: keeps a member's place in a classic group, and tells it of a rebalance.
+
+What the versions brought:
+
+- v1: throttle time (KIP-124)
+- v2: answers before it throttles (KIP-219)
+- v3: static members (KIP-345)
+- v4: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""LeaveGroup, API key 13."""
+"""LeaveGroup: takes members out of a classic group.
+
+What the versions brought:
+
+- v1: throttle time (KIP-124)
+- v2: answers before it throttles (KIP-219)
+- v3: several members at once, static ones too (KIP-345)
+- v4: flexible (KIP-482)
+- v5: why they leave (KIP-800)
+"""
 
 from __future__ import annotations
 

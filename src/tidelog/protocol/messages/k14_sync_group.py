@@ -1,4 +1,13 @@
-"""SyncGroup, API key 14."""
+"""SyncGroup: hands the leader's assignment to a classic group, and each member its part.
+
+What the versions brought:
+
+- v1: throttle time (KIP-124)
+- v2: answers before it throttles (KIP-219)
+- v3: static members (KIP-345)
+- v4: flexible (KIP-482)
+- v5: protocol type and name, to be checked (KIP-559)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""DescribeGroups, API key 15."""
+"""DescribeGroups: tells the state and the members of classic groups.
+
+What the versions brought:
+
+- v1: throttle time (KIP-124)
+- v2: answers before it throttles (KIP-219)
+- v3: authorized operations, if asked for (KIP-430)
+- v4: group instance ids (KIP-345)
+- v5: flexible (KIP-482)
+- v6: may answer GROUP_ID_NOT_FOUND, with a message (KIP-1043)
+"""
 
 from __future__ import annotations
 

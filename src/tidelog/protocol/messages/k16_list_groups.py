@@ -1,4 +1,13 @@
-"""ListGroups, API key 16."""
+"""ListGroups: lists the groups that this broker coordinates.
+
+What the versions brought:
+
+- v1: throttle time (KIP-124)
+- v2: answers before it throttles (KIP-219)
+- v3: flexible (KIP-482)
+- v4: states, also as a filter (KIP-518)
+- v5: types, also as a filter (KIP-848)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""SaslHandshake, API key 17."""
+"""SaslHandshake: chooses the mechanism with which a connection authenticates. Never flexible: old clients misread newer
+versions.
+
+What the versions brought:
+
+- v0: raw SASL tokens follow, without any header
+- v1: tokens follow inside of SaslAuthenticate (KIP-152)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""CreateTopics, API key 19."""
+"""CreateTopics: creates topics, or tells what would happen.
+
+What the versions brought:
+
+- v2: throttle time (KIP-124)
+- v3: answers before it throttles (KIP-219)
+- v4: number of partitions and replication factor may be left to the broker (KIP-464)
+- v5: flexible (KIP-482); the answer tells the new topic's settings (KIP-525)
+- v6: may answer THROTTLING_QUOTA_EXCEEDED (KIP-599)
+- v7: the answer tells the topic's id (KIP-516)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""DeleteRecords, API key 21."""
+"""DeleteRecords: moves the start of partitions forward, so that what lies before may be removed (KIP-107).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""InitProducerId, API key 22."""
+"""InitProducerId: gives a producer its id and epoch, and ends what an earlier producer of the transactional id left
+open (KIP-98).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: a producer can keep its id and ask for the next epoch (KIP-360)
+- v4: may answer PRODUCER_FENCED (KIP-588)
+- v5: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v6: two-phase commit with an outside coordinator (KIP-939)
+"""
 
 from __future__ import annotations
 

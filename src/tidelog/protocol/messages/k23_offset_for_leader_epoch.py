@@ -1,4 +1,12 @@
-"""OffsetForLeaderEpoch, API key 23."""
+"""OffsetForLeaderEpoch: tells where a leader epoch ended in the log, so that a reader can find where its copy diverged
+(KIP-101).
+
+What the versions brought:
+
+- v2: leader epoch of the reader, for fencing; throttle time (KIP-320)
+- v3: replica id of the reader
+- v4: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

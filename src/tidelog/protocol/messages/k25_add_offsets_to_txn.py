@@ -1,4 +1,12 @@
-"""AddOffsetsToTxn, API key 25."""
+"""AddOffsetsToTxn: adds the offsets of a group to a transaction (KIP-98).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: may answer PRODUCER_FENCED (KIP-588)
+- v3: flexible (KIP-482)
+- v4: may answer TRANSACTION_ABORTABLE (KIP-890)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""EndTxn, API key 26."""
+"""EndTxn: commits or aborts a transaction (KIP-98).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: may answer PRODUCER_FENCED (KIP-588)
+- v3: flexible (KIP-482)
+- v4: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v5: raises the producer's epoch and tells it (KIP-890)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""WriteTxnMarkers, API key 27."""
+"""WriteTxnMarkers: has the coordinator's decision written into the partitions of a transaction (KIP-98). Between
+brokers only.
+
+What the versions brought:
+
+- v1: flexible (KIP-482)
+- v2: version of the transaction protocol (KIP-1228)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""TxnOffsetCommit, API key 28."""
+"""TxnOffsetCommit: stores a group's offsets as part of a transaction (KIP-98).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: leader epoch of the committed offset (KIP-320)
+- v3: flexible (KIP-482); member and generation, for fencing (KIP-447)
+- v4: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v5: adds the offsets to the transaction by itself (KIP-890)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""DeleteAcls, API key 31."""
+"""DeleteAcls: removes the access rules that match filters (KIP-140).
+
+What the versions brought:
+
+- v1: prefixed resource names (KIP-290); answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: users as resources (KIP-373)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""DescribeConfigs, API key 32."""
+"""DescribeConfigs: tells the settings of topics and brokers, with where each value comes from (KIP-133).
+
+What the versions brought:
+
+- v1: source of each value and its synonyms (KIP-226)
+- v2: answers before it throttles (KIP-219)
+- v3: type and documentation of settings, if asked for (KIP-569)
+- v4: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""AlterConfigs, API key 33."""
+"""AlterConfigs: replaces all settings of a topic or broker (KIP-133). IncrementalAlterConfigs is the safer successor.
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

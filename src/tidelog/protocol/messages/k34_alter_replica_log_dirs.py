@@ -1,4 +1,10 @@
-"""AlterReplicaLogDirs, API key 34."""
+"""AlterReplicaLogDirs: moves replicas between the log directories of a broker (KIP-113).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

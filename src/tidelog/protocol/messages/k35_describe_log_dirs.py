@@ -1,4 +1,13 @@
-"""DescribeLogDirs, API key 35."""
+"""DescribeLogDirs: tells what lies in a broker's log directories, and how large it is (KIP-113).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: an error code for the whole answer (KIP-784)
+- v4: size of the volume and what is free of it (KIP-827)
+- v5: whether a directory takes no new replicas (KIP-1066)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""SaslAuthenticate, API key 36."""
+"""SaslAuthenticate: carries SASL tokens after a SaslHandshake of version 1 (KIP-152).
+
+What the versions brought:
+
+- v1: how long the session lasts (KIP-368)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""CreatePartitions, API key 37."""
+"""CreatePartitions: raises the number of partitions of topics (KIP-195).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: may answer THROTTLING_QUOTA_EXCEEDED (KIP-599)
+"""
 
 from __future__ import annotations
 

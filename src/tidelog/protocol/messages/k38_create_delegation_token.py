@@ -1,4 +1,11 @@
-"""CreateDelegationToken, API key 38."""
+"""CreateDelegationToken: makes a token with which others can authenticate as its owner (KIP-48).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: tokens on behalf of other users (KIP-373)
+"""
 
 from __future__ import annotations
 

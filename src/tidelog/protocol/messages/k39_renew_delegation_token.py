@@ -1,4 +1,10 @@
-"""RenewDelegationToken, API key 39."""
+"""RenewDelegationToken: prolongs the life of a delegation token (KIP-48).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""ExpireDelegationToken, API key 40."""
+"""ExpireDelegationToken: ends a delegation token, or sets when it ends (KIP-48).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

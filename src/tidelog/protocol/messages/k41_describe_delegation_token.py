@@ -1,4 +1,11 @@
-"""DescribeDelegationToken, API key 41."""
+"""DescribeDelegationToken: lists delegation tokens (KIP-48).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+- v3: who asked for the token (KIP-373)
+"""
 
 from __future__ import annotations
 

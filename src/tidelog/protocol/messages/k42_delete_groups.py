@@ -1,4 +1,10 @@
-"""DeleteGroups, API key 42."""
+"""DeleteGroups: deletes groups that have no members, with their offsets (KIP-229).
+
+What the versions brought:
+
+- v1: answers before it throttles (KIP-219)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

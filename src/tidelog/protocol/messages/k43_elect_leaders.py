@@ -1,4 +1,10 @@
-"""ElectLeaders, API key 43."""
+"""ElectLeaders: elects the leaders of partitions anew (KIP-183).
+
+What the versions brought:
+
+- v1: elections of leaders that are not in sync, too; an error code for the whole answer (KIP-460)
+- v2: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

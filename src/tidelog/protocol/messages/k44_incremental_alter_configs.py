@@ -1,4 +1,9 @@
-"""IncrementalAlterConfigs, API key 44."""
+"""IncrementalAlterConfigs: sets, deletes, appends to or subtracts from single settings (KIP-339).
+
+What the versions brought:
+
+- v1: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

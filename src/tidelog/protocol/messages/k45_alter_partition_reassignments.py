@@ -1,4 +1,9 @@
-"""AlterPartitionReassignments, API key 45."""
+"""AlterPartitionReassignments: gives partitions a new set of replicas, or takes such an order back (KIP-455).
+
+What the versions brought:
+
+- v1: can forbid that the replication factor changes (KIP-860)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments, API key 46."""
+"""ListPartitionReassignments: lists the reassignments under way (KIP-455)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OffsetDelete, API key 47."""
+"""OffsetDelete: deletes offsets that a group committed for topics it does not read (KIP-496)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""DescribeClientQuotas, API key 48."""
+"""DescribeClientQuotas: lists the quotas that match a filter (KIP-546).
+
+What the versions brought:
+
+- v1: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

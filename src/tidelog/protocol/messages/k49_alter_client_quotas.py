@@ -1,4 +1,9 @@
-"""AlterClientQuotas, API key 49."""
+"""AlterClientQuotas: sets and removes quotas of users, clients and addresses (KIP-546).
+
+What the versions brought:
+
+- v1: flexible (KIP-482)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials, API key 50."""
+"""DescribeUserScramCredentials: lists which SCRAM mechanisms users have credentials for (KIP-554)."""
 
 from __future__ import annotations
 

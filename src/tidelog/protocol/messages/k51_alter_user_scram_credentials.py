@@ -1,4 +1,4 @@
-"""AlterUserScramCredentials, API key 51."""
+"""AlterUserScramCredentials: sets and removes SCRAM credentials (KIP-554)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""Vote, API key 52."""
+"""Vote: a candidate asks for the vote of another member of the metadata quorum (KIP-595).
+
+What the versions brought:
+
+- v1: voter key and directory id (KIP-853)
+- v2: a vote on trial that raises no epoch (KIP-996)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""BeginQuorumEpoch, API key 53."""
+"""BeginQuorumEpoch: a new leader of the metadata quorum announces itself (KIP-595).
+
+What the versions brought:
+
+- v1: flexible (KIP-482); voter key and the leader's addresses (KIP-853)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""EndQuorumEpoch, API key 54."""
+"""EndQuorumEpoch: a leader of the metadata quorum resigns and names successors (KIP-595).
+
+What the versions brought:
+
+- v1: flexible (KIP-482); candidates with directory ids, and the leader's addresses (KIP-853)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""DescribeQuorum, API key 55."""
+"""DescribeQuorum: tells the state of the metadata quorum (KIP-595).
+
+What the versions brought:
+
+- v1: when each replica last fetched and last was caught up (KIP-836)
+- v2: error messages, directory ids and the nodes' listeners (KIP-853)
+"""
 
 from __future__ import annotations
 

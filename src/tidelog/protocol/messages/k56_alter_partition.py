@@ -1,4 +1,10 @@
-"""AlterPartition, API key 56."""
+"""AlterPartition: a partition's leader asks the controller to change its in-sync replicas (KIP-497).
+
+What the versions brought:
+
+- v2: topics by id instead of name (KIP-841)
+- v3: in-sync replicas with their epochs (KIP-903)
+"""
 
 from __future__ import annotations
 

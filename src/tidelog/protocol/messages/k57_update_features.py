@@ -1,4 +1,10 @@
-"""UpdateFeatures, API key 57."""
+"""UpdateFeatures: raises or lowers the versions of the cluster's features (KIP-584).
+
+What the versions brought:
+
+- v1: can only check, and tells safe downgrades from unsafe ones (KIP-778)
+- v2: one error for the whole answer instead of one a feature (KIP-1022)
+"""
 
 from __future__ import annotations
 

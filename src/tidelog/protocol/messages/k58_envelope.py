@@ -1,4 +1,4 @@
-"""Envelope, API key 58."""
+"""Envelope: carries a request that a broker forwards for a client to the controller (KIP-590)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""FetchSnapshot, API key 59."""
+"""FetchSnapshot: reads a snapshot of the metadata log (KIP-630).
+
+What the versions brought:
+
+- v1: directory id of the reader, and the leader's address (KIP-853)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""DescribeCluster, API key 60."""
+"""DescribeCluster: tells the brokers of the cluster and its controller (KIP-700).
+
+What the versions brought:
+
+- v1: asks for brokers or for controllers (KIP-919)
+- v2: fenced brokers, if asked for (KIP-1073)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeProducers, API key 61."""
+"""DescribeProducers: lists the producers that a partition's leader keeps state of (KIP-664)."""
 
 from __future__ import annotations
 

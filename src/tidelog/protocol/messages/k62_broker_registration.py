@@ -1,4 +1,12 @@
-"""BrokerRegistration, API key 62."""
+"""BrokerRegistration: a broker that starts makes itself known to the controller and gets its epoch (KIP-631).
+
+What the versions brought:
+
+- v1: whether the broker migrates from ZooKeeper (KIP-866)
+- v2: directory ids (KIP-858)
+- v3: the epoch before, which tells a clean shutdown (KIP-966)
+- v4: a feature's lowest version may be zero
+"""
 
 from __future__ import annotations
 

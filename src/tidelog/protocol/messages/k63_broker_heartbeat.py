@@ -1,4 +1,10 @@
-"""BrokerHeartbeat, API key 63."""
+"""BrokerHeartbeat: a broker shows the controller that it lives, and asks to be unfenced or to shut down (KIP-631).
+
+What the versions brought:
+
+- v1: directories that went offline (KIP-858)
+- v2: directories that take no new replicas (KIP-1066)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UnregisterBroker, API key 64."""
+"""UnregisterBroker: removes a broker for good (KIP-631)."""
 
 from __future__ import annotations
 

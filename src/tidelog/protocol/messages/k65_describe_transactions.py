@@ -1,4 +1,4 @@
-"""DescribeTransactions, API key 65."""
+"""DescribeTransactions: tells the state of transactions (KIP-664)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""ListTransactions, API key 66."""
+"""ListTransactions: lists the transactions that this broker coordinates (KIP-664).
+
+What the versions brought:
+
+- v1: only those that run longer than a given time (KIP-994)
+- v2: only those whose id matches a pattern (KIP-1152)
+"""
 
 from __future__ import annotations
 

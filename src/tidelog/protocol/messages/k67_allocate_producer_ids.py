@@ -1,4 +1,4 @@
-"""AllocateProducerIds, API key 67."""
+"""AllocateProducerIds: a broker takes a block of producer ids from the controller (KIP-730)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""ConsumerGroupHeartbeat, API key 68."""
+"""ConsumerGroupHeartbeat: all that a member of the new consumer protocol says: it joins, stays, reports and leaves by
+it (KIP-848).
+
+What the versions brought:
+
+- v1: subscription by regular expression (KIP-848); the member makes its own id (KIP-1082)
+"""
 
 from __future__ import annotations
 

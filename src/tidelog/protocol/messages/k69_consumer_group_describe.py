@@ -1,4 +1,9 @@
-"""ConsumerGroupDescribe, API key 69."""
+"""ConsumerGroupDescribe: tells the state and the members of groups of the new consumer protocol (KIP-848).
+
+What the versions brought:
+
+- v1: which protocol a member speaks (KIP-1099)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ControllerRegistration, API key 70."""
+"""ControllerRegistration: a controller that starts makes itself known to the active one (KIP-919)."""
 
 from __future__ import annotations
 

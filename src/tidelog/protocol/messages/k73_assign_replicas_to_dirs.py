@@ -1,4 +1,4 @@
-"""AssignReplicasToDirs, API key 73."""
+"""AssignReplicasToDirs: a broker tells the controller in which directories its replicas lie (KIP-858)."""
 
 from __future__ import annotations
 

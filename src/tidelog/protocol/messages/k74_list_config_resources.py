@@ -1,4 +1,10 @@
-"""ListConfigResources, API key 74."""
+"""ListConfigResources: lists the resources that have settings of their own.
+
+What the versions brought:
+
+- v0: client metrics only (KIP-714)
+- v1: any types of resource, and which type each has (KIP-1142)
+"""
 
 from __future__ import annotations
 

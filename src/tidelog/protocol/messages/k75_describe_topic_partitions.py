@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions, API key 75."""
+"""DescribeTopicPartitions: tells the partitions of topics page by page, with eligible leader replicas (KIP-966)."""
 
 from __future__ import annotations
 
