@@ -26,6 +26,7 @@ def kernel_extensions() -> list[Extension]:
             "wraparound": False,
             "initializedcheck": False,
             "cdivision": True,
+            "annotation_typing": False,  # the annotations are for type checkers, the C types are in the .pxd
         },
     )
     return modules

@@ -73,7 +73,6 @@ def decode_records(
     data = open_records(buffer, header, position, max_bytes)
     return kernel.decode_objects(
         data,
-        0,
         header.records_count,
         header.base_offset,
         header.base_timestamp,
@@ -88,7 +87,7 @@ def open_records(
     """The records part of the batch, decompressed."""
     codec = header.compression
     with memoryview(buffer) as view, view[position + BATCH_HEADER_SIZE : position + header.size_bytes] as records:
-        # The cleaner may empty a batch and keep its header for the producer's state; nothing is to be decompressed then.
+        # The cleaner may empty a batch and keep its header for the producer's state; nothing is compressed then.
         if codec is Compression.NONE or (header.records_count == 0 and not len(records)):
             return bytes(records)
         return decompress(codec, records, max_bytes)
@@ -158,7 +157,7 @@ def validate_records(
 ) -> RecordsSummary:
     """Open a producer's batch and check that deltas count from 0 and that sizes add up. The CRC is not checked."""
     data = open_records(buffer, header, position, max_bytes)
-    scan = kernel.scan_records(data, 0, header.records_count, 0, header.base_timestamp, KEYLESS_INDEXES_MAX)
+    scan = kernel.scan_records(data, header.records_count, header.base_timestamp, KEYLESS_INDEXES_MAX)
     max_timestamp, index = scan.max_timestamp, scan.index_of_max_timestamp
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         max_timestamp, index = header.max_timestamp, 0

@@ -2,8 +2,8 @@
 
 This is plain typed Python; `kernel.pxd` beside it gives Cython the C types, and the two behave alike byte for byte.
 What always holds: every length, count and varint is checked against the bytes that remain before it is used, sums that
-leave 64 bits are refused, and whatever is wrong raises CorruptBatchError. Batch headers, CRC and compression are not here:
-the input is the records part of a batch, already decompressed.
+leave 64 bits are refused, and whatever is wrong raises CorruptBatchError. Batch headers, CRC and compression are not
+here: the input is the records part of a batch, already decompressed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from tidelog.records.errors import CorruptBatchError
 
-INT32_MAX = 0x7FFFFFFF
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
-INT64_MIN = -0x8000000000000000
+INT64_MIN = -INT64_MAX - 1
 
 # length, attributes, timestamp delta, offset delta, key length, value length and headers count: a byte each
 RECORD_SIZE_MIN = 7
 
+Bytes = bytes | bytearray | memoryview
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 RecordTuple = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]], int | None]
 
@@ -76,7 +76,6 @@ class RecordReader:
     """A cursor over the records of one batch: `next_record` moves to a record and says where its parts lie."""
 
     __slots__ = (
-        "attributes",
         "data",
         "headers_count",
         "index",
@@ -85,40 +84,43 @@ class RecordReader:
         "limit",
         "offset_delta",
         "position",
-        "record_end",
+        "size",
         "timestamp_delta",
         "value_at",
         "value_length",
     )
 
-    def __init__(self, data: bytes | bytearray | memoryview, position: int, count: int) -> None:
+    data: Bytes
+    size: int
+    position: int
+    limit: int
+    index: int
+    timestamp_delta: int
+    offset_delta: int
+    key_at: int
+    key_length: int
+    value_at: int
+    value_length: int
+    headers_count: int
+
+    def __init__(self, data: Bytes, count: int) -> None:
         self.data = data
-        self.position = position
-        self.limit = len(data)
+        self.size = len(data)
+        self.position = 0
+        self.limit = self.size
         self.index = 0
-        self.record_end = position
-        self.attributes = 0
-        self.timestamp_delta = 0
-        self.offset_delta = 0
-        self.key_at = 0
-        self.key_length = 0
-        self.value_at = 0
-        self.value_length = 0
-        self.headers_count = 0
-        if count > (self.limit - position) // RECORD_SIZE_MIN:
-            raise CorruptBatchError(f"{self.limit - position} bytes can't hold the {count} records announced")
+        if count > self.size // RECORD_SIZE_MIN:
+            raise CorruptBatchError(f"{self.size} bytes can't hold the {count} records announced")
 
     def next_record(self) -> None:
         """Move to the next record and read everything up to its headers; `position` then is at the first header."""
-        self.limit = len(self.data)
+        self.limit = self.size
         length = self.read_varint()
         if length < RECORD_SIZE_MIN - 1 or length > self.limit - self.position:
             raise self.problem(f"has length {length}, {self.limit - self.position} bytes are left")
-        self.record_end = self.position + length
         # From here on nothing of this record may reach into the next one.
-        self.limit = self.record_end
-        self.attributes = self.data[self.position]
-        self.position += 1
+        self.limit = self.position + length
+        self.position += 1  # the attributes of a record, of which none is in use
         self.timestamp_delta = self.read_varlong()
         self.offset_delta = self.read_varint()
         self.key_length = self.read_length("key")
@@ -136,9 +138,16 @@ class RecordReader:
 
     def end_record(self) -> None:
         """Close the record after its headers were read."""
-        if self.position != self.record_end:
-            raise self.problem(f"has {self.record_end - self.position} bytes behind its last header")
+        if self.position != self.limit:
+            raise self.problem(f"has {self.limit - self.position} bytes behind its last header")
         self.index += 1
+
+    def end_records(self) -> None:
+        """Make sure that the last record ended where the data does."""
+        if self.position != self.size:
+            raise CorruptBatchError(
+                f"{self.size - self.position} bytes are left behind the last of {self.index} records"
+            )
 
     def skip_headers(self) -> None:
         for _ in range(self.headers_count):
@@ -224,112 +233,117 @@ def sum_or_corrupt(base: int, delta: int, what: str) -> int:
     return base + delta
 
 
-def check_end(reader: RecordReader) -> None:
-    if reader.position != len(reader.data):
-        raise CorruptBatchError(
-            f"{len(reader.data) - reader.position} bytes are left behind the last of {reader.index} records"
-        )
-
-
 def decode_objects(
-    data: bytes, position: int, count: int, base_offset: int, base_timestamp: int, log_append_time: int, stamped: bool
+    data: bytes, count: int, base_offset: int, base_timestamp: int, log_append_time: int, is_stamped: bool
 ) -> list[Record]:
-    """The records as objects. With `stamped`, all have `log_append_time`."""
-    reader = RecordReader(data, position, count)
+    """The records as objects. With `is_stamped`, all have `log_append_time`."""
+    reader = RecordReader(data, count)
     records: list[Record] = []
-    headers: RecordHeaders
     for _ in range(count):
         reader.next_record()
-        offset = sum_or_corrupt(base_offset, reader.offset_delta, "base offset")
-        timestamp = log_append_time
-        if not stamped:
-            timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
-        key = data[reader.key_at : reader.key_at + reader.key_length] if reader.key_length >= 0 else None
-        value = data[reader.value_at : reader.value_at + reader.value_length] if reader.value_length >= 0 else None
-        headers = () if reader.headers_count == 0 else reader.read_headers(data)
+        # Through __new__, because a call with five arguments would cost more than the rest of the loop.
+        record = Record.__new__(Record)
+        record.offset = sum_or_corrupt(base_offset, reader.offset_delta, "base offset")
+        record.timestamp = log_append_time
+        if not is_stamped:
+            record.timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
+        record.key = None
+        if reader.key_length >= 0:
+            record.key = data[reader.key_at : reader.key_at + reader.key_length]
+        record.value = None
+        if reader.value_length >= 0:
+            record.value = data[reader.value_at : reader.value_at + reader.value_length]
+        record.headers = () if reader.headers_count == 0 else reader.read_headers(data)
         reader.end_record()
-        records.append(Record(offset, timestamp, key, value, headers))
-    check_end(reader)
+        records.append(record)
+    reader.end_records()
     return records
 
 
-def varint_size(value: int) -> int:
-    """Bytes of a zigzag varint of up to 64 bits."""
-    raw = (value << 1) if value >= 0 else ((-(value + 1)) << 1) | 1
-    size = 1
-    while raw >= 0x80:
-        raw >>= 7
-        size += 1
-    return size
+class RecordsScan:
+    """What `scan_records` found out without making an object per record."""
+
+    __slots__ = ("index_of_max_timestamp", "keyless_indexes", "max_timestamp")
+
+    max_timestamp: int
+    index_of_max_timestamp: int
+    keyless_indexes: list[int]
+
+    def __init__(self) -> None:
+        self.max_timestamp = INT64_MIN
+        self.index_of_max_timestamp = -1
+        self.keyless_indexes = []
 
 
-def append_varint(out: bytearray, value: int) -> None:
-    raw = (value << 1) if value >= 0 else ((-(value + 1)) << 1) | 1
-    while raw >= 0x80:
-        out.append((raw & 0x7F) | 0x80)
-        raw >>= 7
-    out.append(raw)
+def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_max: int) -> RecordsScan:
+    """Walk through the records of a producer's batch: deltas must be 0, 1, 2 ... and all sizes must add up."""
+    reader = RecordReader(data, count)
+    scan = RecordsScan()
+    for index in range(count):
+        reader.next_record()
+        if reader.offset_delta != index:
+            raise reader.problem(f"has offset delta {reader.offset_delta} instead of {index}")
+        reader.skip_headers()
+        reader.end_record()
+        timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
+        if timestamp > scan.max_timestamp:
+            scan.max_timestamp = timestamp
+            scan.index_of_max_timestamp = index
+        if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
+            scan.keyless_indexes.append(index)
+    reader.end_records()
+    return scan
 
 
-def append_nullable(out: bytearray, part: bytes | None) -> None:
-    if part is None:
-        out.append(1)  # the varint of -1
-    else:
-        append_varint(out, len(part))
-        out += part
+class RecordWriter:
+    """Writes records behind one another into a bytearray and keeps what the batch header will say of them."""
 
+    __slots__ = ("base_timestamp", "count", "max_timestamp", "out")
 
-def nullable_size(part: bytes | None) -> int:
-    if part is None:
-        return 1
-    length = len(part)
-    return varint_size(length) + length
+    out: bytearray
+    count: int
+    base_timestamp: int
+    max_timestamp: int
 
+    def __init__(self, out: bytearray) -> None:
+        self.out = out
+        self.count = 0
+        self.base_timestamp = -1
+        self.max_timestamp = -1
 
-class EncodedRecords:
-    """What `encode_objects` found out about the records that it wrote."""
-
-    __slots__ = ("base_timestamp", "count", "max_timestamp")
-
-    def __init__(self, count: int, base_timestamp: int, max_timestamp: int) -> None:
-        self.count = count
-        self.base_timestamp = base_timestamp
-        self.max_timestamp = max_timestamp
-
-
-def encode_objects(out: bytearray, records: Iterable[RecordTuple], now_ms: int | None) -> EncodedRecords:
-    """Append the records to `out`. A timestamp of None becomes `now_ms`; the first one is the base of all."""
-    count = 0
-    base_timestamp = -1
-    max_timestamp = -1
-    for key, value, headers, timestamp_or_none in records:
-        timestamp = stamp(now_ms) if timestamp_or_none is None else timestamp_or_none
-        if count == 0:
-            base_timestamp = timestamp
-        if timestamp > max_timestamp:
-            max_timestamp = timestamp
-        delta = sum_or_corrupt(timestamp, -base_timestamp, "timestamp")
-        encoded_headers = encode_headers(headers) if headers else None
-        size = 1 + varint_size(delta) + varint_size(count) + nullable_size(key) + nullable_size(value)
-        size += 1 if encoded_headers is None else len(encoded_headers)
-        append_varint(out, size)
-        out.append(0)
-        append_varint(out, delta)
-        append_varint(out, count)
-        append_nullable(out, key)
-        append_nullable(out, value)
-        if encoded_headers is None:
-            out.append(0)
+    def write(self, key: bytes | None, value: bytes | None, headers: bytearray | None, timestamp: int) -> None:
+        """Append a record; the first one's timestamp is the base of all."""
+        if timestamp < -1 or timestamp > INT64_MAX:
+            raise ValueError(f"a timestamp is -1 or a count of milliseconds, not {timestamp}")
+        if self.count == 0:
+            self.base_timestamp = timestamp
+        if timestamp > self.max_timestamp:
+            self.max_timestamp = timestamp
+        delta = timestamp - self.base_timestamp
+        size = 1 + varint_size(delta) + varint_size(self.count) + nullable_size(key) + nullable_size(value)
+        size += 1 if headers is None else len(headers)
+        append_varint(self.out, size)
+        self.out.append(0)  # the attributes of a record, of which none is in use
+        append_varint(self.out, delta)
+        append_varint(self.out, self.count)
+        append_nullable(self.out, key)
+        append_nullable(self.out, value)
+        if headers is None:
+            self.out.append(0)
         else:
-            out += encoded_headers
-        count += 1
-    return EncodedRecords(count, base_timestamp, max_timestamp)
+            self.out += headers
+        self.count += 1
 
 
-def stamp(now_ms: int | None) -> int:
-    if now_ms is None:
-        raise ValueError("a record without a timestamp needs now_ms")
-    return now_ms
+def encode_objects(out: bytearray, records: Iterable[RecordTuple], now_ms: int | None) -> RecordWriter:
+    """Append the records to `out`. A timestamp of None becomes `now_ms`."""
+    writer = RecordWriter(out)
+    for key, value, headers, timestamp_ms in records:
+        stamp = now_ms if timestamp_ms is None else timestamp_ms
+        if stamp is None:
+            raise ValueError("a record without a timestamp needs now_ms")
+        writer.write(key, value, encode_headers(headers) if headers else None, stamp)
+    return writer
 
 
 def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytearray:
@@ -343,38 +357,37 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytearray:
     return out
 
 
-class RecordsScan:
-    """What `scan_records` found out without making an object per record."""
+def varint_size(value: int) -> int:
+    """Bytes of a zigzag varint of up to 64 bits."""
+    raw = value if value >= 0 else -(value + 1)
+    raw >>= 6  # the first byte has room for six bits beside the sign
+    size = 1
+    while raw > 0:
+        raw >>= 7
+        size += 1
+    return size
 
-    __slots__ = ("index_of_max_timestamp", "keyless_indexes", "max_timestamp", "offset_of_max_timestamp")
 
-    def __init__(self) -> None:
-        self.max_timestamp = -1
-        self.offset_of_max_timestamp = -1
-        self.index_of_max_timestamp = -1
-        self.keyless_indexes: list[int] = []
+def append_varint(out: bytearray, value: int) -> None:
+    raw = value if value >= 0 else -(value + 1)
+    raw <<= 1
+    if value < 0:
+        raw |= 1
+    while raw >= 0x80:
+        out.append((raw & 0x7F) | 0x80)
+        raw >>= 7
+    out.append(raw)
 
 
-def scan_records(
-    data: bytes, position: int, count: int, base_offset: int, base_timestamp: int, keyless_indexes_max: int
-) -> RecordsScan:
-    """Walk through the records of a producer's batch: deltas must be 0, 1, 2 ... and all sizes must add up."""
-    reader = RecordReader(data, position, count)
-    scan = RecordsScan()
-    max_timestamp = -1
-    for index in range(count):
-        reader.next_record()
-        if reader.offset_delta != index:
-            raise reader.problem(f"has offset delta {reader.offset_delta} instead of {index}")
-        reader.skip_headers()
-        reader.end_record()
-        timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
-        if timestamp > max_timestamp:
-            max_timestamp = timestamp
-            scan.max_timestamp = timestamp
-            scan.offset_of_max_timestamp = base_offset + index
-            scan.index_of_max_timestamp = index
-        if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
-            scan.keyless_indexes.append(index)
-    check_end(reader)
-    return scan
+def nullable_size(part: bytes | None) -> int:
+    if part is None:
+        return 1
+    return varint_size(len(part)) + len(part)
+
+
+def append_nullable(out: bytearray, part: bytes | None) -> None:
+    if part is None:
+        out.append(1)  # the varint of -1
+    else:
+        append_varint(out, len(part))
+        out += part
