@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 PLAINTEXT = "PLAINTEXT"
 _ENDPOINT = re.compile(
-    r"(?:(?P<listener>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:/\s]*):(?P<port>\d{1,5})"
+    r"(?:(?P<listener>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\[\]:/\s]*):(?P<port>\d{1,5})"
 )
 
 

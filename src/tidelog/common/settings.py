@@ -7,7 +7,6 @@ value raises SettingError, whose text names the nearest right name or what would
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -128,6 +127,15 @@ def in_unit_of(name: str, synonym: str, value: Any) -> Any:
     return value * factor if value >= 0 else -1
 
 
+def nearest_name(name: str, names: Iterable[str]) -> str | None:
+    """The one that looks most like this name, if any comes close."""
+    # Needed only after a mistake, and slow to import.
+    import difflib
+
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
 class SettingsTable:
     """All rows, by scope and name."""
 
@@ -151,18 +159,13 @@ class SettingsTable:
             raise SettingError(f"unknown {scope.value} setting {name!r}{self._suggestion(name, scope)}")
         return row
 
-    def nearest(self, name: str, scope: SettingScope) -> str | None:
-        """The name of that scope that looks most like this one, if any comes close."""
-        near = difflib.get_close_matches(name, self._rows[scope], n=1, cutoff=0.6)
-        return near[0] if near else None
-
     def _suggestion(self, name: str, scope: SettingScope) -> str:
         for row in self._rows[SettingScope.TOPIC].values():
             if scope is SettingScope.BROKER and name == row.name and row.broker_name is not None:
                 return f"; it is a topic setting, whose default for all topics is {row.broker_name!r}"
             if scope is SettingScope.TOPIC and name == row.broker_name:
                 return f"; it is a broker setting, which a topic calls {row.name!r}"
-        near = self.nearest(name, scope)
+        near = nearest_name(name, self._rows[scope])
         if near is not None:
             return f"; did you mean {near!r}?"
         other = SettingScope.TOPIC if scope is SettingScope.BROKER else SettingScope.BROKER

@@ -10,15 +10,11 @@ A file is TOML, where nested tables are another way to write dotted names, or Ja
 
 from __future__ import annotations
 
-import difflib
-import re
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from tidelog.common.endpoint import parse_endpoint
-from tidelog.common.settings import SettingError, Settings, SettingScope, SettingsTable
+from tidelog.common.settings import SettingError, Settings, SettingScope, SettingsTable, nearest_name
 from tidelog.server.properties_file import parse_properties
 from tidelog.server.settings_table import TABLE
 
@@ -27,14 +23,6 @@ ENVIRONMENT_PREFIX = "TIDELOG_"
 OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG"})
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
-_TOML_TABLE = re.compile(r"\s*\[([^\[\]]+)\]")
-_TOML_KEY = re.compile(r"""\s*([\w."'\s-]+?)\s*=""")
-
-
-class _Entry(NamedTuple):
-    name: str
-    value: object
-    line: int | None
 
 
 def load(
@@ -105,60 +93,26 @@ def _load_file(settings: Settings, path: Path) -> None:
         raise SettingError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise SettingError(f"{path}: not a text file in UTF-8: {error.reason} at byte {error.start}") from None
+    for name, value, line in _entries(path, text):
+        place = str(path) if line is None else f"{path}:{line}"
+        _set(settings, name, value, path.name, place)
+
+
+def _entries(path: Path, text: str) -> list[tuple[str, object, int | None]]:
+    # Most brokers start without a file, and TOML's parser takes a while to import.
+    from tidelog.server.toml_file import parse_toml
+
+    looks_like_toml = any(line.lstrip().startswith("[") for line in text.splitlines())
+    if path.suffix != ".properties":
+        try:
+            return list(parse_toml(text))
+        except ValueError as error:
+            if path.suffix == ".toml" or looks_like_toml:
+                raise SettingError(f"{path}: {error}") from None
     try:
-        entries = _toml_entries(text) if _is_toml(path, text) else _properties_entries(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingError(f"{path}: {error}") from None
+        return list(parse_properties(text))
     except ValueError as error:
         raise SettingError(f"{path}:{error}") from None
-    for entry in entries:
-        place = str(path) if entry.line is None else f"{path}:{entry.line}"
-        _set(settings, entry.name, entry.value, path.name, place)
-
-
-def _is_toml(path: Path, text: str) -> bool:
-    if path.suffix in (".toml", ".properties"):
-        return path.suffix == ".toml"
-    if any(line.lstrip().startswith("[") for line in text.splitlines()):
-        return True
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _properties_entries(text: str) -> list[_Entry]:
-    return [_Entry(name, value, line) for name, value, line in parse_properties(text)]
-
-
-def _toml_entries(text: str) -> list[_Entry]:
-    lines = _toml_lines(text)
-    return [_Entry(name, value, lines.get(name)) for name, value in _flatten(tomllib.loads(text), "")]
-
-
-def _flatten(table: Mapping[str, object], prefix: str) -> Iterator[tuple[str, object]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _toml_lines(text: str) -> dict[str, int]:
-    """The line of each name; the parser does not keep them, and one that this misses is reported without its line."""
-    lines: dict[str, int] = {}
-    prefix = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if table := _TOML_TABLE.match(line):
-            prefix = _dotted(table[1]) + "."
-        elif key := _TOML_KEY.match(line):
-            lines.setdefault(prefix + _dotted(key[1]), number)
-    return lines
-
-
-def _dotted(key: str) -> str:
-    return ".".join(part.strip() for part in re.sub(r"[\"']", "", key).split("."))
 
 
 def _load_environment(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -167,7 +121,7 @@ def _load_environment(settings: Settings, environ: Mapping[str, str]) -> None:
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in OTHER_VARIABLES:
             continue
         if variable not in names:
-            near = difflib.get_close_matches(variable, names, n=1, cutoff=0.6)
-            suggestion = f"; did you mean {near[0]}?" if near else ""
+            near = nearest_name(variable, names)
+            suggestion = f"; did you mean {near}?" if near is not None else ""
             raise SettingError(f"environment: {variable} names no setting{suggestion}")
         _set(settings, names[variable], environ[variable], "environment", f"environment {variable}")
