@@ -17,7 +17,7 @@ the first instance is made and codecs when the first message passes, because a p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, cast, dataclass_transform, overload
 
 from tidelog.protocol.errors import ProtocolError
 
@@ -216,8 +216,8 @@ def _compile_init(cls: type[Message]) -> Callable[..., None]:
     return init
 
 
-def _declare(cls: type[T], versions: Versions, flexible_from: int | None) -> type[T]:
-    """The slotted class that replaces the one written down."""
+def _declare(cls: type, versions: Versions, flexible_from: int | None) -> type[Message]:
+    """The slotted class that replaces the one written down, though type checkers go on reading the latter."""
     annotations: dict[str, str] = getattr(cls, "__annotations__", {})  # it has no bases to inherit them from
     fields: dict[str, FieldSpec] = {}
     for name in annotations:
@@ -234,19 +234,15 @@ def _declare(cls: type[T], versions: Versions, flexible_from: int | None) -> typ
         "__annotations__": annotations,
         "__declaration__": Declaration(fields, annotations, versions, flexible_from),
     }
-    declared: Any = type(cls.__name__, (Message,), namespace)
-    return declared  # type: ignore[no-any-return]  # a type checker reads the class as it was written
+    return type(cls.__name__, (Message,), namespace)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(v,))
 def request(api: Api) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
-        declared = _declare(cls, api.versions, api.flexible_from)
-        if not issubclass(declared, Message):
-            raise TypeError(f"{cls.__name__} is not a message")
         api.name = cls.__name__.removesuffix("Request")
-        api.request_class = declared
-        return declared
+        api.request_class = _declare(cls, api.versions, api.flexible_from)
+        return cast("type[T]", api.request_class)
 
     return decorate
 
@@ -254,11 +250,8 @@ def request(api: Api) -> Callable[[type[T]], type[T]]:
 @dataclass_transform(kw_only_default=True, field_specifiers=(v,))
 def response(api: Api) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
-        declared = _declare(cls, api.versions, api.flexible_from)
-        if not issubclass(declared, Message):
-            raise TypeError(f"{cls.__name__} is not a message")
-        api.response_class = declared
-        return declared
+        api.response_class = _declare(cls, api.versions, api.flexible_from)
+        return cast("type[T]", api.response_class)
 
     return decorate
 
@@ -268,7 +261,7 @@ def message(*, versions: str, flexible: str = "none") -> Callable[[type[T]], typ
     """A message that is neither request nor response, such as what group members send one another inside of bytes."""
 
     def decorate(cls: type[T]) -> type[T]:
-        return _declare(cls, Versions.parse(versions), _flexible_from(flexible))
+        return cast("type[T]", _declare(cls, Versions.parse(versions), _flexible_from(flexible)))
 
     return decorate
 
@@ -276,7 +269,7 @@ def message(*, versions: str, flexible: str = "none") -> Callable[[type[T]], typ
 @dataclass_transform(kw_only_default=True, field_specifiers=(v,))
 def struct(cls: type[T]) -> type[T]:
     """A part of messages; has the versions of the message it is in."""
-    return _declare(cls, ALL_VERSIONS, None)
+    return cast("type[T]", _declare(cls, ALL_VERSIONS, None))
 
 
 def declaration_of(cls: type) -> Declaration:

@@ -70,9 +70,7 @@ class _DecoderWriter:
 
     def _set_default(self, field: Field, target: str) -> None:
         if field.spec.factory is None:
-            default = field.spec.default
-            text = repr(default) if default is None or isinstance(default, bool | int | str | bytes) else ""
-            self._source.add(f"{target} = {text or self._source.constant('default', default)}")
+            self._source.add(f"{target} = {self._source.literal(field.spec.default)}")
         elif field.is_array:
             self._source.add(f"{target} = []")
         else:
@@ -120,7 +118,7 @@ class _DecoderWriter:
                 source.add(f"{target} = memoryview(buf)[o:e]")
             source.add("o = e")
 
-    def _length(self, is_string: bool = False) -> str:
+    def _length(self, *, is_string: bool = False) -> str:
         """Reads the run with the length at its end. A compact length is nearly always one byte and then joined in."""
         count = self._source.name("n")
         if not self._flexible:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from typing import Final
+from uuid import UUID
 
 from tidelog.protocol import wire
 from tidelog.protocol.declare import Message, declaration_of
@@ -17,7 +18,7 @@ from tidelog.protocol.source import Source
 from tidelog.protocol.types import Part
 
 Encoder = Callable[[object], list[Part]]
-_SHARED: Final = ("ONE_BYTE", "field_refused", "write_string_length", "write_uvarint")
+_SHARED: Final = ("ONE_BYTE", "field_refused", "records_size_bytes", "write_string_length", "write_uvarint")
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
@@ -74,55 +75,50 @@ class _EncoderWriter:
     def _value(self, field: Field, value: str, nullable: bool) -> None:
         assert field.wire is not None
         if field.wire.name == "uuid":
-            self._run.append((field.wire.code, f"{value}.bytes"))
+            self._run.append((field.wire.code, f"{value}.int.to_bytes(16)"))
         elif field.wire.size_bytes:
             self._run.append((field.wire.code, value))
         elif field.wire.name == "string":
-            self._sized(value, nullable, "{}.encode()", "len({})", is_string=True)
+            self._sized(value, f"{value}.encode()", nullable, is_string=True)
         elif field.wire.name == "bytes":
-            self._sized(value, nullable, "{}", "len({})")
+            self._sized(value, value, nullable, is_string=False)
         else:
             self._records(value, nullable)
 
-    def _sized(self, value: str, nullable: bool, data: str, length: str, is_string: bool = False) -> str:
+    def _sized(self, value: str, data: str, nullable: bool, *, is_string: bool) -> None:
         """A length with its data; both are worked out before, so that the length joins the run of fixed-size values."""
         source = self._source
         raw = source.name("b")
         count = source.name("n")
-        plus = " + 1" if self._flexible else ""
+        length = f"len({raw})" + (" + 1" if self._flexible else "")
         if nullable:
             with source.block(f"if {value} is None:"):
                 source.add(f'{raw} = b""')
                 source.add(f"{count} = {0 if self._flexible else -1}")
             with source.block("else:"):
-                source.add(f"{raw} = {data.format(value)}")
-                source.add(f"{count} = {length.format(raw)}{plus}")
+                source.add(f"{raw} = {data}")
+                source.add(f"{count} = {length}")
         else:
-            source.add(f"{raw} = {data.format(value)}")
-            source.add(f"{count} = {length.format(raw)}{plus}")
-        self._length(count, is_string)
+            source.add(f"{raw} = {data}")
+            source.add(f"{count} = {length}")
+        self._length(count, is_string=is_string)
         source.add(f"add({raw})")
-        return raw
 
     def _records(self, value: str, nullable: bool) -> None:
         """Ends the part before, then makes the records a part of their own."""
         source = self._source
-        length = "{0}.size_bytes if hasattr({0}, 'size_bytes') else len({0})"
-        if self._flexible:
-            length = f"1 + ({length})"
-        count = source.name("n")
+        length = f"records_size_bytes({value})" + (" + 1" if self._flexible else "")
         if nullable:
-            null = 0 if self._flexible else -1
-            source.add(f"{count} = {null} if {value} is None else {length.format(value)}")
-        else:
-            source.add(f"{count} = {length.format(value)}")
+            length = f"{0 if self._flexible else -1} if {value} is None else {length}"
+        count = source.name("n")
+        source.add(f"{count} = {length}")
         self._length(count)
         with source.block(f"if {count} > {1 if self._flexible else 0}:"):
             source.add('parts.append(b"".join(out))')
             source.add(f"parts.append({value})")
             source.add("out.clear()")
 
-    def _length(self, count: str, is_string: bool = False) -> None:
+    def _length(self, count: str, *, is_string: bool = False) -> None:
         """Writes the run with the length at its end. A compact length is nearly always one byte and then joins in."""
         if not self._flexible:
             self._run.append(("h" if is_string else "i", count))
@@ -224,7 +220,11 @@ class _EncoderWriter:
         if field.spec.factory is None:
             if field.spec.default is None:
                 return f"{value} is None"
-            return f"{value} == {self._source.constant('default', field.spec.default)}"
+            default = self._source.literal(field.spec.default)
+            if isinstance(field.spec.default, UUID):
+                # Ids compare in Python code; an unset one is nearly always the very object that stands for zero.
+                return f"({value} is {default} or {value} == {default})"
+            return f"{value} == {default}"
         if field.is_array:
             return f"{value} == []"
         assert field.struct is not None
@@ -235,5 +235,6 @@ class _EncoderWriter:
             return
         codes = "".join(code for code, _ in self._run)
         values = ", ".join(value for _, value in self._run if value)
-        self._source.add(f"add({self._source.packer(codes)}({values}))")
+        # A run of empty tag sections has no values: its bytes are known already.
+        self._source.add(f"add({self._source.packer(codes)}({values}))" if values else f"add({bytes(len(codes))!r})")
         self._run = []

@@ -41,6 +41,12 @@ class Source:
         self.namespace[name] = value
         return name
 
+    def literal(self, value: object) -> str:
+        """How the function writes this value: as Python text where there is one."""
+        if value is None or isinstance(value, bool | int | float | str | bytes):
+            return repr(value)
+        return self.constant("constant", value)
+
     def packer(self, codes: str) -> str:
         return self._struct_method("pack", codes)
 

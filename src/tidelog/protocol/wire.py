@@ -7,7 +7,7 @@ from uuid import UUID, SafeUUID
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol.errors import ProtocolError
-from tidelog.protocol.types import STRING_LENGTH_MAX
+from tidelog.protocol.types import STRING_LENGTH_MAX, Part
 
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))  # the varints that take one byte
 _UVARINT_MAX: Final = 0xFFFFFFFF
@@ -66,6 +66,14 @@ def uuid_from_bytes(raw: bytes) -> UUID:
     _set_int(value, int.from_bytes(raw, "big"))
     _set_is_safe(value, SafeUUID.unknown)
     return value
+
+
+def records_size_bytes(records: Part) -> int:
+    if isinstance(records, bytes | bytearray):
+        return len(records)
+    if isinstance(records, memoryview):
+        return records.nbytes
+    return records.size_bytes
 
 
 def skip_tags(buffer: bytes | bytearray | memoryview, offset: int, end: int) -> int:
