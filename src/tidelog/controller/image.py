@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
+
+from tidelog.common.checks import collision_key
 
 NO_LEADER: Final = -1
 """The leader of a partition that has none, as Kafka's requests carry it."""
@@ -82,6 +84,7 @@ class TopicImage:
     topic_id: uuid.UUID
     partitions: tuple[PartitionState, ...]
     is_internal: bool = False
+    created_ms: int = 0
 
     @property
     def replication_factor(self) -> int:
@@ -99,6 +102,8 @@ class ClusterImage:
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[uuid.UUID, TopicImage] = field(default_factory=dict)
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
+    # Topic names by what they look like in metrics, so that a new name is checked without a pass over all topics.
+    names_by_collision_key: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def partition(self, topic: str, index: int) -> PartitionState | None:
         """The state of one partition, or None when the topic or the partition is unknown."""
@@ -106,6 +111,27 @@ class ClusterImage:
         if found is None or not 0 <= index < len(found.partitions):
             return None
         return found.partitions[index]
+
+    def with_topics(self, changed: Iterable[TopicImage], deleted: Sequence[TopicImage] = ()) -> ClusterImage:
+        """This image with topics added or replaced, and others gone with their settings."""
+        topics, by_id = dict(self.topics), dict(self.topics_by_id)
+        names, configs = dict(self.names_by_collision_key), self.configs
+        for topic in changed:
+            topics[topic.name] = by_id[topic.topic_id] = topic
+            names[collision_key(topic.name)] = topic.name
+        gone = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in deleted]
+        for topic in deleted:
+            del topics[topic.name], by_id[topic.topic_id], names[collision_key(topic.name)]
+        if any(resource in configs for resource in gone):
+            configs = {resource: values for resource, values in configs.items() if resource not in set(gone)}
+        return replace(self, topics=topics, topics_by_id=by_id, names_by_collision_key=names, configs=configs)
+
+    def with_configs(self, changed: Mapping[ConfigResource, Mapping[str, str]]) -> ClusterImage:
+        """This image with the overrides of some resources replaced; an empty set of overrides is left out."""
+        if not changed:
+            return self
+        merged = {**self.configs, **changed}
+        return replace(self, configs={resource: values for resource, values in merged.items() if values})
 
     def topic_configs(self, topic: str) -> Mapping[str, str]:
         """The settings set on that topic itself; empty when none is."""

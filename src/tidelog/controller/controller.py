@@ -1,0 +1,317 @@
+"""The controller: the one writer of the cluster's metadata.
+
+What always holds: changes are made one after another, in the store first and in the image after, so the image never
+shows what could be lost; subscribers see every image in order, on the event loop; whoever calls may be cancelled
+without leaving a change half known. When a write fails in a way that leaves doubt about the store's state (another
+controller was elected, the session ended, the store failed), this controller resigns, answers NOT_CONTROLLER, and
+stands for election again, which loads everything anew.
+
+What a request changes is decided by pure functions in `changes`; the store's ways are in `ledger`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+from tidelog.common.clock import Clock
+from tidelog.common.ids import random_uuid, uuid_to_text
+from tidelog.common.settings import Settings
+from tidelog.controller import changes, layout
+from tidelog.controller.changes import Change
+from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage
+from tidelog.controller.ledger import Ledger, NotControllerError, Write
+from tidelog.controller.loading import load
+from tidelog.controller.requests import (
+    ConfigAlteration,
+    ConfigReplacement,
+    ConfigResult,
+    DeleteResult,
+    NewPartitions,
+    NewTopic,
+    PartitionsResult,
+    TopicResult,
+)
+from tidelog.metadata.store import MetadataStoreError, Session, Store
+from tidelog.protocol import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
+
+PRODUCER_IDS_PER_BLOCK: Final = 1000
+"""As in Kafka: one write serves a thousand idempotent producers, and a crash loses at most as many of 2^63 ids."""
+
+SESSION_TTL_MS: Final = 6_000
+"""How long a controller may be silent before another takes its place: longer than a disk stalls now and then."""
+
+_ELECTION_PAUSE_S: Final = 0.05
+_RECOVERY_PAUSE_S: Final = 1.0
+
+Subscriber = Callable[[ClusterImage, ClusterImage], None]
+_T = TypeVar("_T")
+_Result = TypeVar("_Result", TopicResult, DeleteResult, PartitionsResult, ConfigResult)
+
+
+class Controller:
+    """Answers requests that change the cluster's metadata, once `start` has returned."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        settings: Settings,
+        *,
+        node_id: int,
+        session_ttl_ms: float = SESSION_TTL_MS,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._settings = settings
+        self._node_id = node_id
+        self._session_ttl_ms = session_ttl_ms
+        self._image = EMPTY_IMAGE
+        self._next_producer_id = 0
+        # Epochs of the brokers that registered with this object; whoever is not in it may be dead.
+        self._registered: dict[int, int] = {}
+        self._subscribers: list[Subscriber] = []
+        # Taken by every change, for as long as it is being written.
+        self._lock = asyncio.Lock()
+        self._ledger: Ledger | None = None
+        self._session: Session | None = None
+        self._resigned = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self._writing: set[asyncio.Task[Any]] = set()
+
+    @property
+    def image(self) -> ClusterImage:
+        """The cluster as last committed."""
+        return self._image
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this is the controller as far as it knows; only a write can tell for sure."""
+        return self._ledger is not None
+
+    @property
+    def epoch(self) -> int:
+        """The controller epoch of its election; -1 while it is not the controller."""
+        return -1 if self._ledger is None else self._ledger.epoch
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call with the image before and after every change; returns the function that ends it."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    async def start(self, timeout_s: float = 30) -> None:
+        """Become controller and load the image; waits while another one holds the place."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._campaign()
+        except TimeoutError:
+            await self._close_session()
+            raise MetadataStoreError(
+                f"no election within {timeout_s:g} s: another controller is running on this metadata store"
+            ) from None
+        except MetadataStoreError:
+            await self._close_session()
+            raise
+        self._keeper = asyncio.get_running_loop().create_task(self._stay_elected(), name="controller")
+
+    async def close(self) -> None:
+        """Finish what is being written, give up the place at once, and answer NOT_CONTROLLER from now on."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        async with self._lock:
+            self._ledger = None
+            await self._close_session()
+
+    async def register_broker(
+        self,
+        node_id: int,
+        host: str,
+        port: int,
+        rack: str | None = None,
+        directories: Sequence[uuid.UUID] = (),
+        *,
+        clean_shutdown: bool,
+    ) -> int:
+        """Take in a broker that has started; returns its new epoch. Raises KafkaError NOT_CONTROLLER."""
+        broker = BrokerInfo(node_id, -1, host, port, rack, False, tuple(directories))
+
+        def plan(image: ClusterImage) -> Change[int]:
+            return changes.register_broker(broker, image, self._settings, clean_shutdown=clean_shutdown)
+
+        epoch = await self._shielded(self._commit(plan))
+        self._registered[node_id] = epoch
+        return epoch
+
+    async def allocate_producer_ids(self) -> range:
+        """A block of producer ids that nobody else ever gets. Raises KafkaError NOT_CONTROLLER."""
+
+        def plan(image: ClusterImage) -> Change[range]:
+            block = range(self._next_producer_id, self._next_producer_id + PRODUCER_IDS_PER_BLOCK)
+            # Taken at once: a block whose write fails is skipped, never handed out twice.
+            self._next_producer_id = block.stop
+            return Change(block, [Write(layout.PRODUCER_IDS, {"next": block.stop})], image)
+
+        return await self._shielded(self._commit(plan))
+
+    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[TopicResult]:
+        """One result a name, in the order asked."""
+        return await self._change(
+            lambda image: changes.create_topics(topics, image, self._settings, self._clock.now_ms()), validate_only
+        )
+
+    async def delete_topics(self, topics: Sequence[str | uuid.UUID]) -> list[DeleteResult]:
+        """One result for every name or topic id, in the order asked."""
+        return await self._change(lambda image: changes.delete_topics(topics, image))
+
+    async def create_partitions(
+        self, topics: Sequence[NewPartitions], *, validate_only: bool = False
+    ) -> list[PartitionsResult]:
+        """One result a name, in the order asked."""
+        return await self._change(lambda image: changes.create_partitions(topics, image), validate_only)
+
+    async def alter_configs(
+        self, replacements: Sequence[ConfigReplacement], *, validate_only: bool = False
+    ) -> list[ConfigResult]:
+        """Replace all overrides of each resource; one result a resource, in the order asked."""
+        return await self._change(
+            lambda image: changes.alter_configs(replacements, image, self._settings), validate_only
+        )
+
+    async def incremental_alter_configs(
+        self, alterations: Sequence[ConfigAlteration], *, validate_only: bool = False
+    ) -> list[ConfigResult]:
+        """Change single overrides of each resource; one result a resource, in the order asked."""
+        return await self._change(
+            lambda image: changes.alter_configs(alterations, image, self._settings), validate_only
+        )
+
+    async def _change(
+        self, plan: Callable[[ClusterImage], Change[list[_Result]]], validate_only: bool = False
+    ) -> list[_Result]:
+        """Carry out a change with a result an item; items that could not be written are refused, not raised."""
+        if validate_only:
+            return plan(self._image).results
+        try:
+            return await self._shielded(self._commit(plan))
+        except KafkaError as error:
+            return [_refused(result, error) for result in plan(self._image).results]
+
+    async def _shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
+        """Finish a change even if its caller goes away: the store would have it, and the image would not."""
+        task = asyncio.get_running_loop().create_task(change)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return await asyncio.shield(task)
+
+    async def _commit(self, plan: Callable[[ClusterImage], Change[_T]]) -> _T:
+        async with self._lock:
+            ledger = self._ledger
+            if ledger is None:
+                raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
+            change = plan(self._image)
+            if change.writes:
+                try:
+                    rev = await ledger.write(change.writes)
+                except NotControllerError as error:
+                    self._resign(str(error))
+                    raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
+                except MetadataStoreError as error:
+                    self._resign(str(error))
+                    raise
+                self._publish(replace(change.image, revision=rev))
+            return change.results
+
+    def _publish(self, image: ClusterImage) -> None:
+        old, self._image = self._image, image
+        for subscriber in tuple(self._subscribers):
+            subscriber(old, image)
+
+    def _resign(self, reason: str) -> None:
+        logger.warning("no longer the controller: %s", reason)
+        self._ledger = None
+        self._resigned.set()
+
+    async def _stay_elected(self) -> None:
+        """Stand for election again whenever the place is lost."""
+        while True:
+            await self._wait_for_loss()
+            async with self._lock:
+                if self._ledger is not None:
+                    self._resign("its session ended")
+            while True:
+                try:
+                    await self._close_session()
+                    await self._campaign()
+                    break
+                except MetadataStoreError as error:
+                    logger.error("can't stand for election: %s", error)
+                    await asyncio.sleep(_RECOVERY_PAUSE_S)
+
+    async def _wait_for_loss(self) -> None:
+        assert self._session is not None
+        losses = [asyncio.ensure_future(event.wait()) for event in (self._session.lost, self._resigned)]
+        try:
+            await asyncio.wait(losses, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for loss in losses:
+                loss.cancel()
+
+    async def _campaign(self) -> None:
+        """Wait to be elected, then load and publish the image."""
+        while True:
+            if self._session is None or self._session.lost.is_set():
+                self._session = await self._store.session(self._session_ttl_ms)
+            try:
+                ledger = await Ledger.elect(self._store, self._node_id, self._session)
+                if ledger is not None:
+                    await self._take_over(ledger)
+                    return
+            except NotControllerError as error:
+                logger.info("election is to be repeated: %s", error)
+                await self._close_session()
+                await asyncio.sleep(_ELECTION_PAUSE_S)
+                continue
+            await self._wait_for_vacancy()
+
+    async def _wait_for_vacancy(self) -> None:
+        async with contextlib.aclosing(self._store.watch(layout.CONTROLLER)) as snapshots:
+            async for snapshot in snapshots:
+                if layout.CONTROLLER not in snapshot.records:
+                    return
+
+    async def _take_over(self, ledger: Ledger) -> None:
+        loaded = await load(ledger, self._node_id, self._registered)
+        image = loaded.image
+        writes = [Write(key, None) for key in loaded.garbage]
+        if not image.cluster_id:
+            image = replace(image, cluster_id=uuid_to_text(random_uuid()))
+            writes.append(Write(layout.CLUSTER, {"id": image.cluster_id, "version": layout.LAYOUT_VERSION}))
+        rev = await ledger.write(writes) if writes else ledger.elected_rev
+        async with self._lock:
+            self._next_producer_id = loaded.next_producer_id
+            self._resigned.clear()
+            self._ledger = ledger
+            self._publish(replace(image, revision=rev))
+
+    async def _close_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _refused(result: _Result, error: KafkaError) -> _Result:
+    """The same item as not done; a refusal that it had for itself stays."""
+    if result.error is not ErrorCode.NONE:
+        return result
+    if isinstance(result, TopicResult):
+        return TopicResult(result.name, error=error.code, message=error.message)
+    return replace(result, error=error.code, message=error.message)

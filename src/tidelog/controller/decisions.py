@@ -1,0 +1,190 @@
+"""What the controller answers when topics are to be made, to grow or to go: pure checks and placements.
+
+What always holds: nothing here touches the store or the clock; a refusal is a KafkaError with the code and the reason
+that the client is shown; a Decision that is returned can be carried out as it is.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tidelog.common.checks import collision_key, topic_name_problem
+from tidelog.common.settings import Settings
+from tidelog.controller.configs import check_topic_configs
+from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.requests import NewPartitions, NewTopic
+from tidelog.protocol import ErrorCode, KafkaError
+
+PARTITIONS_PER_REQUEST_MAX: Final = 10_000
+"""As in Kafka's controller: a single request can't make the cluster's metadata outgrow the memory of its brokers."""
+
+Replicas = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDecision:
+    """A topic that may be made, and its own settings."""
+
+    topic: TopicImage
+    configs: Mapping[str, str]
+
+
+def decide_new_topic(
+    new: NewTopic,
+    topic_id: uuid.UUID,
+    created_ms: int,
+    image: ClusterImage,
+    accepted: Mapping[str, str],
+    settings: Settings,
+) -> TopicDecision:
+    """How to make this topic; raises KafkaError. `accepted` are names of the same request, by collision key."""
+    check_new_name(new.name, image, accepted)
+    if new.assignments:
+        replicas = _given_assignment(new, image)
+    else:
+        count = _count_or_default(new.partitions, settings, "num.partitions")
+        factor = _count_or_default(new.replication_factor, settings, "default.replication.factor")
+        replicas = place_replicas(live_brokers(image), count, factor, first=topic_id.int)
+    configs = check_topic_configs(new.configs, settings.table)
+    partitions = tuple(new_partition(assigned, image) for assigned in replicas)
+    return TopicDecision(TopicImage(new.name, topic_id, partitions, new.name in INTERNAL_TOPICS, created_ms), configs)
+
+
+def check_new_name(name: str, image: ClusterImage, accepted: Mapping[str, str]) -> None:
+    problem = topic_name_problem(name)
+    if problem is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    if name in image.topics:
+        raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+    key = collision_key(name)
+    other = image.names_by_collision_key.get(key) or accepted.get(key)
+    if other is not None:
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"Topic '{name}' collides with topic '{other}': '.' and '_' look alike in metric names.",
+        )
+
+
+def live_brokers(image: ClusterImage) -> list[int]:
+    return sorted(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+
+
+def place_replicas(brokers: Sequence[int], partitions: int, replication_factor: int, first: int) -> list[Replicas]:
+    """Replicas for new partitions, spread over the brokers.
+
+    Leaders go round from broker `first`; the other replicas follow at a distance that grows with every round, so that
+    the partitions led by a broker that fails fall to all the others and not to its neighbour alone.
+    """
+    if partitions <= 0:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "The number of partitions must be larger than 0, or -1.")
+    check_request_size(partitions)
+    if replication_factor <= 0:
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor must be larger than 0, or -1.")
+    if replication_factor > len(brokers):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"A replication factor of {replication_factor} needs as many brokers; {len(brokers)} are alive.",
+        )
+    count = len(brokers)
+    assigned = []
+    for partition in range(partitions):
+        leader = (first + partition) % count
+        distance = first // count + partition // count
+        followers = [(leader + 1 + (distance + n) % (count - 1)) % count for n in range(replication_factor - 1)]
+        assigned.append(tuple(brokers[index] for index in (leader, *followers)))
+    return assigned
+
+
+def check_request_size(partitions: int) -> None:
+    if partitions > PARTITIONS_PER_REQUEST_MAX:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{partitions} partitions in one request; at most {PARTITIONS_PER_REQUEST_MAX} can be made at once.",
+        )
+
+
+def new_partition(replicas: Replicas, image: ClusterImage) -> PartitionState:
+    """The first state of a partition: everyone alive is in sync, since there is nothing to copy yet."""
+    isr = tuple(node_id for node_id in replicas if not image.brokers[node_id].fenced)
+    if not isr:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"None of the brokers {list(replicas)} of the assignment is alive."
+        )
+    return PartitionState(replicas=replicas, isr=isr, leader=isr[0])
+
+
+def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterImage) -> TopicImage:
+    """The topic grown to its new count; raises KafkaError."""
+    current = len(topic.partitions)
+    if new.count == current:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
+    if new.count < current:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic has {current} partition(s), which can't be reduced to {new.count}.",
+        )
+    added = new.count - current
+    check_request_size(added)
+    if new.assignments is None:
+        first = topic.topic_id.int + current
+        replicas = place_replicas(live_brokers(image), added, topic.replication_factor, first)
+    else:
+        replicas = [_checked_replicas(given, image) for given in new.assignments]
+        if len(replicas) != added:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{added} partition(s) are to be added, but {len(replicas)} assignment(s) are given.",
+            )
+        _check_same_length(replicas, topic.replication_factor)
+    grown = tuple(new_partition(assigned, image) for assigned in replicas)
+    return replace(topic, partitions=topic.partitions + grown)
+
+
+def _count_or_default(asked: int, settings: Settings, name: str) -> int:
+    return settings.get_int(name) if asked == -1 else asked
+
+
+def _given_assignment(new: NewTopic, image: ClusterImage) -> list[Replicas]:
+    if new.partitions != -1 or new.replication_factor != -1:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "With an assignment of replicas, the number of partitions and the replication factor must both be -1.",
+        )
+    if sorted(new.assignments) != list(range(len(new.assignments))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "The partitions of an assignment must be numbered from 0 without gaps.",
+        )
+    check_request_size(len(new.assignments))
+    replicas = [_checked_replicas(new.assignments[index], image) for index in range(len(new.assignments))]
+    _check_same_length(replicas, len(replicas[0]))
+    return replicas
+
+
+def _checked_replicas(given: Sequence[int], image: ClusterImage) -> Replicas:
+    replicas = tuple(given)
+    problem = None
+    if not replicas:
+        problem = "A partition's assignment names no broker."
+    elif len(set(replicas)) != len(replicas):
+        problem = f"The assignment {list(replicas)} names a broker twice."
+    else:
+        unknown = [node_id for node_id in replicas if node_id not in image.brokers]
+        if unknown:
+            problem = f"The assignment {list(replicas)} names brokers that are not registered: {unknown}."
+    if problem is not None:
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, problem)
+    return replicas
+
+
+def _check_same_length(replicas: Sequence[Replicas], replication_factor: int) -> None:
+    for assigned in replicas:
+        if len(assigned) != replication_factor:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The assignment {list(assigned)} has {len(assigned)} replica(s) where the topic's others have "
+                f"{replication_factor}.",
+            )

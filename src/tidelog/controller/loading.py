@@ -1,0 +1,98 @@
+"""From records of the store to an image: what a newly elected controller starts with.
+
+What always holds: a topic is taken as `topics/<name>` says; partition chunks that belong to no topic are what an
+interrupted creation or deletion left, and are named as garbage, as are the tombstones of deleted topics. Removing them
+is safe only now, at the start of a new controller epoch, when no write that compares an old token can pass any more.
+A topic whose chunks are missing is damage, and stops the controller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tidelog.common.ids import uuid_to_text
+from tidelog.controller import layout
+from tidelog.controller.image import (
+    INTERNAL_TOPICS,
+    ClusterImage,
+    ConfigResource,
+    PartitionState,
+    ResourceType,
+    TopicImage,
+)
+from tidelog.controller.layout import Record
+from tidelog.controller.ledger import Ledger
+from tidelog.metadata.store import MetadataStoreError
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    image: ClusterImage
+    garbage: list[str]
+    next_producer_id: int
+
+
+async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]) -> Loaded:
+    """Everything in the store.
+
+    A broker counts as alive only if it registered with this controller under that epoch (`registered`): the others
+    may have died since, and register anew when they have not.
+    """
+    cluster = (await ledger.read(layout.CLUSTER)).get(layout.CLUSTER, {})
+    if cluster.get("version", layout.LAYOUT_VERSION) > layout.LAYOUT_VERSION:
+        raise MetadataStoreError(
+            f"the cluster's metadata has layout version {cluster['version']}, written by a newer Tidelog; "
+            f"this one reads up to {layout.LAYOUT_VERSION}. Start the newer version."
+        )
+    brokers = {}
+    for key, record in (await ledger.read(layout.BROKERS)).items():
+        broker = layout.parse_broker(key, record)
+        brokers[broker.node_id] = replace(broker, fenced=registered.get(broker.node_id) != broker.epoch)
+    configs: dict[ConfigResource, Mapping[str, str]] = {}
+    for key, record in (await ledger.read(layout.BROKER_CONFIGS)).items():
+        resource = ConfigResource(ResourceType.BROKER, layout.broker_configs_name(key))
+        configs[resource] = record["configs"]
+    topics, garbage = await _load_topics(ledger, configs)
+    producer_ids = (await ledger.read(layout.PRODUCER_IDS)).get(layout.PRODUCER_IDS, {"next": 0})
+    image = ClusterImage(
+        cluster_id=cluster.get("id", ""),
+        controller_id=controller_id,
+        brokers=brokers,
+        configs=configs,
+    )
+    return Loaded(image.with_topics(topics), garbage, producer_ids["next"])
+
+
+async def _load_topics(
+    ledger: Ledger, configs: dict[ConfigResource, Mapping[str, str]]
+) -> tuple[list[TopicImage], list[str]]:
+    chunks: dict[str, list[tuple[str, Record]]] = {}
+    for key, record in (await ledger.read(layout.PARTITIONS)).items():
+        chunks.setdefault(key.split("/")[1], []).append((key, record))
+    topics = []
+    garbage = []
+    for key, record in (await ledger.read(layout.TOPICS)).items():
+        name = key.removeprefix(layout.TOPICS)
+        parsed = layout.parse_topic(record)
+        if parsed is None:
+            garbage.append(key)
+            continue
+        found = sorted(chunks.pop(uuid_to_text(parsed.topic_id), []))
+        states = [state for _, chunk in found for state in layout.parse_chunk(chunk)]
+        topics.append(_topic(name, parsed, states))
+        if parsed.configs:
+            configs[ConfigResource(ResourceType.TOPIC, name)] = parsed.configs
+    garbage.extend(key for orphans in chunks.values() for key, _ in orphans)
+    return topics, garbage
+
+
+def _topic(name: str, record: layout.TopicRecord, states: list[PartitionState]) -> TopicImage:
+    if len(states) < record.partitions:
+        raise MetadataStoreError(
+            f"the metadata of topic {name!r} is damaged: it should have {record.partitions} partitions, "
+            f"the states of {len(states)} are there. Restore the metadata store from a backup."
+        )
+    # More states than partitions are what an interrupted CreatePartitions left; the next one overwrites them.
+    partitions = tuple(states[: record.partitions])
+    return TopicImage(name, record.topic_id, partitions, name in INTERNAL_TOPICS, record.created_ms)
