@@ -122,7 +122,7 @@ class Connection:
         """Take up no more requests; close once the answers under way are sent."""
         self._draining = True
         self._set_reading(False)
-        if not self.is_busy:
+        if not self._outgoing and all(exchange.handler.may_be_cut for exchange in self._exchanges):
             self.close("the broker shuts down")
 
     def memory_freed(self) -> None:

@@ -9,10 +9,10 @@ where its response has a place for one. It knows neither sockets nor the order o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import struct
 from collections import Counter
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from tidelog.broker.log_limit import LimitedLog
@@ -137,7 +137,7 @@ class Dispatcher:
             return exchange
         if isinstance(result, asyncio.Future):
             exchange.future = result
-        elif inspect.iscoroutine(result):
+        elif isinstance(result, CoroutineType):
             exchange.future = self._loop.create_task(result)
         else:
             self._answer(exchange, result)

@@ -23,6 +23,9 @@ HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
 # order all the same. No other request may: it could see the state that an unfinished request is about to change.
 _OVERLAPPING_API_KEYS = frozenset({0})
 
+# A fetch that waits for records changes nothing and is asked again after a reconnect, so a shutdown need not wait for it.
+_CUTTABLE_API_KEYS = frozenset({1})
+
 
 class CloseConnection(Exception):  # noqa: N818 - it is a request to close, raised by choice, and the peer's fault
     """Raised by a handler (or the dispatcher) to close the connection without an answer; the text is the reason."""
@@ -37,7 +40,8 @@ class Handler:
     version_max: int
     # The types of one API's messages are known to its handler only; the dispatcher passes them through.
     handle: Callable[[Any, RequestContext], Any]
-    may_overlap: bool
+    may_overlap: bool = False
+    may_be_cut: bool = False
 
 
 _handlers: dict[int, Handler] = {}
@@ -58,7 +62,14 @@ def handles(api: Api, versions: str) -> Callable[[HandlerT], HandlerT]:
         known = _handlers.get(api.key)
         if known is not None and known.handle.__qualname__ != handle.__qualname__:
             raise ValueError(f"{api.name} already has the handler {known.handle.__qualname__}")
-        _handlers[api.key] = Handler(api, version_min, version_max, handle, api.key in _OVERLAPPING_API_KEYS)
+        _handlers[api.key] = Handler(
+            api,
+            version_min,
+            version_max,
+            handle,
+            may_overlap=api.key in _OVERLAPPING_API_KEYS,
+            may_be_cut=api.key in _CUTTABLE_API_KEYS,
+        )
         return handle
 
     return register

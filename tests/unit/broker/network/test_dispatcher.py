@@ -37,7 +37,7 @@ Handle = Callable[[Any, RequestContext], Any]
 @pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Handler]:
     """The registry with nothing but ApiVersions in it."""
-    api_versions = Handler(API_VERSIONS, 0, 4, k18_api_versions.handle_api_versions, False)
+    api_versions = Handler(API_VERSIONS, 0, 4, k18_api_versions.handle_api_versions)
     table = {API_VERSIONS.key: api_versions}
     monkeypatch.setattr(registry, "_handlers", table)
     return table
@@ -66,7 +66,7 @@ def _answer(exchange: Exchange) -> bytes:
 
 
 def _heartbeat(handlers: dict[int, Handler], handle: Handle) -> memoryview:
-    handlers[HEARTBEAT.key] = Handler(HEARTBEAT, 0, 3, handle, False)
+    handlers[HEARTBEAT.key] = Handler(HEARTBEAT, 0, 3, handle)
     return _frame(HEARTBEAT.key, 0, encode(HeartbeatRequest(group_id="g"), 0))
 
 
@@ -143,7 +143,7 @@ class TestBadRequests:
             seen.append(context)
             return HeartbeatResponse()
 
-        handlers[HEARTBEAT.key] = Handler(HEARTBEAT, 0, 4, handle, False)
+        handlers[HEARTBEAT.key] = Handler(HEARTBEAT, 0, 4, handle)
         body = encode(HeartbeatRequest(group_id="g"), 4)
         tags = b"\x01\x63\x03abc"  # one field, tag 99, three bytes
         header = struct.pack(">hhih", HEARTBEAT.key, 4, 5, -1)
@@ -178,7 +178,7 @@ class TestHandlers:
         def handle(request: DeleteGroupsRequest, context: RequestContext) -> None:
             raise RuntimeError("lost my way")
 
-        handlers[DELETE_GROUPS.key] = Handler(DELETE_GROUPS, 0, 1, handle, False)
+        handlers[DELETE_GROUPS.key] = Handler(DELETE_GROUPS, 0, 1, handle)
         with pytest.raises(CloseConnection, match="failed"):
             _dispatcher().start(
                 _frame(DELETE_GROUPS.key, 0, encode(DeleteGroupsRequest(groups_names=["g"]), 0)), ClientSession()

@@ -1,0 +1,71 @@
+"""A broker as a process: its event loop, its signals, its one line on standard output, its exit code.
+
+What always holds: exactly one line containing `ready on HOST:PORT` is printed once clients are served; SIGTERM or
+SIGINT ends in a controlled shutdown and exit code 0, a second one ends the process at once; a broker that can't start
+says why in one line on standard error and exits with code 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tidelog.common.settings import SettingError, Settings
+from tidelog.server.event_loop import new_event_loop
+from tidelog.server.logging_setup import set_up_logging
+from tidelog.server.server import DEFAULT_DATA_DIR, BrokerServer, StartError
+
+EXIT_OK = 0
+EXIT_CANNOT_START = 2
+_EXIT_AT_ONCE = 130
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    settings: Settings, *, data_dir: Path = DEFAULT_DATA_DIR, log_level: str = "info", log_json: bool = False
+) -> int:
+    """Serve until a signal says to stop; returns the exit code."""
+    set_up_logging(log_level, as_json=log_json)
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(_serve(settings, data_dir))
+    except (StartError, SettingError) as error:
+        print(f"tidelog: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    return EXIT_OK
+
+
+async def _serve(settings: Settings, data_dir: Path) -> None:
+    stop = _stop_on_signals()
+    server = BrokerServer(settings, data_dir)
+    await server.start()
+    # What the start made lives until the end: keeping it out of later collections keeps their pauses short.
+    gc.collect()
+    gc.freeze()
+    endpoint = server.endpoint
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    print(f"tidelog broker {server.node_id} ready on {host}:{endpoint.port}", flush=True)
+    await stop.wait()
+    logger.info("shutting down")
+    await server.stop()
+    logger.info("shut down cleanly")
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(_EXIT_AT_ONCE)
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stop

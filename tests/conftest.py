@@ -1,0 +1,59 @@
+"""Fixtures for all tests that need a whole broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tidelog.testing.broker import Broker
+    from tidelog.testing.raw_client import RawClient
+
+# The broker is imported by the fixtures that need it, so that tests of lower layers run without it.
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """A broker of the test's own."""
+    from tidelog.testing.broker import Broker
+
+    with Broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def start_broker() -> Iterator[Callable[..., Broker]]:
+    """Starts brokers with settings of the test's choice; takes what `Broker` takes."""
+    from tidelog.testing.broker import Broker
+
+    with ExitStack() as brokers:
+        yield lambda *args, **kwargs: brokers.enter_context(Broker(*args, **kwargs))
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[Broker], RawClient]]:
+    """Opens raw connections that are closed after the test."""
+    from tidelog.testing.raw_client import RawClient
+
+    with ExitStack() as clients:
+        yield lambda broker: clients.enter_context(RawClient(broker.port))
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool], str], None]:
+    """Waits for a condition with a deadline, looking again every few milliseconds."""
+    return _wait_until
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 20
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"waited 20 s in vain: {what}")
+        pause.wait(0.005)
