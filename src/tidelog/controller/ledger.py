@@ -73,9 +73,6 @@ class Ledger:
     @classmethod
     async def elect(cls, store: Store, node_id: int, session: Session) -> Ledger | None:
         """Try to become controller; None when somebody else is. Raises NotControllerError when the session is gone."""
-        if await store.get(layout.CONTROLLER) is not None:
-            # A read is a hint: the worst a stale one does here is to let the next attempt come later.
-            return None
         current = await store.get(layout.CONTROLLER_EPOCH)
         epoch = 1 if current is None else int(layout.decode(current.value)["epoch"]) + 1
         nonce = uuid.uuid4().hex

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
-from tidelog.metadata.store import Rec, Snapshot, matches
+from tidelog.metadata.store import MetadataStoreError, Rec, Snapshot, matches
 
 
 class Changes:
@@ -47,7 +47,9 @@ class Changes:
                 self._stop_polling()
 
     def close(self) -> None:
+        """Stop polling; watches look once more, and meet the closed store."""
         self._stop_polling()
+        self.announce(None)
 
     def _stop_polling(self) -> None:
         if self._poller is not None:
@@ -57,4 +59,8 @@ class Changes:
     async def _poll_forever(self) -> None:
         while True:
             await asyncio.sleep(self._poll_interval_s)
-            await self._poll()
+            try:
+                await self._poll()
+            except MetadataStoreError:
+                # Whoever watches meets the same error when it looks again, and knows what to do about it.
+                self.announce(None)

@@ -1,0 +1,133 @@
+"""The metadata store in a SQLite file: for one machine, any number of processes.
+
+What always holds: the event loop never waits for the disk, since all SQL runs in one thread that the store owns; writes
+of this process are seen by its watches at once, those of other processes within the poll interval, and nothing is
+polled while nobody watches. Sessions end at once when their process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tidelog.metadata.database import Database
+from tidelog.metadata.lease import Lease
+from tidelog.metadata.liveness import boot_time_ms
+from tidelog.metadata.store import (
+    Check,
+    Conflict,
+    MetadataStoreError,
+    Ok,
+    Op,
+    Rec,
+    Snapshot,
+    TxnResult,
+    check_key,
+    check_txn,
+)
+from tidelog.metadata.watching import Changes
+
+POLL_INTERVAL_MS: Final = 50
+"""How often a watch looks for writes of other processes: one look costs some 50 us, a thousandth of a core."""
+
+_T = TypeVar("_T")
+
+
+class SqliteStore:
+    """A `Store` over a file; it is opened by `open` or by the first use."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        poll_interval_ms: float = POLL_INTERVAL_MS,
+        clock_ms: Callable[[], float] = boot_time_ms,
+    ) -> None:
+        self._path = Path(path).absolute()
+        self._clock_ms = clock_ms
+        self._database: Database | None = None
+        self._data_version = -1
+        self._is_closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        self._changes = Changes(self._poll, poll_interval_ms)
+
+    async def open(self) -> None:
+        """Open or create the file; raises MetadataStoreError when it can't be used."""
+        await self._run(lambda database: None)
+
+    async def get(self, key: str) -> Rec | None:
+        check_key(key)
+        return await self._run(lambda database: database.get(key))
+
+    async def list(self, prefix: str) -> Mapping[str, Rec]:
+        return (await self._snapshot(prefix)).records
+
+    async def txn(self, checks: Sequence[Check], ops: Sequence[Op]) -> TxnResult:
+        check_txn(checks, ops)
+        result = await self._run(lambda database: database.txn(checks, ops))
+        if isinstance(result, Conflict):
+            # What stands in the way may belong to the dead: then it goes now, not when somebody comes to look.
+            removed = await self._run(Database.reap_sessions)
+            if removed:
+                self._changes.announce(removed)
+                result = await self._run(lambda database: database.txn(checks, ops))
+        if isinstance(result, Ok):
+            self._changes.announce([op.key for op in ops])
+        return result
+
+    def watch(self, prefix: str) -> AsyncGenerator[Snapshot, None]:
+        return self._changes.watch(prefix, lambda: self._snapshot(prefix))
+
+    async def session(self, ttl_ms: float) -> Lease:
+        sent_ms = self._clock_ms()
+        session_id = await self._run(lambda database: database.open_session(ttl_ms))
+        return Lease(session_id, ttl_ms, self, self._clock_ms, sent_ms)
+
+    async def barrier(self) -> int:
+        return await self._run(Database.barrier)
+
+    async def close(self) -> None:
+        self._changes.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        loop = asyncio.get_running_loop()
+        if self._database is not None:
+            await loop.run_in_executor(self._thread, self._database.close)
+        self._thread.shutdown(wait=False)
+
+    async def renew_session(self, session_id: str) -> bool:
+        return await self._run(lambda database: database.renew_session(session_id))
+
+    async def end_session(self, session_id: str) -> None:
+        self._changes.announce(await self._run(lambda database: database.end_session(session_id)))
+
+    async def _snapshot(self, prefix: str) -> Snapshot:
+        return await self._run(lambda database: database.snapshot(prefix))
+
+    async def _poll(self) -> None:
+        removed, is_changed = await self._run(self._look_for_changes)
+        if is_changed:
+            self._changes.announce(None)
+        elif removed:
+            self._changes.announce(removed)
+
+    def _look_for_changes(self, database: Database) -> tuple[Sequence[str], bool]:
+        removed = database.reap_sessions()
+        before, self._data_version = self._data_version, database.data_version()
+        return removed, before != self._data_version
+
+    async def _run(self, call: Callable[[Database], _T]) -> _T:
+        if self._is_closed:
+            raise MetadataStoreError(f"the metadata store {self._path} is closed")
+
+        def opened() -> _T:
+            if self._database is None:
+                self._database = Database(self._path, self._clock_ms)
+            return call(self._database)
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
