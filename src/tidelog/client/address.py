@@ -1,0 +1,45 @@
+"""Broker addresses as people write them: `HOST:PORT`, several joined by commas, IPv6 in brackets."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_PORT = 9092
+
+
+class Address(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `HOST` (Kafka's port 9092), `[IPV6]:PORT`; raises ValueError saying what would be right."""
+    text = text.strip()
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{text!r} is not an address; write an IPv6 address as [::1]:9092")
+        port_text = rest[1:] if rest else str(DEFAULT_PORT)
+    elif text.count(":") > 1:
+        raise ValueError(f"{text!r} is not an address; write an IPv6 address as [::1]:9092")
+    else:
+        host, colon, port_text = text.partition(":")
+        port_text = port_text if colon else str(DEFAULT_PORT)
+    if not host:
+        raise ValueError(f"{text!r} has no host; write HOST:PORT, as in 127.0.0.1:9092")
+    if not port_text.isascii() or not port_text.isdigit() or not 0 < int(port_text) < 65536:
+        raise ValueError(f"{text!r} has no usable port; write HOST:PORT with a port from 1 to 65535")
+    return Address(host, int(port_text))
+
+
+def parse_addresses(text: str) -> list[Address]:
+    """One address or several joined by commas; raises ValueError when there is none or one is wrong."""
+    parts = [part for part in text.split(",") if part.strip()]
+    if not parts:
+        raise ValueError("no broker address given; write HOST:PORT, as in 127.0.0.1:9092")
+    return [parse_address(part) for part in parts]
