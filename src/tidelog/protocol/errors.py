@@ -22,7 +22,8 @@ class ErrorCode(IntEnum):
     retriable: bool
     description: str
 
-    def __new__(cls, code: int, retriable: bool, description: str) -> Self:
+    def __new__(cls, code: int, retriable: bool = False, description: str = "") -> Self:
+        # Only the table below calls this; the defaults let type checkers accept the lookup `ErrorCode(3)`.
         member = int.__new__(cls, code)
         member._value_ = code
         member.retriable = retriable
