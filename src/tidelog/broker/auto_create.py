@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.controller.requests import NewTopic
+from tidelog.metadata.store import MetadataStoreError
 from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class AutoTopicCreation:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    async def wait(self) -> None:
+        """Until everything asked for so far is created or refused."""
+        await asyncio.gather(*self._tasks)
+
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
@@ -45,7 +50,10 @@ class AutoTopicCreation:
 
     async def _create(self, controller: Controller, names: Sequence[str]) -> None:
         try:
-            results = await controller.create_topics([NewTopic(name) for name in names], validate_only=False)
+            results = await controller.create_topics([NewTopic(name) for name in names])
+        except MetadataStoreError as error:
+            logger.warning("could not create topics %s on a client's first use: %s", ", ".join(names), error)
+            return
         finally:
             self._in_work.difference_update(names)
         for result in results:

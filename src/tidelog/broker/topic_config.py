@@ -12,7 +12,7 @@ from typing import Any
 
 from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable
 from tidelog.controller.image import ClusterImage
-from tidelog.log import LogConfig
+from tidelog.log.config import LogConfig
 
 
 def effective_log_config(settings: Settings, table: SettingsTable, image: ClusterImage, topic: str) -> LogConfig:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
-from tidelog.common.settings import SettingError, Settings, SettingScope, SettingType
-from tidelog.log import LogConfig
+from tidelog.common.settings import Setting, SettingError, Settings, SettingScope, SettingType
+from tidelog.log.config import LogConfig
 from tidelog.server.settings_load import environment_name
 from tidelog.server.settings_table import TABLE
 
@@ -56,15 +55,15 @@ def test_topic_settings_are_those_of_kafka() -> None:
 
 
 @pytest.mark.parametrize("row", [*TABLE.rows(TOPIC), *TABLE.rows(BROKER)], ids=lambda row: row.name)
-def test_every_default_passes_its_own_check_and_survives_its_text(row: Any) -> None:
+def test_every_default_passes_its_own_check_and_survives_its_text(row: Setting) -> None:
     assert row.help
     if row.default is not None:
         assert row.parse(row.default) == row.default
         assert row.parse(row.format(row.default)) == row.default
 
 
-@pytest.mark.parametrize("row", TABLE.rows(TOPIC), ids=lambda row: row.name)
-def test_a_topic_default_is_what_the_broker_setting_behind_it_gives(row: Any) -> None:
+@pytest.mark.parametrize("row", list(TABLE.rows(TOPIC)), ids=lambda row: row.name)
+def test_a_topic_default_is_what_the_broker_setting_behind_it_gives(row: Setting) -> None:
     if row.broker_name is not None:
         broker_row = TABLE.get(row.broker_name, BROKER)
         assert broker_row.type is row.type

@@ -1,0 +1,114 @@
+"""A real controller over the in-memory store, and the handlers on top of it, without sockets, disks or waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from tidelog.broker.handlers import (  # noqa: F401 - importing a handler registers it
+    k03_metadata,
+    k10_find_coordinator,
+    k19_create_topics,
+    k20_delete_topics,
+    k32_describe_configs,
+    k33_alter_configs,
+    k37_create_partitions,
+    k44_incremental_alter_configs,
+    k60_describe_cluster,
+    k74_list_config_resources,
+    k75_describe_topic_partitions,
+)
+from tidelog.broker.registry import find_handler
+from tidelog.broker.request_context import RequestContext
+from tidelog.broker.services import BrokerServices
+from tidelog.common.clock import VirtualClock
+from tidelog.common.settings import Settings
+from tidelog.controller import Controller
+from tidelog.controller.image import ClusterImage
+from tidelog.metadata.memory import MemoryStore
+from tidelog.protocol import Api, decode, encode
+from tidelog.server.settings_load import load
+from tidelog.server.settings_table import TABLE
+
+NODE_ID = 1
+ResponseT = TypeVar("ResponseT")
+ValueT = TypeVar("ValueT")
+
+
+class AdminBroker:
+    """What admin handlers need of a broker; requests and answers go through their bytes, as a client's would."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._runner = asyncio.Runner()
+        clock = VirtualClock()
+        self.settings = settings
+        self.controller = self.run(self._started(clock))
+        unused: Any = None  # the admin handlers touch no logs
+        self.services = BrokerServices(
+            node_id=NODE_ID,
+            cluster_id=self.controller.image.cluster_id,
+            clock=clock,
+            settings=settings,
+            table=TABLE,
+            controller=self.controller,
+            logs=unused,
+            replicas=unused,
+            producer_ids=unused,
+            host="127.0.0.1",
+            port=9092,
+        )
+
+    async def _started(self, clock: VirtualClock) -> Controller:
+        controller = Controller(MemoryStore(clock), clock, self.settings, node_id=NODE_ID)
+        await controller.start()
+        await controller.register_broker(NODE_ID, "127.0.0.1", 9092, "rack-a", clean_shutdown=True)
+        return controller
+
+    @property
+    def image(self) -> ClusterImage:
+        return self.controller.image
+
+    def run(self, work: Coroutine[Any, Any, ValueT]) -> ValueT:
+        return self._runner.run(work)
+
+    def call(self, api: Api, request: object, response_class: type[ResponseT], version: int) -> ResponseT:
+        """The handler's answer to this request in this version, background work finished."""
+        return self.run(self._call(api, request, response_class, version))
+
+    async def _call(self, api: Api, request: Any, response_class: type[ResponseT], version: int) -> ResponseT:
+        handler = find_handler(api.key)
+        assert handler is not None
+        context = RequestContext(api=api, version=version, services=self.services)
+        answer = handler.handle(decode(type(request), bytearray(encode(request, version)), version), context)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        await self.services.auto_topic_creation.wait()
+        return decode(response_class, bytearray(encode(answer, version)), version)
+
+    def close(self) -> None:
+        self.run(self.services.auto_topic_creation.close())
+        self.run(self.controller.close())
+        self._runner.close()
+
+
+@pytest.fixture
+def make_broker() -> Iterator[Callable[..., AdminBroker]]:
+    """Brokers with settings given as "key=value"."""
+    brokers: list[AdminBroker] = []
+
+    def make(*overrides: str) -> AdminBroker:
+        brokers.append(AdminBroker(load(None, {}, overrides)))
+        return brokers[-1]
+
+    yield make
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def broker(make_broker: Callable[..., AdminBroker]) -> AdminBroker:
+    return make_broker()

@@ -1,0 +1,63 @@
+"""DescribeCluster and FindCoordinator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k60_describe_cluster import (
+    DESCRIBE_CLUSTER,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+if TYPE_CHECKING:
+    from tests.unit.broker.admin.conftest import AdminBroker
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_the_cluster_and_its_brokers(broker: AdminBroker, version: int) -> None:
+    request = DescribeClusterRequest(include_cluster_authorized_operations=version > 0)
+    answer = broker.call(DESCRIBE_CLUSTER, request, DescribeClusterResponse, version)
+    assert (answer.error_code, answer.cluster_id, answer.controller_id) == (0, broker.image.cluster_id, 1)
+    assert answer.cluster_authorized_operations == (0b1_1111_1010_0000 if version > 0 else -(2**31))
+    [described] = answer.brokers
+    assert (described.broker_id, described.host, described.port, described.rack) == (1, "127.0.0.1", 9092, "rack-a")
+    assert not described.is_fenced
+
+
+@pytest.mark.parametrize(("endpoint_type", "error"), [(2, 114), (9, 115)])
+def test_controllers_are_not_reached_through_a_broker(broker: AdminBroker, endpoint_type: int, error: int) -> None:
+    request = DescribeClusterRequest(endpoint_type=endpoint_type)
+    answer = broker.call(DESCRIBE_CLUSTER, request, DescribeClusterResponse, 1)
+    assert answer.error_code == error
+    assert answer.error_message
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_there_is_no_coordinator(broker: AdminBroker, version: int) -> None:
+    keys = ["g1", "g2"]
+    request = FindCoordinatorRequest(coordinator_keys=keys) if version >= 4 else FindCoordinatorRequest(key="g1")
+    answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)
+    if version >= 4:
+        assert [(each.key, each.error_code, each.node_id) for each in answer.coordinators] == [
+            ("g1", 15, -1),
+            ("g2", 15, -1),
+        ]
+        assert all("consumer groups" in (each.error_message or "") for each in answer.coordinators)
+    else:
+        assert (answer.error_code, answer.node_id, answer.host) == (15, -1, "")
+        assert bool(answer.error_message) == (version >= 1)
+
+
+@pytest.mark.parametrize(("key_type", "version", "error"), [(1, 6, 15), (2, 6, 15), (2, 5, 42), (7, 6, 42)])
+def test_kinds_of_coordinators(broker: AdminBroker, key_type: int, version: int, error: int) -> None:
+    request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["k"])
+    answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)
+    assert [each.error_code for each in answer.coordinators] == [error]
