@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tidelog.broker.auto_create import AutoTopicCreation
+from tidelog.broker.metadata_view import MetadataView
 
 if TYPE_CHECKING:
     from tidelog.broker.producer_ids import ProducerIdAllocator
@@ -47,3 +48,4 @@ class BrokerServices:
     port: int
     features: dict[str, FeatureRange] = field(default_factory=dict)
     auto_topic_creation: AutoTopicCreation = field(default_factory=AutoTopicCreation)
+    metadata_view: MetadataView = field(default_factory=MetadataView)

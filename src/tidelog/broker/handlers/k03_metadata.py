@@ -17,19 +17,18 @@ import uuid
 from collections.abc import Iterator
 
 from tidelog.broker.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED_FOR, TOPIC_OPERATIONS
+from tidelog.broker.metadata_view import MetadataView
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.checks import topic_name_problem
 from tidelog.common.ids import ZERO_UUID
-from tidelog.controller.image import INTERNAL_TOPICS, NO_LEADER, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, TopicImage
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k03_metadata import (
     METADATA,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
-    MetadataResponseBroker,
-    MetadataResponsePartition,
     MetadataResponseTopic,
 )
 
@@ -38,20 +37,14 @@ _TOPIC_IDS_FROM_VERSION = 12
 
 @handles(METADATA, "0-13")
 def handle_metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
-    image = context.services.controller.image
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED_FOR
-    live = frozenset(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
-    wants_all = request.topics is None or (context.version == 0 and not request.topics)
-    if wants_all:
-        topics = [_topic(topic, live, operations) for topic in image.topics.values()]
+    image, view = context.services.controller.image, context.services.metadata_view
+    view.follow(image)
+    if request.topics is None or (context.version == 0 and not request.topics):
+        topics = [_topic(topic, request, view) for topic in image.topics.values()]
     else:
-        topics = list(_wanted_topics(request, context, image, live, operations))
+        topics = list(_wanted_topics(request, context, image))
     return MetadataResponse(
-        brokers=[
-            MetadataResponseBroker(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
-            for broker in image.brokers.values()
-            if not broker.fenced
-        ],
+        brokers=view.brokers,
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         topics=topics,
@@ -62,7 +55,7 @@ def handle_metadata(request: MetadataRequest, context: RequestContext) -> Metada
 
 
 def _wanted_topics(
-    request: MetadataRequest, context: RequestContext, image: ClusterImage, live: frozenset[int], operations: int
+    request: MetadataRequest, context: RequestContext, image: ClusterImage
 ) -> Iterator[MetadataResponseTopic]:
     may_create = request.allow_auto_topic_creation and context.services.settings.get_bool("auto.create.topics.enable")
     to_create: list[str] = []
@@ -74,7 +67,7 @@ def _wanted_topics(
         seen.add(key)
         found = _find(wanted, image, context.version)
         if isinstance(found, TopicImage):
-            yield _topic(found, live, operations)
+            yield _topic(found, request, context.services.metadata_view)
             continue
         if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create and wanted.name not in INTERNAL_TOPICS:
             to_create.append(wanted.name or "")
@@ -83,6 +76,12 @@ def _wanted_topics(
         yield MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id)
     if to_create:
         context.services.auto_topic_creation.start(context.services.controller, to_create)
+
+
+def _topic(topic: TopicImage, request: MetadataRequest, view: MetadataView) -> MetadataResponseTopic:
+    if request.include_topic_authorized_operations:
+        return view.topic_with_operations(topic, TOPIC_OPERATIONS)
+    return view.topic(topic)
 
 
 def _find(wanted: MetadataRequestTopic, image: ClusterImage, version: int) -> TopicImage | ErrorCode:
@@ -97,26 +96,3 @@ def _find(wanted: MetadataRequestTopic, image: ClusterImage, version: int) -> To
     if topic_name_problem(wanted.name) is not None:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _topic(topic: TopicImage, live: frozenset[int], operations: int) -> MetadataResponseTopic:
-    return MetadataResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
-        partitions=[_partition(index, state, live) for index, state in enumerate(topic.partitions)],
-        topic_authorized_operations=operations,
-    )
-
-
-def _partition(index: int, state: PartitionState, live: frozenset[int]) -> MetadataResponsePartition:
-    has_leader = state.leader in live
-    return MetadataResponsePartition(
-        error_code=ErrorCode.NONE if has_leader else ErrorCode.LEADER_NOT_AVAILABLE,
-        partition_index=index,
-        leader_id=state.leader if has_leader else NO_LEADER,
-        leader_epoch=state.leader_epoch,
-        replica_nodes=list(state.replicas),
-        isr_nodes=list(state.isr),
-        offline_replicas=[] if live.issuperset(state.replicas) else [r for r in state.replicas if r not in live],
-    )

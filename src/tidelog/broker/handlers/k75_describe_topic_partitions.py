@@ -38,7 +38,8 @@ def handle_describe_topic_partitions(
             return _refusal(names)
     limit = context.services.settings.get_int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
-    live = frozenset(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+    view = context.services.metadata_view
+    view.follow(image)
     response = DescribeTopicPartitionsResponse()
     for name in names:
         if name < first_name:
@@ -57,7 +58,9 @@ def handle_describe_topic_partitions(
                 name=name,
                 topic_id=topic.topic_id,
                 is_internal=topic.is_internal,
-                partitions=[_partition(index, topic.partitions[index], live) for index in range(start, end)],
+                partitions=[
+                    _partition(index, topic.partitions[index], view.live_brokers) for index in range(start, end)
+                ],
                 topic_authorized_operations=TOPIC_OPERATIONS,
             )
         )

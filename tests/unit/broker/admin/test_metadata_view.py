@@ -1,0 +1,42 @@
+"""What Metadata answers are made from follows the image, and is kept while nothing changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.broker.metadata_view import MetadataView
+from tidelog.controller import NewPartitions, NewTopic
+
+if TYPE_CHECKING:
+    from tests.unit.broker.admin.conftest import AdminBroker
+
+
+def test_a_topic_is_built_again_only_when_it_changed(broker: AdminBroker) -> None:
+    view = MetadataView()
+    broker.run(broker.controller.create_topics([NewTopic("a"), NewTopic("b")]))
+    view.follow(broker.image)
+    a, b = (view.topic(broker.image.topics[name]) for name in "ab")
+
+    broker.run(broker.controller.create_partitions([NewPartitions("a", 3)]))
+    view.follow(broker.image)
+    assert len(view.topic(broker.image.topics["a"]).partitions) == 3
+    assert view.topic(broker.image.topics["a"]) is not a
+    assert view.topic(broker.image.topics["b"]) is b
+
+
+def test_topics_that_are_gone_are_forgotten(broker: AdminBroker) -> None:
+    view = MetadataView()
+    broker.run(broker.controller.create_topics([NewTopic(f"t{number}") for number in range(10)]))
+    view.follow(broker.image)
+    for topic in broker.image.topics.values():
+        view.topic(topic)
+    broker.run(broker.controller.delete_topics([f"t{number}" for number in range(9)]))
+    view.follow(broker.image)
+    assert len(view._topics) == 1
+
+
+def test_the_brokers_are_those_that_are_alive(broker: AdminBroker) -> None:
+    view = MetadataView()
+    view.follow(broker.image)
+    assert view.live_brokers == {1}
+    assert [each.node_id for each in view.brokers] == [1]
