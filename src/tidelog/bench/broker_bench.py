@@ -1,0 +1,171 @@
+"""`tidelog bench broker`: Tidelog and Apache Kafka on one machine, with the same C client, in alternating runs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.processes import resident_bytes_of
+from tidelog.bench.report import Row, median_row
+from tidelog.bench.workload import Latency, Load, Throughput, consume, produce, round_trips, write_lines
+from tidelog.client.admin import Admin
+from tidelog.client.admin_types import NewTopic
+from tidelog.client.cluster import Cluster
+
+Progress = Callable[[str], None]
+
+THROUGHPUT_GOAL = 1.5
+CPU_GOAL = 2.0
+LATENCY_GOAL = 2.0
+COLD_START_GOAL = 10.0
+MEMORY_GOAL = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. A run of the default plan takes about ten minutes on two cores."""
+
+    runs: int = 3
+    megabytes: int = 300
+    round_trips: int = 3000
+    record_sizes: tuple[int, ...] = (100, 1000)
+    acks: tuple[str, ...] = ("1", "all")
+    compressions: tuple[str, ...] = ("none", "lz4")
+
+    def loads(self) -> Iterator[Load]:
+        for size in self.record_sizes:
+            for acks in self.acks:
+                for compression in self.compressions:
+                    yield Load(size, self.megabytes * 1_000_000 // size, acks, compression)
+
+
+@dataclass(slots=True)
+class _Samples:
+    produce: list[Throughput] = field(default_factory=list)
+    consume: list[Throughput] = field(default_factory=list)
+    latency: list[Latency] = field(default_factory=list)
+    start_s: list[float] = field(default_factory=list)
+    idle_bytes: list[float] = field(default_factory=list)
+
+
+def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
+    """Measure everything the plan names; rows in the order of the docs' table."""
+    progress("bringing Apache Kafka's jars (first time only)")
+    kafka_jars()
+    with _work_directory(directory) as work:
+        rows = _cold_starts(plan, work, progress)
+        brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
+        try:
+            for broker in brokers:
+                broker.start()
+            rows += _latencies(plan, brokers, progress)
+            for load in plan.loads():
+                rows += _throughputs(plan, load, brokers, work, progress)
+        finally:
+            for broker in brokers:
+                broker.stop()
+    return rows
+
+
+def _cold_starts(plan: Plan, work: Path, progress: Progress) -> list[Row]:
+    ours, theirs = _Samples(), _Samples()
+    for run in range(plan.runs):
+        progress(f"cold start and idle memory, run {run + 1} of {plan.runs}")
+        for kind, samples in ((TidelogBroker, ours), (KafkaBroker, theirs)):
+            broker: BrokerProcess = kind(work / f"start-{run}-{kind.__name__}")
+            broker.start()
+            samples.start_s.append(broker.start_seconds)
+            samples.idle_bytes.append(resident_bytes_of(broker.pid) / 1e6)
+            broker.stop()
+            shutil.rmtree(broker.directory)
+    return [
+        median_row(
+            "cold start to first answer",
+            "s",
+            ours.start_s,
+            theirs.start_s,
+            higher_is_better=False,
+            target=COLD_START_GOAL,
+        ),
+        median_row("idle memory", "MB", ours.idle_bytes, theirs.idle_bytes, higher_is_better=False, target=MEMORY_GOAL),
+    ]
+
+
+def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress) -> list[Row]:
+    samples = [_Samples() for _ in brokers]
+    for run in range(plan.runs):
+        progress(f"one-record round trips, run {run + 1} of {plan.runs}")
+        for broker, kept in zip(brokers, samples, strict=True):
+            with _topic(broker, f"latency-{run}") as topic:
+                kept.latency.append(round_trips(broker, topic, plan.round_trips))
+    ours, theirs = samples
+    what = "one-record produce, acks=all,"
+    return [
+        median_row(
+            f"{what} p50", "us", [s.p50_us for s in ours.latency], [s.p50_us for s in theirs.latency],
+            higher_is_better=False, target=LATENCY_GOAL,
+        ),
+        median_row(
+            f"{what} p99", "us", [s.p99_us for s in ours.latency], [s.p99_us for s in theirs.latency],
+            higher_is_better=False, target=LATENCY_GOAL,
+        ),
+    ]  # fmt: skip
+
+
+def _throughputs(plan: Plan, load: Load, brokers: Sequence[BrokerProcess], work: Path, progress: Progress) -> list[Row]:
+    lines = work / "lines.txt"
+    write_lines(lines, load)
+    samples = [_Samples() for _ in brokers]
+    for run in range(plan.runs):
+        progress(f"{load.label}: run {run + 1} of {plan.runs}")
+        # Alternating who goes first keeps a drift of the machine from favouring one side.
+        order = list(zip(brokers, samples, strict=True))
+        for broker, kept in order if run % 2 == 0 else reversed(order):
+            with _topic(broker, f"load-{load.record_bytes}-{load.acks}-{load.compression}-{run}") as topic:
+                kept.produce.append(produce(broker, topic, lines, load))
+                kept.consume.append(consume(broker, topic, load))
+    ours, theirs = samples
+    return [
+        *_throughput_rows(f"produce {load.label}", ours.produce, theirs.produce),
+        *_throughput_rows(f"consume {load.label}", ours.consume, theirs.consume),
+    ]
+
+
+def _throughput_rows(what: str, ours: Sequence[Throughput], theirs: Sequence[Throughput]) -> list[Row]:
+    speed = median_row(
+        what, "records/s", [run.records_per_s for run in ours], [run.records_per_s for run in theirs],
+        higher_is_better=True, target=THROUGHPUT_GOAL,
+    )  # fmt: skip
+    cost = median_row(
+        what, "broker CPU s/GB", [run.cpu_s_per_gb for run in ours], [run.cpu_s_per_gb for run in theirs],
+        higher_is_better=False, target=CPU_GOAL if what.startswith("produce") else None,
+    )  # fmt: skip
+    return [speed, cost]
+
+
+@contextmanager
+def _topic(broker: BrokerProcess, name: str) -> Iterator[str]:
+    with Cluster(broker.bootstrap) as cluster:
+        admin = Admin(cluster)
+        (created,) = admin.create_topics([NewTopic(name, 1, 1, {})])
+        if created.error is not None:
+            raise created.error
+        admin.wait_for_topic(name)
+        try:
+            yield name
+        finally:
+            admin.delete_topics([name])
+
+
+@contextmanager
+def _work_directory(directory: Path | None) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,233 @@
+"""The brokers under measurement: Tidelog as users start it, Apache Kafka as its own start script would.
+
+What always holds: each broker is a process of its own, listens on loopback, keeps its data below the directory it is
+given, and is stopped by process id. Apache Kafka runs with the heap, the collector and the log settings that its
+distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that nobody is measured against a crippled peer.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import IO
+
+from tidelog.client.cluster import Cluster
+from tidelog.client.errors import ClientError
+from tidelog.common.ids import random_uuid, uuid_to_text
+
+KAFKA_VERSION = "4.3.1"
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 30.0
+# What kafka-run-class.sh and kafka-server-start.sh pass to the JVM.
+KAFKA_JVM_OPTIONS = (
+    "-Xmx1G",
+    "-Xms1G",
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
+
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>tidelog.bench</groupId><artifactId>peer</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{version}</version></dependency>
+  </dependencies>
+</project>
+"""
+
+
+class PeerUnavailableError(RuntimeError):
+    """The other broker can't be had here; the text says what to install."""
+
+
+class BrokerProcess(ABC):
+    """A broker in a process of its own."""
+
+    name: str
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        self.directory = directory
+        self.port = port or free_port()
+        self.start_seconds = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "output.log"
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The command line; whatever must be prepared before the clock starts is prepared here."""
+
+    def start(self) -> None:
+        """Start it and wait for its first answer; `start_seconds` is the time from the command to that answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        command = self.command()
+        self._output = self.log_path.open("ab")
+        began = time.perf_counter()
+        self._process = subprocess.Popen(
+            command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        while not self._answers():
+            if self._process.poll() is not None or time.perf_counter() - began > START_DEADLINE_S:
+                tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
+                self.kill()
+                raise RuntimeError(f"{self.name} did not come up; the end of its output:\n{tail}")
+            time.sleep(0.002)
+        self.start_seconds = time.perf_counter() - began
+
+    def _answers(self) -> bool:
+        """One whole round trip, Metadata included: an open port alone is not a working broker."""
+        try:
+            with Cluster(self.bootstrap, request_timeout_s=5.0) as cluster:
+                return bool(cluster.refresh([]).nodes)
+        except ClientError:
+            return False
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            if self._process.poll() is None:
+                self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+
+class TidelogBroker(BrokerProcess):
+    """`tidelog serve` with its defaults."""
+
+    name = "Tidelog"
+
+    def command(self) -> list[str]:
+        # The console script's own interpreter and entry point, without a shell in between.
+        return [
+            sys.executable,
+            "-m",
+            "tidelog",
+            "serve",
+            "--listen",
+            self.bootstrap,
+            "--data",
+            str(self.directory / "data"),
+        ]
+
+
+class KafkaBroker(BrokerProcess):
+    """Apache Kafka in KRaft mode, combined broker and controller, from the jars that Maven brings."""
+
+    name = f"Apache Kafka {KAFKA_VERSION}"
+
+    def __init__(self, directory: Path, port: int | None = None, jars: Path | None = None) -> None:
+        super().__init__(directory, port)
+        self._jars = jars or kafka_jars()
+        self._controller_port = free_port()
+
+    def command(self) -> list[str]:
+        properties = self.directory / "server.properties"
+        data = self.directory / "data"
+        if not data.exists():
+            properties.write_text(self._properties(data))
+            java = ["java", "-cp", f"{self._jars}/*"]
+            format_storage = ["kafka.tools.StorageTool", "format", "-t", uuid_to_text(random_uuid()), "-c"]
+            done = subprocess.run([*java, *format_storage, str(properties)], capture_output=True, text=True)
+            if done.returncode != 0:
+                raise RuntimeError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
+        return ["java", *KAFKA_JVM_OPTIONS, "-cp", f"{self._jars}/*", "kafka.Kafka", str(properties)]
+
+    def _properties(self, data: Path) -> str:
+        """Kafka's shipped config/server.properties, on loopback, with its own data directory."""
+        return "\n".join(
+            [
+                "process.roles=broker,controller",
+                "node.id=1",
+                f"controller.quorum.bootstrap.servers=127.0.0.1:{self._controller_port}",
+                f"controller.quorum.voters=1@127.0.0.1:{self._controller_port}",
+                f"listeners=PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{self._controller_port}",
+                "inter.broker.listener.name=PLAINTEXT",
+                f"advertised.listeners=PLAINTEXT://{self.bootstrap}",
+                "controller.listener.names=CONTROLLER",
+                "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+                "num.network.threads=3",
+                "num.io.threads=8",
+                "socket.send.buffer.bytes=102400",
+                "socket.receive.buffer.bytes=102400",
+                "socket.request.max.bytes=104857600",
+                f"log.dirs={data}",
+                "num.partitions=1",
+                "num.recovery.threads.per.data.dir=1",
+                "offsets.topic.replication.factor=1",
+                "transaction.state.log.replication.factor=1",
+                "transaction.state.log.min.isr=1",
+                "log.retention.hours=168",
+                "log.segment.bytes=1073741824",
+                "log.retention.check.interval.ms=300000",
+                "",
+            ]
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def kafka_jars(version: str = KAFKA_VERSION) -> Path:
+    """The directory with Kafka's jars, brought by Maven the first time and kept in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
+    jars = cache / f"kafka-{version}"
+    if jars.is_dir():
+        return jars
+    for program, package in (("mvn", "maven"), ("java", "a Java 17 runtime")):
+        if shutil.which(program) is None:
+            raise PeerUnavailableError(f"{program} was not found: install {package} to measure against Apache Kafka")
+    # Filled under another name and renamed, so that an interrupted download is not taken for a whole one.
+    partial = cache / f"kafka-{version}.{uuid.uuid4().hex}"
+    partial.mkdir(parents=True)
+    try:
+        (partial / "pom.xml").write_text(_POM.format(version=version))
+        maven = ["mvn", "-q", "-B", "-f", str(partial / "pom.xml"), "dependency:copy-dependencies"]
+        done = subprocess.run([*maven, f"-DoutputDirectory={partial}"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise PeerUnavailableError(f"Maven could not bring Apache Kafka {version}:\n{done.stdout}{done.stderr}")
+        if not jars.exists():
+            partial.rename(jars)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return jars

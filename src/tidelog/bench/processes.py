@@ -1,0 +1,37 @@
+"""What a running process costs, read from /proc: CPU seconds, resident memory, threads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU time that a process has used since it started."""
+
+    user_s: float
+    system_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.user_s + self.system_s
+
+    def __sub__(self, earlier: Cpu) -> Cpu:
+        return Cpu(self.user_s - earlier.user_s, self.system_s - earlier.system_s)
+
+
+def cpu_of(pid: int) -> Cpu:
+    # The command name, in brackets, may hold spaces: fields are counted after the last bracket.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return Cpu(user_s=int(fields[11]) / _TICKS_PER_S, system_s=int(fields[12]) / _TICKS_PER_S)
+
+
+def resident_bytes_of(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError(f"process {pid} has no resident memory: it is a kernel thread or has ended")

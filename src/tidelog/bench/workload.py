@@ -1,0 +1,193 @@
+"""The loads: the same C client (kcat, librdkafka), the same bytes, for whichever broker it is given.
+
+What always holds: a load checks its own result (every record is in the log; every record was read), so that a broker
+cannot look fast by doing less.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.bench.brokers import BrokerProcess, PeerUnavailableError
+from tidelog.bench.processes import Cpu, cpu_of
+from tidelog.client.admin import Admin
+from tidelog.client.admin_types import LATEST_TIMESTAMP
+from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.protocol import (
+    ErrorCode,
+    RequestHeader,
+    decode,
+    decode_response_header,
+    encode,
+    encode_request_header,
+)
+from tidelog.protocol.messages.k00_produce import (
+    PRODUCE,
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.records import encode_batch
+
+KCAT_DEADLINE_S = 600.0
+WARM_UP_SENDS = 500
+ROUND_TRIP_VERSION = 9  # the first flexible one, which both brokers serve; 13 names topics by id
+# One batch a request and large ones: what a throughput-minded user sets.
+PRODUCER_SETTINGS = (
+    "batch.size=1000000",
+    "batch.num.messages=100000",
+    "linger.ms=50",
+    "queue.buffering.max.messages=1000000",
+    "queue.buffering.max.kbytes=1048576",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent: how many records of which size, how acknowledged and compressed."""
+
+    record_bytes: int
+    records: int
+    acks: str
+    compression: str
+
+    @property
+    def label(self) -> str:
+        size = f"{self.record_bytes} B" if self.record_bytes < 1000 else f"{self.record_bytes // 1000} KB"
+        return f"{size}, acks={self.acks}, {self.compression}"
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.record_bytes * self.records
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """One run of a load against one broker."""
+
+    seconds: float
+    records: int
+    payload_bytes: int
+    broker_cpu: Cpu
+
+    @property
+    def records_per_s(self) -> float:
+        return self.records / self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        return self.broker_cpu.total_s / (self.payload_bytes / 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Round trips of one-record produce requests, in microseconds."""
+
+    p50_us: float
+    p99_us: float
+
+
+def write_lines(path: Path, load: Load, seed: int = 7) -> None:
+    """Lines that look like events: compressible as real ones are, none like another, each of the exact size."""
+    source = random.Random(seed)
+    words = [f"{source.getrandbits(32):08x}" for _ in range(512)]
+    with path.open("w") as file:
+        for number in range(load.records):
+            event = {"id": number, "user": source.randrange(100_000), "kind": source.choice(words[:16])}
+            text = json.dumps(event, separators=(",", ":"))
+            while len(text) < load.record_bytes:
+                text += " " + source.choice(words)
+            file.write(text[: load.record_bytes] + "\n")
+
+
+def produce(broker: BrokerProcess, topic: str, lines: Path, load: Load) -> Throughput:
+    settings = [f"acks={load.acks}", *PRODUCER_SETTINGS]
+    arguments = ["-P", "-l", str(lines), "-z", load.compression, *_options(settings)]
+    seconds, cpu = _run_kcat(broker, topic, arguments)
+    with Cluster(broker.bootstrap) as cluster:
+        asked = TopicPartition(topic, 0)
+        stored = Admin(cluster).list_offsets({asked: LATEST_TIMESTAMP})[asked].offset
+    if stored != load.records:
+        raise RuntimeError(f"{broker.name} holds {stored} records of {load.records} sent")
+    return Throughput(seconds, load.records, load.payload_bytes, cpu)
+
+
+def consume(broker: BrokerProcess, topic: str, load: Load) -> Throughput:
+    # -c ends kcat only when it has had that many records, so a short read is a time-out and not a good figure.
+    arguments = ["-C", "-p", "0", "-o", "beginning", "-q", "-c", str(load.records)]
+    seconds, cpu = _run_kcat(broker, topic, arguments)
+    return Throughput(seconds, load.records, load.payload_bytes, cpu)
+
+
+def round_trips(broker: BrokerProcess, topic: str, count: int) -> Latency:
+    """The broker's own latency: one connection, one record of 100 bytes, acks=all, the next when the answer is in."""
+    frame = _produce_frame(topic)
+    samples_us: list[float] = []
+    with socket.create_connection(("127.0.0.1", broker.port), timeout=30.0) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(WARM_UP_SENDS + count):
+            began = time.perf_counter_ns()
+            connection.sendall(frame)
+            answer = _receive_frame(connection)
+            samples_us.append((time.perf_counter_ns() - began) / 1000)
+            _check_accepted(broker, answer)
+    measured = samples_us[WARM_UP_SENDS:]
+    quantiles = statistics.quantiles(measured, n=100)
+    return Latency(p50_us=statistics.median(measured), p99_us=quantiles[98])
+
+
+def _produce_frame(topic: str) -> bytes:
+    batch = encode_batch([(None, b"x" * 100, (), None)], now_ms=time.time_ns() // 1_000_000)
+    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=memoryview(batch))])
+    request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[data])
+    header = RequestHeader(api_key=PRODUCE.key, api_version=ROUND_TRIP_VERSION, correlation_id=1, client_id="bench")
+    body = encode_request_header(header) + encode(request, ROUND_TRIP_VERSION)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _receive_frame(connection: socket.socket) -> bytes:
+    data = connection.recv(65536)
+    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+        more = connection.recv(65536)
+        if not more:
+            raise RuntimeError("the broker closed the connection in the middle of an answer")
+        data += more
+    return data[4:]
+
+
+def _check_accepted(broker: BrokerProcess, answer: bytes) -> None:
+    _, position = decode_response_header(PRODUCE, ROUND_TRIP_VERSION, answer)
+    response = decode(ProduceResponse, answer, ROUND_TRIP_VERSION, position)
+    code = response.responses[0].partition_responses[0].error_code
+    if code != ErrorCode.NONE:
+        raise RuntimeError(f"{broker.name} refused a record: {ErrorCode(code).name}")
+
+
+def _options(settings: list[str]) -> list[str]:
+    return [argument for setting in settings for argument in ("-X", setting)]
+
+
+def _run_kcat(broker: BrokerProcess, topic: str, arguments: list[str]) -> tuple[float, Cpu]:
+    if shutil.which("kcat") is None:
+        raise PeerUnavailableError("kcat was not found: install the package kcat, the C client of this measurement")
+    before = cpu_of(broker.pid)
+    began = time.perf_counter()
+    done = subprocess.run(
+        ["kcat", "-b", broker.bootstrap, "-t", topic, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=KCAT_DEADLINE_S,
+    )
+    seconds = time.perf_counter() - began
+    if done.returncode != 0:
+        raise RuntimeError(f"kcat failed against {broker.name}: {done.stderr.decode(errors='replace').strip()}")
+    return seconds, cpu_of(broker.pid) - before

@@ -1,0 +1,62 @@
+"""`tidelog bench`: measurements side by side with the systems people use today."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidelog.cli.errors import CommandError, report
+from tidelog.cli.options import Json
+from tidelog.cli.output import print_json, print_table
+
+bench = typer.Typer(no_args_is_help=True, help="Measure Tidelog side by side with its peers, on this machine.")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(bench, name="bench")
+
+
+@bench.callback()
+def group() -> None:
+    """Measure Tidelog side by side with its peers, on this machine."""
+
+
+@bench.command(epilog="Example: tidelog bench broker --runs 1 --megabytes 100")
+def broker(
+    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each load; medians are reported.")] = 3,
+    megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load.")] = 300,
+    round_trips: Annotated[int, typer.Option(metavar="N", min=100, help="One-record requests a latency run.")] = 3000,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: throughput, latency, CPU, cold start and memory.
+
+    Both brokers run on loopback with their default settings; kcat (librdkafka) is the client of both. Apache Kafka
+    comes from Maven the first time, which needs Maven and a Java 17 runtime. Takes about ten minutes.
+    """
+    from tidelog.bench import broker_bench
+    from tidelog.bench import report as rows_as
+    from tidelog.bench.brokers import KAFKA_VERSION, PeerUnavailableError
+
+    plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
+    try:
+        rows = broker_bench.compare(plan, report, directory)
+    except PeerUnavailableError as error:
+        raise CommandError(str(error)) from None
+    peer = f"Apache Kafka {KAFKA_VERSION}"
+    if markdown is not None:
+        markdown.write_text(rows_as.markdown(rows, peer))
+    if json:
+        print_json({"peer": peer, "rows": [row.as_data() for row in rows]})
+        return
+    headings = [peer if heading == "peer" else heading for heading in rows_as.HEADINGS]
+    numeric = ("Tidelog", peer, "ratio", "goal")
+    print_table(headings, [rows_as.cells(row) for row in rows], title="Tidelog beside its peer", numeric=numeric)
