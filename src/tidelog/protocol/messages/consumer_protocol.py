@@ -18,7 +18,7 @@ from tidelog.protocol.types import Bytes, Int32, String
 
 
 @struct
-class OwnedPartitions:
+class ConsumerProtocolSubscriptionTopicPartition:
     topic: String = v("1+", default="")
     partitions: list[Int32] = v("1+", factory=list)
 
@@ -27,18 +27,18 @@ class OwnedPartitions:
 class ConsumerProtocolSubscription:
     topics: list[String] = v(factory=list)
     user_data: Bytes | None = None
-    owned_partitions: list[OwnedPartitions] = v("1+", factory=list, ignorable=True)
+    owned_partitions: list[ConsumerProtocolSubscriptionTopicPartition] = v("1+", factory=list, ignorable=True)
     generation_id: Int32 = v("2+", default=-1, ignorable=True)
     rack_id: String | None = v("3+", default=None, ignorable=True)
 
 
 @struct
-class AssignedPartitions:
+class ConsumerProtocolAssignmentTopicPartition:
     topic: String = ""
     partitions: list[Int32] = v(factory=list)
 
 
 @message(versions="0-3")
 class ConsumerProtocolAssignment:
-    assigned_partitions: list[AssignedPartitions] = v(factory=list)
+    assigned_partitions: list[ConsumerProtocolAssignmentTopicPartition] = v(factory=list)
     user_data: Bytes | None = None
