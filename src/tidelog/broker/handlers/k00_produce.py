@@ -1,0 +1,161 @@
+"""Produce, versions 3 to 13.
+
+3 brings the transactional id and record batches of magic 2, the only ones taken. 4 to 6 may answer KAFKA_STORAGE_ERROR
+and (5) tell the log start offset. 7 allows zstd (KIP-110). 8 tells which records made a batch fail (KIP-467). 9 is
+flexible. 10 names the current leader and its address after NOT_LEADER_OR_FOLLOWER (KIP-951). 11 and 12 belong to
+transactions (KIP-890). 13 names topics by id (KIP-516).
+
+Every partition succeeds or fails on its own. A produce never creates a topic. With acks=0 there is no answer, and an
+error closes the connection, the one sign that such a producer can notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+
+from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, ACKS_NONE
+from tidelog.broker.registry import CloseConnection, handles
+from tidelog.broker.replica_manager import ReplicaManager
+from tidelog.broker.request_context import RequestContext
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k00_produce import (
+    PRODUCE,
+    BatchIndexAndErrorMessage,
+    LeaderIdAndEpoch,
+    NodeEndpoint,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+
+_TOPIC_IDS_FROM = 13
+_CURRENT_LEADER_FROM = 10
+_ZSTD_FROM = 7
+_BATCH_ATTRIBUTES_LOW_BYTE = 22
+_CODEC_MASK = 0x07
+_ZSTD = 4
+
+# Most responses say nothing here; sharing one object saves making it a partition.
+_NO_LEADER = LeaderIdAndEpoch()
+
+Pending = PendingAppend[PartitionProduceResponse]
+
+
+@handles(PRODUCE, "3-13")
+def handle_produce(
+    request: ProduceRequest, context: RequestContext
+) -> ProduceResponse | Coroutine[None, None, ProduceResponse] | None:
+    replicas = context.services.replicas
+    acks = request.acks
+    version = context.version
+    response = ProduceResponse(responses=[])
+    pending: list[Pending] = []
+    for topic in request.topic_data:
+        answers = []
+        for data in topic.partition_data:
+            try:
+                if acks not in (ACKS_ALL, ACKS_NONE, ACKS_LEADER):
+                    raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+                answers.append(_produce(replicas, topic, data, acks, version, pending))
+            except KafkaError as error:
+                if acks == ACKS_NONE:
+                    raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
+                answers.append(_failure(replicas, topic, data, error))
+        response.responses.append(
+            TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
+        )
+    if acks == ACKS_NONE:
+        return None
+    if pending:
+        return _answer_later(replicas, response, pending, request.timeout_ms, version)
+    return _answer(replicas, response, version)
+
+
+def _produce(
+    replicas: ReplicaManager,
+    topic: TopicProduceData,
+    data: PartitionProduceData,
+    acks: int,
+    version: int,
+    pending: list[Pending],
+) -> PartitionProduceResponse:
+    index = data.index
+    if version >= _TOPIC_IDS_FROM:
+        partition = replicas.find_by_id(topic.topic_id, index)
+    else:
+        partition = replicas.find(topic.name, index)
+    records = data.records
+    if records is not None and not isinstance(records, memoryview):
+        raise TypeError("decoded records are always a memoryview")
+    if version < _ZSTD_FROM and records is not None and _is_zstd(records):
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
+    result = replicas.append(partition, records, acks)
+    answer = PartitionProduceResponse(
+        index=index,
+        base_offset=result.first_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+        current_leader=_NO_LEADER,
+    )
+    if acks != ACKS_NONE:
+        end_offset = result.last_offset + 1
+        error = partition.acknowledgement(end_offset, partition.leader_epoch, acks)
+        if error is None:
+            pending.append(Pending(partition, end_offset, partition.leader_epoch, acks, answer))
+        elif error:
+            raise KafkaError(error)
+    return answer
+
+
+def _is_zstd(records: memoryview) -> bool:
+    return len(records) > _BATCH_ATTRIBUTES_LOW_BYTE and records[_BATCH_ATTRIBUTES_LOW_BYTE] & _CODEC_MASK == _ZSTD
+
+
+def _failure(
+    replicas: ReplicaManager, topic: TopicProduceData, data: PartitionProduceData, error: KafkaError
+) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=data.index,
+        error_code=error.code,
+        base_offset=-1,
+        record_errors=[
+            BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=message)
+            for index, message in error.record_errors
+        ],
+        error_message=error.message,
+    )
+
+
+async def _answer_later(
+    replicas: ReplicaManager, response: ProduceResponse, pending: list[Pending], timeout_ms: int, version: int
+) -> ProduceResponse:
+    await replicas.wait_for_acknowledgement(pending, timeout_ms)
+    for append in pending:
+        if append.error:
+            append.response.error_code = append.error
+            append.response.base_offset = -1
+            append.response.log_append_time_ms = -1
+    return _answer(replicas, response, version)
+
+
+def _answer(replicas: ReplicaManager, response: ProduceResponse, version: int) -> ProduceResponse:
+    if version < _CURRENT_LEADER_FROM:
+        return response
+    leader_ids = set()
+    for topic in response.responses:
+        for partition in topic.partition_responses:
+            if partition.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                state = replicas.leader_state(topic.name, topic.topic_id, partition.index)
+                if state is not None:
+                    partition.current_leader = LeaderIdAndEpoch(leader_id=state.leader, leader_epoch=state.leader_epoch)
+                    leader_ids.add(state.leader)
+    if leader_ids:
+        response.node_endpoints = [
+            NodeEndpoint(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
+            for broker in replicas.endpoints(leader_ids)
+        ]
+    return response

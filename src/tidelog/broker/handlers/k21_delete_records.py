@@ -1,0 +1,46 @@
+"""DeleteRecords, versions 0 to 2.
+
+1 changes nothing in the fields, 2 is flexible. An offset of -1 means the high watermark. The answer's low watermark is
+the log start offset that holds from now on. Topics that brokers keep for themselves are refused.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.registry import handles
+from tidelog.broker.replica_manager import ReplicaManager
+from tidelog.broker.request_context import RequestContext
+from tidelog.controller.image import INTERNAL_TOPICS
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k21_delete_records import (
+    DELETE_RECORDS,
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+
+_NO_LOW_WATERMARK = -1
+
+
+@handles(DELETE_RECORDS, "0-2")
+def handle_delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+    replicas = context.services.replicas
+    response = DeleteRecordsResponse()
+    for topic in request.topics:
+        results = [_delete(replicas, topic.name, wanted) for wanted in topic.partitions]
+        response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+    return response
+
+
+def _delete(replicas: ReplicaManager, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    try:
+        if topic in INTERNAL_TOPICS:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+        partition = replicas.find_leader(topic, wanted.partition_index)
+        low_watermark = replicas.delete_records_before(partition, wanted.offset)
+    except KafkaError as error:
+        return DeleteRecordsPartitionResult(
+            partition_index=wanted.partition_index, low_watermark=_NO_LOW_WATERMARK, error_code=error.code
+        )
+    return DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=low_watermark)

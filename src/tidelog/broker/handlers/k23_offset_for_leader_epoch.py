@@ -1,0 +1,41 @@
+"""OffsetForLeaderEpoch, versions 2 to 4.
+
+2 brings the epoch that the client believes current (KIP-320), 3 the replica id, 4 is flexible. The answer is the
+largest epoch not above the one asked for and the offset at which it ended, or -1 for both where that is not known.
+"""
+
+from __future__ import annotations
+
+from tidelog.broker.registry import handles
+from tidelog.broker.replica_manager import ReplicaManager
+from tidelog.broker.request_context import RequestContext
+from tidelog.protocol import KafkaError
+from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
+    OFFSET_FOR_LEADER_EPOCH,
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+
+@handles(OFFSET_FOR_LEADER_EPOCH, "2-4")
+def handle_offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, context: RequestContext
+) -> OffsetForLeaderEpochResponse:
+    replicas = context.services.replicas
+    response = OffsetForLeaderEpochResponse()
+    for topic in request.topics:
+        answers = [_answer(replicas, topic.topic, wanted) for wanted in topic.partitions]
+        response.topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+    return response
+
+
+def _answer(replicas: ReplicaManager, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+    try:
+        partition = replicas.find_leader(topic, wanted.partition, wanted.current_leader_epoch)
+    except KafkaError as error:
+        return EpochEndOffset(partition=wanted.partition, error_code=error.code)
+    epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
+    return EpochEndOffset(partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)

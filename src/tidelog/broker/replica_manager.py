@@ -1,0 +1,348 @@
+"""The partitions of this broker: found by name and by topic id, kept as the cluster image says, written and read.
+
+What always holds: a partition is served only while the image has its topic (by id, so that a topic made anew under an
+old name never answers with the old one's records) and its disk works; whatever changes a partition wakes those who wait
+for it. It runs on the event loop; only flushes run in threads, one for a partition at a time, and one flush serves all
+that was appended before it began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
+from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
+from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
+from tidelog.broker.partition import Partition, PartitionRead
+from tidelog.broker.purgatory import Purgatory
+from tidelog.broker.topic_config import effective_log_config
+from tidelog.common.clock import Clock
+from tidelog.common.ids import ZERO_UUID
+from tidelog.common.settings import Settings, SettingsTable
+from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
+from tidelog.log import AppendResult, LogManager, LogStorageError
+from tidelog.protocol import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
+
+ResponseT = TypeVar("ResponseT")
+
+FLUSH_THREADS = 8
+"""Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
+
+
+class ReplicaManager:
+    """All replicas on this broker."""
+
+    def __init__(
+        self, *, node_id: int, logs: LogManager, settings: Settings, table: SettingsTable, clock: Clock
+    ) -> None:
+        """To be made on the running event loop that the broker serves from."""
+        self.node_id = node_id
+        self.image: ClusterImage = EMPTY_IMAGE
+        self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
+        self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
+        self.offline_log_dirs: set[Path] = set()
+        self._logs = logs
+        self._settings = settings
+        self._table = table
+        self._by_name: dict[tuple[str, int], Partition] = {}
+        self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
+        self._loop = asyncio.get_running_loop()
+        self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
+        self._flush_threads = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="flush")
+
+    async def close(self) -> None:
+        """Wait for running flushes; the logs are closed by their manager."""
+        await self._loop.run_in_executor(None, self._flush_threads.shutdown)
+
+    # The cluster image
+
+    def apply(self, old: ClusterImage, new: ClusterImage) -> None:
+        """Make the replicas what the new image says; whatever did not change since the old one is not looked at."""
+        self.image = new
+        for topic_id, topic in old.topics_by_id.items():
+            if topic_id not in new.topics_by_id:
+                self._delete(topic)
+        for topic_id, topic in new.topics_by_id.items():
+            if old.topics_by_id.get(topic_id) is not topic:
+                self._apply_topic(topic)
+        if old.configs is not new.configs:
+            all_topics = any(
+                old.broker_configs(node_id) is not new.broker_configs(node_id) for node_id in (self.node_id, None)
+            )
+            for topic in new.topics.values():
+                if all_topics or old.topic_configs(topic.name) is not new.topic_configs(topic.name):
+                    self._apply_config(topic)
+
+    def _apply_topic(self, topic: TopicImage) -> None:
+        config = None
+        for index, state in enumerate(topic.partitions):
+            partition = self._by_id.get((topic.topic_id, index))
+            if partition is None:
+                if self.node_id not in state.replicas:
+                    continue
+                if config is None:
+                    config = effective_log_config(self._settings, self._table, self.image, topic.name)
+                log = self._logs.get_or_create(topic.name, index, topic.topic_id, config)
+                partition = Partition(topic.name, index, topic.topic_id, log, self.node_id)
+                self._by_id[topic.topic_id, index] = partition
+                self._by_name[topic.name, index] = partition
+            self._apply_state(partition, state)
+
+    def _apply_state(self, partition: Partition, state: PartitionState) -> None:
+        try:
+            changed = partition.apply(state)
+        except LogStorageError:
+            self._check_storage(partition)
+            return
+        if changed:
+            self._purgatory.check(partition)
+        self._progress(partition)
+
+    def _apply_config(self, topic: TopicImage) -> None:
+        config = effective_log_config(self._settings, self._table, self.image, topic.name)
+        for index in range(len(topic.partitions)):
+            partition = self._by_id.get((topic.topic_id, index))
+            if partition is not None and partition.log.config != config:
+                partition.log.update_config(config)
+                # Another min.insync.replicas or flush.messages may let the high watermark go on.
+                self._progress(partition)
+
+    def _delete(self, topic: TopicImage) -> None:
+        for index in range(len(topic.partitions)):
+            partition = self._by_id.pop((topic.topic_id, index), None)
+            if partition is None:
+                continue
+            if self._by_name.get((topic.name, index)) is partition:
+                del self._by_name[topic.name, index]
+            partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            self._purgatory.check(partition)
+            self._logs.delete(topic.name, index)
+
+    # Finding partitions
+
+    def find(self, topic: str, index: int) -> Partition:
+        """The partition of that name; raises KafkaError saying why this broker has none."""
+        partition = self._by_name.get((topic, index))
+        if partition is None:
+            if self.image.partition(topic, index) is not None:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return partition
+
+    def find_by_id(self, topic_id: uuid.UUID, index: int) -> Partition:
+        """As `find`, by topic id (KIP-516)."""
+        partition = self._by_id.get((topic_id, index))
+        if partition is None:
+            topic = self.image.topics_by_id.get(topic_id)
+            if topic is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
+            if 0 <= index < len(topic.partitions):
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return partition
+
+    def find_leader(self, topic: str, index: int, current_leader_epoch: int = -1) -> Partition:
+        """The partition, if this broker leads it in that epoch (-1: in any)."""
+        partition = self.find(topic, index)
+        partition.check_leader(current_leader_epoch)
+        return partition
+
+    def partitions(self) -> Iterator[Partition]:
+        return iter(self._by_id.values())
+
+    def waiting(self, partition: Partition) -> int:
+        """How many requests wait for something to happen to the partition."""
+        return self._purgatory.waiting(partition)
+
+    def leader_state(self, topic: str, topic_id: uuid.UUID, index: int) -> PartitionState | None:
+        """What the image says of a partition named by id, or by name where the id is zero."""
+        if topic_id != ZERO_UUID:
+            found = self.image.topics_by_id.get(topic_id)
+            topic = found.name if found is not None else ""
+        return self.image.partition(topic, index)
+
+    def endpoints(self, node_ids: Iterable[int]) -> list[BrokerInfo]:
+        """The brokers of these ids that are known, for clients to be sent to (KIP-951)."""
+        brokers = self.image.brokers
+        return [brokers[node_id] for node_id in sorted(set(node_ids)) if node_id in brokers]
+
+    # Writing
+
+    def append(self, partition: Partition, records: memoryview | None, required_acks: int) -> AppendResult:
+        """Append one batch; raises KafkaError. Whether it may be acknowledged, the partition tells."""
+        try:
+            result = partition.append(records, required_acks)
+        except LogStorageError:
+            self._check_storage(partition)
+            raise
+        if partition.log.flush_is_due:
+            self._start_flush(partition)
+        self._purgatory.check(partition)
+        return result
+
+    async def wait_for_acknowledgement(self, appends: Collection[PendingAppend[ResponseT]], timeout_ms: int) -> None:
+        """Wait until every append has its `error` decided, or the time is over."""
+        delayed = DelayedProduce(appends)
+        await self._purgatory.wait(delayed, delayed.partitions, max(0, timeout_ms))
+
+    def delete_records_before(self, partition: Partition, offset: int) -> int:
+        """Move the start of the log up; returns the low watermark; raises KafkaError."""
+        try:
+            low_watermark = partition.delete_records_before(offset)
+        except LogStorageError:
+            self._check_storage(partition)
+            raise
+        self._purgatory.check(partition)
+        return low_watermark
+
+    # Reading
+
+    def read(self, params: FetchParams, fetches: Iterable[PartitionFetch]) -> list[PartitionRead]:
+        """Read every partition in the order given, within the fetch's limit; errors are in the results."""
+        left_bytes = params.max_bytes
+        # The first partition that has records gives at least one whole batch, or a consumer with a small limit would
+        # never get past a large one.
+        min_one_batch = True
+        reads = []
+        for fetch in fetches:
+            read = self._read_one(params, fetch, min(left_bytes, fetch.max_bytes), min_one_batch)
+            if read.size_bytes:
+                min_one_batch = False
+                left_bytes = max(0, left_bytes - read.size_bytes)
+            reads.append(read)
+        return reads
+
+    def _read_one(
+        self, params: FetchParams, fetch: PartitionFetch, max_bytes: int, min_one_batch: bool
+    ) -> PartitionRead:
+        try:
+            partition = self._find_fetched(fetch)
+            partition.check_leader(fetch.current_leader_epoch)
+            if fetch.last_fetched_epoch >= 0:
+                divergence = partition.find_divergence(fetch.fetch_offset, fetch.last_fetched_epoch)
+                if divergence is not None:
+                    return self._diverged(partition, divergence)
+            if params.replica_id >= 0:
+                self._update_follower(partition, params, fetch)
+            return partition.read(
+                fetch.fetch_offset,
+                max_bytes,
+                replica_id=params.replica_id,
+                read_committed=params.read_committed,
+                min_one_batch=min_one_batch,
+            )
+        except LogStorageError as error:
+            self._check_storage(partition)
+            return PartitionRead(error=error.code)
+        except KafkaError as error:
+            return PartitionRead(error=error.code)
+
+    def _find_fetched(self, fetch: PartitionFetch) -> Partition:
+        if fetch.topic_id == ZERO_UUID and fetch.topic:
+            return self.find(fetch.topic, fetch.partition)
+        return self.find_by_id(fetch.topic_id, fetch.partition)
+
+    def _diverged(self, partition: Partition, divergence: tuple[int, int]) -> PartitionRead:
+        log = partition.log
+        return PartitionRead(
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            diverging_epoch=divergence,
+        )
+
+    def _update_follower(self, partition: Partition, params: FetchParams, fetch: PartitionFetch) -> None:
+        broker = self.image.brokers.get(params.replica_id)
+        if params.replica_epoch != -1 and (broker is None or broker.epoch != params.replica_epoch):
+            # A former life of that broker: what it held then says nothing about what it holds now (KIP-903).
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if partition.update_follower(params.replica_id, fetch.fetch_offset, fetch.current_leader_epoch):
+            self._purgatory.check(partition)
+
+    def must_wait(self, params: FetchParams, reads: Collection[PartitionRead]) -> bool:
+        """Whether a fetch that gave these reads is to be answered later."""
+        if params.max_wait_ms <= 0 or not reads:
+            return False
+        size_bytes = 0
+        for read in reads:
+            if read.error or read.diverging_epoch is not None:
+                return False
+            size_bytes += read.size_bytes
+        return size_bytes < params.min_bytes
+
+    async def wait_for_data(
+        self, params: FetchParams, fetches: Iterable[PartitionFetch], reads: Iterable[PartitionRead]
+    ) -> None:
+        """Wait until a fetch that must wait would give enough, has an error to tell, or its time is over."""
+        delayed = DelayedFetch(params, functools.partial(_measure, params))
+        for fetch, read in zip(fetches, reads, strict=True):
+            try:
+                delayed.add(self._find_fetched(fetch), fetch, read)
+            except KafkaError:
+                # It went away since it was read, which is to be told now; the next read tells why.
+                return
+        await self._purgatory.wait(delayed, delayed.partitions, params.max_wait_ms)
+
+    # Flushing, and disks that fail
+
+    def _progress(self, partition: Partition) -> None:
+        """Something that holds back the high watermark of a partition has changed."""
+        if partition.is_leader:
+            partition.advance_high_watermark()
+            self._purgatory.check(partition)
+            if partition.log.flush_is_due:
+                self._start_flush(partition)
+
+    def _start_flush(self, partition: Partition) -> None:
+        if partition.flush_is_running:
+            return
+        partition.flush_is_running = True
+        flush = self._loop.run_in_executor(self._flush_threads, partition.log.flush)
+        flush.add_done_callback(functools.partial(self._on_flushed, partition))
+
+    def _on_flushed(self, partition: Partition, flush: asyncio.Future[None]) -> None:
+        partition.flush_is_running = False
+        try:
+            flush.result()
+        except LogStorageError:
+            self._check_storage(partition)
+        else:
+            self._progress(partition)
+
+    def _check_storage(self, partition: Partition) -> None:
+        """After a storage error: if the log gave up, so does everything in its directory, whose disk can't be trusted.
+
+        A log that could undo what failed, as on a full disk, goes on: the next append may find room.
+        """
+        if not partition.log.is_offline:
+            return
+        directory = partition.log.directory.parent
+        if directory in self.offline_log_dirs:
+            return
+        self.offline_log_dirs.add(directory)
+        logger.error("log directory %s goes offline; its partitions are served again after a restart", directory)
+        for other in self._by_id.values():
+            if other.log.directory.parent == directory:
+                other.log.take_offline(f"log directory {directory} is offline")
+                other.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+                self._purgatory.check(other)
+
+
+def _measure(params: FetchParams, partition: Partition, fetch: PartitionFetch) -> int:
+    """How many bytes a fetch would get from the partition now, its other partitions aside."""
+    return partition.read(
+        fetch.fetch_offset,
+        min(params.max_bytes, fetch.max_bytes),
+        replica_id=params.replica_id,
+        read_committed=params.read_committed,
+        min_one_batch=True,
+    ).size_bytes

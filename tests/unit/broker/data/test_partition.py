@@ -1,0 +1,279 @@
+"""A partition's leadership, acknowledgements and high watermark, over a log that only counts."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+
+from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
+from tidelog.controller.image import PartitionState
+from tidelog.log import AppendResult, LogConfig, PartitionLog
+from tidelog.protocol import ErrorCode, KafkaError
+
+NODE = 1
+BATCH = memoryview(bytearray(61))
+
+
+@dataclass
+class CountingLog:
+    """As much of a log as a partition's decisions look at; an append adds one record."""
+
+    config: LogConfig = field(default_factory=LogConfig)
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    high_watermark: int = 0
+    flushed_offset: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.high_watermark
+
+    @property
+    def flush_is_due(self) -> bool:
+        return self.log_end_offset - self.flushed_offset >= self.config.flush_messages
+
+    def assign_epoch(self, epoch: int, start_offset: int) -> None:
+        self.epochs.append((epoch, start_offset))
+
+    def append_as_leader(self, records: memoryview, *, leader_epoch: int) -> AppendResult:
+        assert self.epochs[-1][0] == leader_epoch
+        self.log_end_offset += 1
+        offset = self.log_end_offset - 1
+        return AppendResult(offset, offset, -1, self.log_start_offset, False)
+
+    def advance_high_watermark(self, offset: int) -> None:
+        assert self.high_watermark < offset <= self.log_end_offset
+        self.high_watermark = offset
+
+    def set_log_start_offset(self, offset: int) -> None:
+        self.log_start_offset = offset
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        known = [entry for entry in self.epochs if entry[0] <= epoch]
+        if not known or epoch > self.epochs[-1][0]:
+            return -1, -1
+        later = [start for number, start in self.epochs if number > epoch]
+        return known[-1][0], later[0] if later else self.log_end_offset
+
+
+def make(*replicas: int, isr: tuple[int, ...] | None = None, log: CountingLog | None = None) -> Partition:
+    counting = CountingLog() if log is None else log
+    partition = Partition("t", 0, uuid.uuid4(), cast(PartitionLog, counting), NODE)
+    partition.apply(PartitionState(replicas, replicas if isr is None else isr, NODE, leader_epoch=3, partition_epoch=5))
+    return partition
+
+
+def counting_log(partition: Partition) -> CountingLog:
+    return cast(CountingLog, partition.log)
+
+
+def state(partition: Partition) -> PartitionState:
+    return PartitionState(
+        partition.replicas, partition.isr, partition.leader, partition.leader_epoch, partition.partition_epoch
+    )
+
+
+def fails(code: ErrorCode) -> pytest.RaisesExc[KafkaError]:
+    return pytest.RaisesExc(KafkaError, check=lambda error: error.code is code)
+
+
+def test_the_epoch_is_assigned_before_the_first_append() -> None:
+    partition = make(NODE, log=CountingLog(log_end_offset=7, flushed_offset=7))
+    assert counting_log(partition).epochs == [(3, 7)]
+    assert partition.log.high_watermark == 7
+    partition.append(BATCH, ACKS_LEADER)
+    # The same leadership with another ISR is no new one.
+    partition.apply(replace(state(partition), partition_epoch=6))
+    assert counting_log(partition).epochs == [(3, 7)]
+    assert partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=7))
+    assert counting_log(partition).epochs == [(3, 7), (4, 8)]
+
+
+def test_an_older_state_changes_nothing() -> None:
+    partition = make(NODE)
+    assert not partition.apply(replace(state(partition), leader=2, leader_epoch=9, partition_epoch=5))
+    assert partition.is_leader
+
+
+def test_a_single_replica_commits_at_once() -> None:
+    partition = make(NODE)
+    result = partition.append(BATCH, ACKS_ALL)
+    assert partition.log.high_watermark == 1
+    assert partition.acknowledgement(result.last_offset + 1, 3, ACKS_ALL) is ErrorCode.NONE
+
+
+def test_the_high_watermark_is_the_smallest_end_in_the_isr() -> None:
+    partition = make(NODE, 2, 3, isr=(NODE, 2))
+    partition.append(BATCH, ACKS_ALL)
+    partition.append(BATCH, ACKS_ALL)
+    assert partition.log.high_watermark == 0
+    # Replica 3 is not in the ISR: nobody waits for it.
+    assert not partition.update_follower(3, 0, 3)
+    assert partition.acknowledgement(1, 3, ACKS_LEADER) is ErrorCode.NONE
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is None
+    assert partition.update_follower(2, 1, 3)
+    assert partition.log.high_watermark == 1
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NONE
+    assert partition.acknowledgement(2, 3, ACKS_ALL) is None
+    assert not partition.update_follower(2, 0, 3)
+    assert partition.log.high_watermark == 1
+
+
+def test_an_isr_that_shrank_no_longer_holds_back() -> None:
+    partition = make(NODE, 2)
+    partition.append(BATCH, ACKS_LEADER)
+    assert partition.log.high_watermark == 0
+    partition.apply(replace(state(partition), isr=(NODE,), partition_epoch=6))
+    assert partition.log.high_watermark == 1
+
+
+def test_below_min_insync_replicas_nothing_is_committed() -> None:
+    partition = make(NODE, 2, 3, isr=(NODE, 2), log=CountingLog(LogConfig(min_insync_replicas=2)))
+    partition.append(BATCH, ACKS_ALL)
+    partition.apply(replace(state(partition), isr=(NODE,), partition_epoch=6))
+    assert partition.log.high_watermark == 0
+    with fails(ErrorCode.NOT_ENOUGH_REPLICAS):
+        partition.append(BATCH, ACKS_ALL)
+    assert partition.log.log_end_offset == 1
+    partition.append(BATCH, ACKS_LEADER)
+    assert partition.log.high_watermark == 0
+
+
+def test_min_insync_replicas_above_the_replication_factor_still_serves_acks_1() -> None:
+    partition = make(NODE, log=CountingLog(LogConfig(min_insync_replicas=2)))
+    with fails(ErrorCode.NOT_ENOUGH_REPLICAS):
+        partition.append(BATCH, ACKS_ALL)
+    partition.append(BATCH, ACKS_LEADER)
+    assert partition.log.high_watermark == 1
+
+
+def test_an_isr_that_shrank_after_the_append_is_told() -> None:
+    partition = make(NODE, 2, 3, isr=(NODE, 2), log=CountingLog(LogConfig(min_insync_replicas=2)))
+    partition.append(BATCH, ACKS_ALL)
+    partition.update_follower(2, 1, 3)
+    partition.apply(replace(state(partition), isr=(NODE,), partition_epoch=6))
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+def test_a_new_leadership_forgets_what_followers_had() -> None:
+    partition = make(NODE, 2)
+    partition.append(BATCH, ACKS_LEADER)
+    partition.update_follower(2, 1, 3)
+    partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=6))
+    partition.append(BATCH, ACKS_LEADER)
+    assert partition.remote_log_end_offsets == {}
+    assert partition.log.high_watermark == 1
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_strangers_are_no_followers() -> None:
+    partition = make(NODE, 2)
+    for replica_id in (NODE, 7):
+        with fails(ErrorCode.UNKNOWN_LEADER_EPOCH):
+            partition.update_follower(replica_id, 1, 3)
+        with fails(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+            partition.update_follower(replica_id, 1, -1)
+
+
+def test_who_does_not_lead_refuses() -> None:
+    partition = make(NODE, 2)
+    assert partition.apply(replace(state(partition), leader=2, leader_epoch=4, partition_epoch=6))
+    with fails(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+        partition.append(BATCH, ACKS_ALL)
+    with fails(ErrorCode.FENCED_LEADER_EPOCH):
+        partition.check_leader(3)
+    with fails(ErrorCode.UNKNOWN_LEADER_EPOCH):
+        partition.check_leader(5)
+    with fails(ErrorCode.NOT_LEADER_OR_FOLLOWER):
+        partition.check_leader(4)
+
+
+@pytest.mark.parametrize("reason", [ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+def test_a_stopped_partition_says_why(reason: ErrorCode) -> None:
+    partition = make(NODE)
+    partition.stop(reason)
+    with fails(reason):
+        partition.append(BATCH, ACKS_ALL)
+    with fails(reason):
+        partition.check_leader(3)
+    assert partition.acknowledgement(1, 3, ACKS_LEADER) is reason
+
+
+def test_flush_messages_1_acknowledges_what_is_on_disk_only() -> None:
+    partition = make(NODE, log=CountingLog(LogConfig(flush_messages=1)))
+    partition.append(BATCH, ACKS_ALL)
+    assert partition.log.flush_is_due
+    assert partition.log.high_watermark == 0
+    assert partition.acknowledgement(1, 3, ACKS_LEADER) is None
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is None
+    counting_log(partition).flushed_offset = 1
+    partition.append(BATCH, ACKS_ALL)
+    assert partition.log.high_watermark == 1
+    assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NONE
+    assert partition.acknowledgement(2, 3, ACKS_LEADER) is None
+
+
+def test_flush_messages_n_leaves_at_most_n_minus_1_acknowledged_messages_unflushed() -> None:
+    partition = make(NODE, log=CountingLog(LogConfig(flush_messages=3)))
+    for _ in range(2):
+        partition.append(BATCH, ACKS_ALL)
+    assert not partition.log.flush_is_due
+    assert partition.log.high_watermark == 2
+    for _ in range(3):
+        partition.append(BATCH, ACKS_ALL)
+        assert partition.log.flush_is_due
+        assert partition.log.high_watermark == 2
+    counting_log(partition).flushed_offset = 4
+    assert partition.advance_high_watermark()
+    assert partition.log.high_watermark == 5
+
+
+def test_a_transactional_batch_finds_no_open_transaction() -> None:
+    batch = bytearray(61)
+    batch[22] = 0x10
+    with fails(ErrorCode.INVALID_TXN_STATE):
+        make(NODE).append(memoryview(batch), ACKS_ALL)
+    with fails(ErrorCode.INVALID_RECORD):
+        make(NODE).append(None, ACKS_ALL)
+
+
+def test_divergence_is_found_by_epoch_and_end() -> None:
+    log = CountingLog(log_end_offset=10, flushed_offset=10, epochs=[(1, 0), (2, 6)])
+    partition = make(NODE, log=log)
+    assert partition.find_divergence(10, 3) is None
+    assert partition.find_divergence(6, 1) is None
+    assert partition.find_divergence(7, 1) == (1, 6)
+    assert partition.find_divergence(11, 3) == (3, 10)
+    with fails(ErrorCode.OFFSET_OUT_OF_RANGE):
+        partition.find_divergence(0, 9)
+    with fails(ErrorCode.OFFSET_OUT_OF_RANGE):
+        partition.find_divergence(0, 0)
+
+
+def test_latest_waits_for_the_high_watermark_of_a_new_leader() -> None:
+    log = CountingLog(log_end_offset=10, flushed_offset=10, high_watermark=4)
+    partition = make(NODE, 2, log=log)
+    with fails(ErrorCode.OFFSET_NOT_AVAILABLE):
+        partition.latest_offset(-1, False)
+    assert partition.latest_offset(2, False).offset == 10
+    partition.update_follower(2, 10, 3)
+    assert partition.latest_offset(-1, False).offset == 10
+    assert partition.latest_offset(-1, False).leader_epoch == 3
+
+
+def test_records_are_deleted_up_to_the_high_watermark_only() -> None:
+    partition = make(NODE, 2, log=CountingLog(log_end_offset=10, flushed_offset=10, high_watermark=4))
+    assert partition.delete_records_before(3) == 3
+    assert partition.delete_records_before(1) == 3
+    with fails(ErrorCode.OFFSET_OUT_OF_RANGE):
+        partition.delete_records_before(5)
+    with fails(ErrorCode.OFFSET_OUT_OF_RANGE):
+        partition.delete_records_before(-2)
+    assert partition.delete_records_before(-1) == 4
+    counting_log(partition).config = LogConfig(cleanup_policy=frozenset({"compact"}))
+    with fails(ErrorCode.POLICY_VIOLATION):
+        partition.delete_records_before(-1)

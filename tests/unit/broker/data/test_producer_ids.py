@@ -1,0 +1,90 @@
+"""Producer ids out of the controller's blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tidelog.broker.producer_ids import REFILL_BELOW, ProducerIdAllocator
+from tidelog.protocol import ErrorCode, KafkaError
+
+
+class Blocks:
+    """A controller that hands out blocks of a thousand when it is let."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.failures = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def allocate(self) -> range:
+        await self.gate.wait()
+        if self.failures:
+            self.failures -= 1
+            raise KafkaError(ErrorCode.NOT_CONTROLLER)
+        self.given += 1
+        return range((self.given - 1) * 1000, self.given * 1000)
+
+
+def test_ids_are_unique_across_blocks_and_waiters() -> None:
+    async def main() -> None:
+        blocks = Blocks()
+        allocator = ProducerIdAllocator(blocks.allocate)
+        ids = await asyncio.gather(*(allocator.allocate() for _ in range(2500)))
+        assert sorted(ids) == list(range(2500))
+        await allocator.close()
+
+    asyncio.run(main())
+
+
+def test_the_next_block_is_fetched_before_this_one_ends() -> None:
+    async def main() -> None:
+        blocks = Blocks()
+        allocator = ProducerIdAllocator(blocks.allocate)
+        for _ in range(1000 - REFILL_BELOW):
+            await allocator.allocate()
+        assert blocks.given == 1
+        await allocator.allocate()
+        await asyncio.sleep(0)
+        assert blocks.given == 2
+        # Nobody waits for the controller while the block lasts.
+        blocks.gate.clear()
+        for _ in range(1000):
+            await allocator.allocate()
+        await allocator.close()
+
+    asyncio.run(main())
+
+
+def test_one_request_serves_all_who_wait_and_outlives_who_goes() -> None:
+    async def main() -> None:
+        blocks = Blocks()
+        blocks.gate.clear()
+        allocator = ProducerIdAllocator(blocks.allocate)
+        first, second = (asyncio.ensure_future(allocator.allocate()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        blocks.gate.set()
+        assert await second == 0
+        assert blocks.given == 1
+        await allocator.close()
+
+    asyncio.run(main())
+
+
+def test_a_controller_that_fails_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        blocks = Blocks()
+        blocks.failures = 1
+        allocator = ProducerIdAllocator(blocks.allocate)
+        with pytest.raises(KafkaError):
+            await allocator.allocate()
+        assert await allocator.allocate() == 0
+        await allocator.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    assert "no block of producer ids" in caplog.text
