@@ -132,8 +132,7 @@ class Connection:
 
     def _on_readable(self) -> None:
         for _ in range(READS_PER_TURN):
-            room = self._make_room()
-            if room == 0 or not self._receive():
+            if not self._make_room() or not self._receive():
                 break
             filled = self._buffer is not None and self._end == len(self._buffer)
             self._handle_frames()
@@ -248,7 +247,7 @@ class Connection:
     def _handle_frames(self) -> None:
         """Start every request that is complete and may start; what is left waits in the buffer."""
         handled = 0
-        while not self._closed and not self._draining:
+        while self._end > self._start and not self._closed and not self._draining:
             size_bytes = self._next_frame()
             if size_bytes is None or not self._may_start():
                 break
@@ -354,10 +353,11 @@ class Connection:
 
     def _send_answer(self, exchange: Exchange) -> None:
         assert exchange.parts is not None  # the caller looked
-        was_empty = not self._outgoing
-        self._outgoing.add(exchange.parts)
-        exchange.parts = None
-        if was_empty:
+        parts, exchange.parts = exchange.parts, None
+        outgoing = self._outgoing
+        if outgoing:
+            outgoing.add(parts)
+        elif not outgoing.send_at_once(self._sock, parts):
             self._send()
 
     def _send(self) -> None:
@@ -369,7 +369,7 @@ class Connection:
         except OSError as error:
             self.close(f"lost the connection: {error.strerror}")
             return
-        if finished == self._writing:
+        if finished is self._writing:
             self._writing = not finished
             if finished:
                 self._loop.remove_writer(self._fd)

@@ -78,6 +78,9 @@ class ConnectionSet:
     def __len__(self) -> int:
         return len(self._open)
 
+    def all(self) -> tuple[Connection, ...]:
+        return tuple(self._open)
+
     @property
     def is_full(self) -> bool:
         return len(self._open) >= self.limits.connections_max

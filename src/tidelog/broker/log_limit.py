@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 _LINES_PER_INTERVAL_MAX = 20
 _INTERVAL_S = 10.0
@@ -16,8 +17,9 @@ _INTERVAL_S = 10.0
 class LimitedLog:
     """A logger that says at most so many lines an interval."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
+        self._monotonic_s = monotonic_s
         self._interval_ends_s = 0.0
         self._lines = 0
         self._left_out = 0
@@ -25,7 +27,7 @@ class LimitedLog:
     def log(self, level: int, message: str, *args: object, exc_info: BaseException | None = None) -> None:
         if not self._logger.isEnabledFor(level):
             return
-        now_s = time.monotonic()
+        now_s = self._monotonic_s()
         if now_s >= self._interval_ends_s:
             self._interval_ends_s = now_s + _INTERVAL_S
             self._lines = 0

@@ -70,6 +70,26 @@ class OutgoingQueue:
             else:
                 self._parts.append(part)
 
+    def send_at_once(self, sock: socket.socket, parts: list[Part]) -> bool:
+        """Send an answer past the empty queue; False when (some of) it had to be queued after all.
+
+        Most answers are one small piece of bytes that the kernel takes whole, and need none of what follows.
+        """
+        first = parts[0]
+        if len(parts) > 1 or not isinstance(first, bytes):
+            self.add(parts)
+            return False
+        try:
+            sent = sock.send(first)
+        except OSError:
+            # `send` meets the same error, or finds that the socket takes more meanwhile.
+            sent = 0
+        self.sent_bytes += sent
+        if sent == len(first):
+            return True
+        self._parts.append(memoryview(first)[sent:])
+        return False
+
     def send(self, sock: socket.socket) -> bool:
         """Send what the kernel takes now; True when nothing is left. Raises OSError when the connection broke."""
         turn_bytes = 0

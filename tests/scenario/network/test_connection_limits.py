@@ -1,0 +1,118 @@
+"""Limits on connections, idle time and memory hold, and hold nobody back who keeps to them."""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from tidelog.protocol.messages.k03_metadata import (
+    METADATA,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from tidelog.testing.broker import Broker
+from tidelog.testing.raw_client import RawClient, frame
+
+Connect = Callable[[Broker], RawClient]
+StartBroker = Callable[..., Broker]
+WaitUntil = Callable[[Callable[[], bool], str], None]
+
+
+def _serves(client: RawClient) -> bool:
+    return len(client.ask(METADATA, MetadataRequest(topics=[]), MetadataResponse, 1).brokers) == 1
+
+
+def test_more_connections_than_one_address_may_have_are_closed(start_broker: StartBroker, connect: Connect) -> None:
+    broker = start_broker(settings={"max.connections.per.ip": 2})
+    first, second, third = connect(broker), connect(broker), connect(broker)
+    assert third.was_closed()
+    assert _serves(first)
+    assert _serves(second)
+
+
+def test_more_connections_than_allowed_wait_until_there_is_room(
+    start_broker: StartBroker, connect: Connect, wait_until: WaitUntil
+) -> None:
+    broker = start_broker(settings={"max.connections": 2})
+    first, second = connect(broker), connect(broker)
+    assert _serves(first)
+    assert _serves(second)
+    third = connect(broker)
+    third.send(METADATA, MetadataRequest(topics=[]), 1)
+    assert _serves(first)
+    assert not select.select([third.sock], [], [], 0)[0]
+    second.close()
+    assert third.receive(METADATA, MetadataResponse, 1)[1].brokers
+
+
+def test_idle_connections_are_closed_and_slow_ones_are_not(
+    start_broker: StartBroker, connect: Connect, wait_until: WaitUntil
+) -> None:
+    broker = start_broker(settings={"connections.max.idle.ms": 400})
+    idle, slow = connect(broker), connect(broker)
+    assert _serves(idle)
+    started_s = time.monotonic()
+    request = frame(METADATA, MetadataRequest(topics=[]), 1)
+    sent = 0
+    while not select.select([idle.sock], [], [], 0.05)[0]:
+        if sent < len(request) - 1:
+            slow.sock.sendall(request[sent : sent + 1])
+            sent += 1
+    assert idle.was_closed()
+    assert time.monotonic() - started_s >= 0.39
+    slow.sock.sendall(request[sent:])
+    assert slow.receive(METADATA, MetadataResponse, 1)[1].brokers
+
+
+def test_the_memory_of_all_requests_together_is_bounded(
+    start_broker: StartBroker, connect: Connect, wait_until: WaitUntil
+) -> None:
+    bound = 4 << 20
+    broker = start_broker(settings={"queued.max.request.bytes": bound, "socket.request.max.bytes": bound})
+    topics = [MetadataRequestTopic(name=f"missing-{number:08d}") for number in range(110_000)]
+    request = frame(METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False), 4)
+    assert 2 << 20 < len(request) < bound
+    memory = broker.server.connections.memory
+    with ExitStack() as clients:
+        opened = [clients.enter_context(RawClient(broker.port)) for _ in range(6)]
+        rest = [_send_what_fits(client, request[:-1]) for client in opened]
+        # One may go past the bound with a request of the largest size; all others wait.
+        assert memory.held_bytes <= 2 * bound
+        assert any(rest), "the broker read everything"
+        assert _serves_soon(broker, opened[0], request[-1 - len(rest[0]) :])
+        for client, unsent in list(zip(opened, rest, strict=True))[1:]:
+            client.sock.setblocking(True)
+            client.sock.settimeout(20)
+            client.sock.sendall(unsent + request[-1:])
+            assert len(client.receive(METADATA, MetadataResponse, 4)[1].topics) == len(topics)
+    wait_until(lambda: memory.held_bytes == 0, "all memory is given back")
+
+
+def _send_what_fits(client: RawClient, data: bytes) -> bytes:
+    """Send until the broker reads no more; what is left is returned."""
+    client.sock.setblocking(False)
+    while data and select.select([], [client.sock], [], 0.5)[1]:
+        data = data[client.sock.send(data[: 1 << 20]) :]
+    return data
+
+
+def _serves_soon(broker: Broker, client: RawClient, unsent: bytes) -> bool:
+    client.sock.setblocking(True)
+    client.sock.settimeout(20)
+    client.sock.sendall(unsent)
+    return bool(client.receive(METADATA, MetadataResponse, 4)[1].topics)
+
+
+def test_a_request_of_exactly_the_largest_size_is_taken(start_broker: StartBroker, connect: Connect) -> None:
+    request = frame(METADATA, MetadataRequest(topics=[]), 1, client_id="x" * 2000)
+    limit = len(request) - 4
+    broker = start_broker(settings={"socket.request.max.bytes": limit})
+    client = connect(broker)
+    client.sock.sendall(request)
+    assert client.receive(METADATA, MetadataResponse, 1)[1].brokers
+    client.sock.sendall(struct.pack(">i", limit + 1))
+    assert client.was_closed()
