@@ -1,6 +1,6 @@
-"""Builds the record kernel as an optional extension; everything else is declared in pyproject.toml.
+"""Builds the record kernel as optional extensions; everything else is declared in pyproject.toml.
 
-The kernel is plain Python with a .pxd beside it. Where there is no C compiler the build goes on without it and the
+The kernel is plain Python with a .pxd beside each file. Where there is no C compiler the build goes on without it and the
 interpreted twin runs instead, so `pip install` never fails for want of a compiler.
 """
 
@@ -8,25 +8,30 @@ import os
 
 from setuptools import Extension, setup
 
-KERNEL = "src/tidelog/records/kernel.py"
+KERNEL = ("kernel", "kernel_arrow")
 
 
 def kernel_extensions() -> list[Extension]:
-    if os.environ.get("TIDELOG_PURE_PYTHON") or not os.path.exists(KERNEL):
+    if os.environ.get("TIDELOG_PURE_PYTHON"):
         return []
     from Cython.Build import cythonize
 
-    extension = Extension("tidelog.records.kernel", [KERNEL], optional=True, extra_compile_args=["-O3"])
+    extensions = [
+        Extension(
+            f"tidelog.records.{module}", [f"src/tidelog/records/{module}.py"], optional=True, extra_compile_args=["-O3"]
+        )
+        for module in KERNEL
+    ]
     modules: list[Extension] = cythonize(
-        [extension],
+        extensions,
         build_dir="build/cython",
+        include_path=["src"],
         compiler_directives={
             "language_level": 3,
             "boundscheck": True,
             "wraparound": False,
             "initializedcheck": False,
-            "cdivision": True,
-            "annotation_typing": False,  # the annotations are for type checkers, the C types are in the .pxd
+            "annotation_typing": False,  # the annotations are for type checkers, the C types are in the .pxd files
         },
     )
     return modules

@@ -32,12 +32,11 @@ from tidelog.records.batch import (
 )
 from tidelog.records.batch import check_crc as check_batch_crc
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
-from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel import Record
 
 # A producer learns of at most this many keyless records by index; naming more would help nobody.
 KEYLESS_INDEXES_MAX = 10
-_BASE_OFFSET_MAX = 0x7FFFFFFFFFFFFFFF - 0x7FFFFFFF  # base offset and any delta stay within 64 bits
+BATCH_SIZE_MAX = 0x7FFFFFFF
 
 
 class NewRecord(NamedTuple):
@@ -68,8 +67,6 @@ def decode_records(
     header = parse_header(buffer, position)
     if check_crc:
         check_batch_crc(buffer, header, position)
-    if header.base_offset > _BASE_OFFSET_MAX:
-        raise CorruptBatchError(f"base offset {header.base_offset} leaves no room for the records' offsets")
     data = open_records(buffer, header, position, max_bytes)
     return kernel.decode_objects(
         data,
@@ -113,11 +110,49 @@ def encode_batch(
     `now_ms` stamps records without a timestamp, and all of them under LOG_APPEND_TIME.
     """
     buffer = bytearray(BATCH_HEADER_SIZE)
-    encoded = kernel.encode_objects(buffer, records, now_ms)
-    if not encoded.count:
+    written = kernel.encode_objects(buffer, records, now_ms)
+    seal_batch(
+        buffer,
+        written.count,
+        written.base_timestamp,
+        written.max_timestamp,
+        base_offset=base_offset,
+        compression=compression,
+        compression_level=compression_level,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        leader_epoch=leader_epoch,
+        is_transactional=is_transactional,
+        is_control=is_control,
+        timestamp_type=timestamp_type,
+        now_ms=now_ms,
+    )
+    return buffer
+
+
+def seal_batch(
+    buffer: bytearray,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    *,
+    base_offset: int = 0,
+    compression: Compression = Compression.NONE,
+    compression_level: int | None = None,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = NO_PRODUCER_EPOCH,
+    base_sequence: int = NO_SEQUENCE,
+    leader_epoch: int = NO_PARTITION_LEADER_EPOCH,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    now_ms: int | None = None,
+) -> None:
+    """Compress the records that lie in `buffer` behind room for the header, in place, and write the header."""
+    if not count:
         raise ValueError("a record batch needs at least one record")
     attributes = int(compression)
-    max_timestamp = encoded.max_timestamp
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         if now_ms is None:
             raise ValueError("a batch with log append time needs now_ms")
@@ -128,28 +163,27 @@ def encode_batch(
     if is_control:
         attributes |= CONTROL_BIT
     if compression is not Compression.NONE:
-        with memoryview(buffer) as view:
-            compressed = compress(compression, view[BATCH_HEADER_SIZE:], compression_level)
+        with memoryview(buffer) as view, view[BATCH_HEADER_SIZE:] as records:
+            compressed = compress(compression, records, compression_level)
         buffer[BATCH_HEADER_SIZE:] = compressed
-    write_header(
-        buffer,
-        BatchHeader(
-            base_offset=base_offset,
-            batch_length=0,
-            partition_leader_epoch=leader_epoch,
-            magic=MAGIC,
-            crc=0,
-            attributes=attributes,
-            last_offset_delta=encoded.count - 1,
-            base_timestamp=encoded.base_timestamp,
-            max_timestamp=max_timestamp,
-            producer_id=producer_id,
-            producer_epoch=producer_epoch,
-            base_sequence=base_sequence,
-            records_count=encoded.count,
-        ),
+    if len(buffer) > BATCH_SIZE_MAX:
+        raise ValueError(f"the batch would have {len(buffer)} bytes, its length field allows {BATCH_SIZE_MAX}")
+    header = BatchHeader(
+        base_offset=base_offset,
+        batch_length=0,
+        partition_leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=count - 1,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        records_count=count,
     )
-    return buffer
+    write_header(buffer, header)
 
 
 def validate_records(

@@ -2,7 +2,7 @@
 
 What always holds: `decompress` gives at most `max_bytes` bytes and never allocates a size only because the input
 announces it; anything wrong in the input raises CorruptBatchError. gzip, lz4 and zstd inputs may hold several frames
-behind one another. Snappy is written with the xerial framing of the Java client and read with it or raw, as some write it.
+behind one another. Snappy is written in the xerial framing of the Java client and read in that or raw.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 # The value after `except?` is returned together with an error; it may also be a result, so a rare one costs least.
 
 cimport cython
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 cdef int64_t INT64_MAX
 cdef int64_t INT64_MIN
@@ -24,18 +24,21 @@ cdef class Record:
 cdef class RecordReader:
     cdef const unsigned char[::1] data
     cdef Py_ssize_t size
+    cdef int64_t base_offset
+    cdef int64_t base_timestamp
+    cdef bint is_stamped
     cdef Py_ssize_t position
     cdef Py_ssize_t limit
     cdef Py_ssize_t index
-    cdef int64_t timestamp_delta
-    cdef int64_t offset_delta
+    cdef int64_t offset
+    cdef int64_t timestamp
     cdef Py_ssize_t key_at
     cdef Py_ssize_t key_length
     cdef Py_ssize_t value_at
     cdef Py_ssize_t value_length
     cdef Py_ssize_t headers_count
 
-    @cython.locals(length=Py_ssize_t)
+    @cython.locals(length=Py_ssize_t, delta=int64_t)
     cdef int next_record(self) except -1
     cdef int end_record(self) except -1
     cdef int end_records(self) except -1
@@ -45,16 +48,16 @@ cdef class RecordReader:
     cdef tuple read_headers(self, bytes data)
     @cython.locals(length=Py_ssize_t)
     cdef inline Py_ssize_t read_length(self, str part) except -2
+    @cython.locals(length=Py_ssize_t)
+    cdef Py_ssize_t read_header_key(self) except -1
     @cython.locals(byte=uint64_t, raw=uint64_t)
     cdef inline int64_t read_varint(self) except? -998877
     @cython.locals(byte=uint64_t, raw=uint64_t)
     cdef inline int64_t read_varlong(self) except? -998877
-    @cython.locals(byte=uint64_t, shift=int, number=int)
-    cdef uint64_t read_varint_rest(self, uint64_t raw, int bytes_max, uint64_t last_byte_max) except? 0
+    @cython.locals(byte=uint64_t, shift=int, last_shift=int)
+    cdef inline uint64_t read_varint_rest(self, uint64_t raw, int bytes_max, uint64_t last_byte_max) except? 0
+    cdef inline int64_t sum_of(self, int64_t base, int64_t delta) except? -998877
     cdef object problem(self, str what)
-
-
-cdef int64_t sum_or_corrupt(int64_t base, int64_t delta, str what) except? -998877
 
 
 @cython.locals(reader=RecordReader, records=list, record=Record)
@@ -70,7 +73,7 @@ cdef class RecordsScan:
     cdef readonly list keyless_indexes
 
 
-@cython.locals(reader=RecordReader, scan=RecordsScan, index=Py_ssize_t, timestamp=int64_t)
+@cython.locals(reader=RecordReader, scan=RecordsScan, index=Py_ssize_t)
 cpdef RecordsScan scan_records(
     const unsigned char[::1] data, Py_ssize_t count, int64_t base_timestamp, Py_ssize_t keyless_indexes_max
 )

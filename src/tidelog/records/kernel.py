@@ -1,4 +1,4 @@
-"""The loops over records: the only code that is run once per record, and so the only code that is compiled.
+"""The loops over records: what runs once per record, and so is compiled; `kernel_arrow` has those to and from Arrow.
 
 This is plain typed Python; `kernel.pxd` beside it gives Cython the C types, and the two behave alike byte for byte.
 What always holds: every length, count and varint is checked against the bytes that remain before it is used, sums that
@@ -76,35 +76,47 @@ class RecordReader:
     """A cursor over the records of one batch: `next_record` moves to a record and says where its parts lie."""
 
     __slots__ = (
+        "base_offset",
+        "base_timestamp",
         "data",
         "headers_count",
         "index",
+        "is_stamped",
         "key_at",
         "key_length",
         "limit",
-        "offset_delta",
+        "offset",
         "position",
         "size",
-        "timestamp_delta",
+        "timestamp",
         "value_at",
         "value_length",
     )
 
     data: Bytes
     size: int
+    base_offset: int
+    base_timestamp: int
+    is_stamped: bool  # whether all records have the log append time, whatever their deltas say
     position: int
     limit: int
     index: int
-    timestamp_delta: int
-    offset_delta: int
+    offset: int
+    timestamp: int
     key_at: int
     key_length: int
     value_at: int
     value_length: int
     headers_count: int
 
-    def __init__(self, data: Bytes, count: int) -> None:
+    def __init__(
+        self, data: Bytes, count: int, base_offset: int, base_timestamp: int, log_append_time: int, is_stamped: bool
+    ) -> None:
         self.data = data
+        self.base_offset = base_offset
+        self.base_timestamp = base_timestamp
+        self.timestamp = log_append_time
+        self.is_stamped = is_stamped
         self.size = len(data)
         self.position = 0
         self.limit = self.size
@@ -121,8 +133,10 @@ class RecordReader:
         # From here on nothing of this record may reach into the next one.
         self.limit = self.position + length
         self.position += 1  # the attributes of a record, of which none is in use
-        self.timestamp_delta = self.read_varlong()
-        self.offset_delta = self.read_varint()
+        delta = self.read_varlong()
+        if not self.is_stamped:
+            self.timestamp = self.sum_of(self.base_timestamp, delta)
+        self.offset = self.sum_of(self.base_offset, self.read_varint())
         self.key_length = self.read_length("key")
         self.key_at = self.position
         if self.key_length > 0:
@@ -151,9 +165,7 @@ class RecordReader:
 
     def skip_headers(self) -> None:
         for _ in range(self.headers_count):
-            length = self.read_length("header key")
-            if length < 0:
-                raise self.problem("has a header without a key")
+            length = self.read_header_key()
             self.position += length
             length = self.read_length("header value")
             if length > 0:
@@ -162,9 +174,7 @@ class RecordReader:
     def read_headers(self, data: bytes) -> RecordHeaders:
         headers: list[tuple[str, bytes | None]] = []
         for _ in range(self.headers_count):
-            length = self.read_length("header key")
-            if length < 0:
-                raise self.problem("has a header without a key")
+            length = self.read_header_key()
             key_bytes = data[self.position : self.position + length]
             try:
                 key = key_bytes.decode("utf-8")
@@ -184,6 +194,13 @@ class RecordReader:
         length = self.read_varint()
         if length < -1 or length > self.limit - self.position:
             raise self.problem(f"has a {part} of {length} bytes, {self.limit - self.position} bytes are left")
+        return length
+
+    def read_header_key(self) -> int:
+        """The length of a header's key, which unlike its value may not be null."""
+        length = self.read_length("header key")
+        if length < 0:
+            raise self.problem("has a header without a key")
         return length
 
     def read_varint(self) -> int:
@@ -209,44 +226,39 @@ class RecordReader:
     def read_varint_rest(self, raw: int, bytes_max: int, last_byte_max: int) -> int:
         """The unsigned value of a varint whose first byte was read; its last byte may only hold the bits that fit."""
         shift = 7
-        for number in range(2, bytes_max + 1):
-            if self.position >= self.limit:
-                raise self.problem("ends within a varint")
+        last_shift = 7 * (bytes_max - 1)
+        while self.position < self.limit:
             byte = self.data[self.position]
             self.position += 1
-            if number == bytes_max and byte > last_byte_max:
+            if shift == last_shift and byte > last_byte_max:
                 raise self.problem(f"has a varint that does not fit {bytes_max} bytes")
             raw |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return raw
             shift += 7
-        raise self.problem(f"has a varint that does not fit {bytes_max} bytes")
+        raise self.problem("ends within a varint")
+
+    def sum_of(self, base: int, delta: int) -> int:
+        if (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta):
+            raise self.problem(f"has delta {delta}, which with base {base} leaves 64 bits")
+        return base + delta
 
     def problem(self, what: str) -> CorruptBatchError:
         return CorruptBatchError(f"record {self.index} of the batch {what}")
 
 
-def sum_or_corrupt(base: int, delta: int, what: str) -> int:
-    """base + delta, which a batch must not carry beyond 64 bits."""
-    if (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta):
-        raise CorruptBatchError(f"{what} {base} and delta {delta} leave 64 bits")
-    return base + delta
-
-
 def decode_objects(
     data: bytes, count: int, base_offset: int, base_timestamp: int, log_append_time: int, is_stamped: bool
 ) -> list[Record]:
-    """The records as objects. With `is_stamped`, all have `log_append_time`."""
-    reader = RecordReader(data, count)
+    """The records as objects."""
+    reader = RecordReader(data, count, base_offset, base_timestamp, log_append_time, is_stamped)
     records: list[Record] = []
     for _ in range(count):
         reader.next_record()
         # Through __new__, because a call with five arguments would cost more than the rest of the loop.
         record = Record.__new__(Record)
-        record.offset = sum_or_corrupt(base_offset, reader.offset_delta, "base offset")
-        record.timestamp = log_append_time
-        if not is_stamped:
-            record.timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
+        record.offset = reader.offset
+        record.timestamp = reader.timestamp
         record.key = None
         if reader.key_length >= 0:
             record.key = data[reader.key_at : reader.key_at + reader.key_length]
@@ -277,17 +289,16 @@ class RecordsScan:
 
 def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_max: int) -> RecordsScan:
     """Walk through the records of a producer's batch: deltas must be 0, 1, 2 ... and all sizes must add up."""
-    reader = RecordReader(data, count)
+    reader = RecordReader(data, count, 0, base_timestamp, 0, False)
     scan = RecordsScan()
     for index in range(count):
         reader.next_record()
-        if reader.offset_delta != index:
-            raise reader.problem(f"has offset delta {reader.offset_delta} instead of {index}")
+        if reader.offset != index:
+            raise reader.problem(f"has offset delta {reader.offset} instead of {index}")
         reader.skip_headers()
         reader.end_record()
-        timestamp = sum_or_corrupt(base_timestamp, reader.timestamp_delta, "base timestamp")
-        if timestamp > scan.max_timestamp:
-            scan.max_timestamp = timestamp
+        if reader.timestamp > scan.max_timestamp:
+            scan.max_timestamp = reader.timestamp
             scan.index_of_max_timestamp = index
         if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
             scan.keyless_indexes.append(index)

@@ -1,0 +1,273 @@
+"""Record batches as Arrow record batches and back, without a Python object per record.
+
+What always holds: the columns have the names and types of Spark's `kafka` source, with `headers` as a list of key and
+value; both directions give what `decode_records` and `encode_batch` give for the same records. Importing this module
+imports pyarrow, so nothing on a broker's path does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, TypedDict, Unpack
+
+import pyarrow as pa
+
+from tidelog.records.batch import (
+    BATCH_HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    Compression,
+    TimestampType,
+    iter_headers,
+)
+from tidelog.records.batch import check_crc as check_batch_crc
+from tidelog.records.codec import open_records, seal_batch
+from tidelog.records.compression import DECOMPRESSED_BYTES_MAX
+from tidelog.records.errors import CorruptBatchError
+from tidelog.records.kernel import RecordReader
+from tidelog.records.kernel_arrow import (
+    BinarySource,
+    ColumnsWriter,
+    RecordColumns,
+    ViewColumn,
+    encode_columns,
+    fill_columns,
+    fill_headers,
+)
+
+HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+HEADERS_TYPE = pa.list_(pa.field("element", HEADER_TYPE, nullable=False))
+SCHEMA = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("timestampType", pa.int32(), nullable=False),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+# Arrow's binary columns have int32 offsets; large_binary would allow more but few readers expect it.
+COLUMN_BYTES_MAX = 0x7FFFFFFF
+# Length, attributes, timestamp delta, offset delta, lengths of key and value, headers count: with the longest varints.
+_RECORD_OVERHEAD_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
+_HEADER_OVERHEAD_MAX = 5 + 5
+
+
+class BatchOptions(TypedDict, total=False):
+    """What `from_arrow` passes on to the header, as `encode_batch` names it."""
+
+    base_offset: int
+    compression: Compression
+    compression_level: int | None
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    leader_epoch: int
+    is_transactional: bool
+    timestamp_type: TimestampType
+    now_ms: int | None
+
+
+_OpenBatch = tuple[BatchHeader, Buffer]  # with its records, decompressed
+
+
+def to_arrow(
+    buffers: Buffer | Iterable[Buffer],
+    topic: str,
+    partition: int,
+    *,
+    from_offset: int = 0,
+    check_crc: bool = True,
+    allow_partial: bool = False,
+    max_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> pa.RecordBatch:
+    """All records of the buffers, each of which holds batches behind one another, as one Arrow record batch.
+
+    Control batches have no row, nor have records before `from_offset`: a fetch answers with whole batches. With
+    `allow_partial` each buffer may end within a batch. `max_bytes` bounds all the decompressed records together.
+    """
+    if isinstance(buffers, bytes | bytearray | memoryview):
+        buffers = (buffers,)
+    batches: list[_OpenBatch] = []
+    rows_max = 0
+    size_max = 0
+    for buffer in buffers:
+        for position, header in iter_headers(buffer, allow_partial=allow_partial):
+            if check_crc:
+                check_batch_crc(buffer, header, position)
+            if header.is_control or header.last_offset < from_offset:
+                continue
+            records = _records_of(buffer, header, position, max_bytes - size_max)
+            _reader(header, records)  # refuses a count that the bytes can't hold, before anything is allocated for it
+            batches.append((header, records))
+            rows_max += header.records_count
+            size_max += len(records)
+    if size_max > COLUMN_BYTES_MAX:
+        raise ValueError(f"{size_max} bytes of records are too many for one Arrow batch, pass fewer buffers")
+    return _fill(batches, rows_max, topic, partition, from_offset)
+
+
+def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> Buffer:
+    if header.compression is Compression.NONE:
+        return memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
+    return open_records(buffer, header, position, max_bytes)
+
+
+def _reader(header: BatchHeader, records: Buffer) -> RecordReader:
+    return RecordReader(
+        records,
+        header.records_count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+    )
+
+
+def _fill(batches: list[_OpenBatch], rows_max: int, topic: str, partition: int, from_offset: int) -> pa.RecordBatch:
+    data = [pa.py_buffer(records) for _, records in batches]
+    key, value = _ViewBuffers(rows_max), _ViewBuffers(rows_max)
+    offset, timestamp = pa.allocate_buffer(8 * rows_max), pa.allocate_buffer(8 * rows_max)
+    timestamp_type, headers_offsets = pa.allocate_buffer(4 * rows_max), pa.allocate_buffer(4 * (rows_max + 1))
+    columns = RecordColumns(
+        key.column,
+        value.column,
+        _view(offset, "q"),
+        _view(timestamp, "q"),
+        _view(timestamp_type, "i"),
+        _view(headers_offsets, "i"),
+    )
+    for number, (header, records) in enumerate(batches):
+        fill_columns(columns, _reader(header, records), header.records_count, from_offset, number)
+    rows = columns.rows
+    elements = _header_elements(batches, data, columns.headers, from_offset)
+    return pa.RecordBatch.from_arrays(
+        [
+            key.array(data, pa.binary()),
+            value.array(data, pa.binary()),
+            pa.repeat(pa.scalar(topic, pa.string()), rows),
+            pa.repeat(pa.scalar(partition, pa.int32()), rows),
+            pa.Array.from_buffers(pa.int64(), rows, [None, offset]),
+            pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, timestamp]),
+            pa.Array.from_buffers(pa.int32(), rows, [None, timestamp_type]),
+            pa.Array.from_buffers(HEADERS_TYPE, rows, [None, headers_offsets], children=[elements]),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _header_elements(batches: list[_OpenBatch], data: list[pa.Buffer], headers: int, from_offset: int) -> pa.Array:
+    """All headers behind one another. Most topics have none, so they are read in a pass of their own, if at all."""
+    key, value = _ViewBuffers(headers), _ViewBuffers(headers)
+    if headers:
+        for number, (header, records) in enumerate(batches):
+            fill_headers(key.column, value.column, _reader(header, records), header.records_count, from_offset, number)
+    try:
+        keys = key.array(data, pa.string())
+    except pa.ArrowInvalid as error:
+        raise CorruptBatchError("a record has a header key that is not UTF-8") from error
+    return pa.StructArray.from_arrays([keys, value.array(data, pa.binary())], fields=list(HEADER_TYPE))
+
+
+class _ViewBuffers:
+    """The buffers of a column of binary views and the kernel's view of them."""
+
+    def __init__(self, rows_max: int) -> None:
+        self.views = pa.allocate_buffer(16 * rows_max)
+        self.validity = bytearray(b"\xff") * ((rows_max + 7) // 8)
+        self.column = ViewColumn(_view(self.views, "B"), _view(self.views, "i"), memoryview(self.validity))
+
+    def array(self, data: list[pa.Buffer], kind: pa.DataType) -> pa.Array:
+        """The column with its bytes gathered, which Arrow does faster than any loop with bounds checks could."""
+        validity = pa.py_buffer(self.validity) if self.column.nulls else None
+        buffers = [validity, self.views, *data]
+        views = pa.Array.from_buffers(pa.binary_view(), self.column.rows, buffers, self.column.nulls)
+        return views.cast(kind)
+
+
+def _view(buffer: pa.Buffer, item: Literal["B", "i", "q"]) -> memoryview:
+    view = memoryview(buffer).cast("B")
+    return view if item == "B" else view.cast(item)
+
+
+def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytearray:
+    """One record batch with a record for each row.
+
+    The columns `key` and `value` are binary or string, `timestamp` is of any unit or an int64 of milliseconds, and
+    `headers` is a list of key and value, as `to_arrow` gives it. Each may be missing; others are not looked at. A row
+    without a timestamp gets `now_ms`.
+    """
+    rows = batch.num_rows
+    columns = {name: batch.column(number) for number, name in enumerate(batch.schema.names)}
+    keys, keys_size = _binary_source(columns.get("key"), rows)
+    values, values_size = _binary_source(columns.get("value"), rows)
+    timestamps = _timestamps(columns.get("timestamp"), rows, options.get("now_ms"))
+    headers_offsets, elements = _headers(columns.get("headers"), rows)
+    headers = headers_offsets[rows]
+    header_keys, header_keys_size = _binary_source(elements[0], headers)
+    header_values, header_values_size = _binary_source(elements[1], headers)
+    size_max = rows * _RECORD_OVERHEAD_MAX + headers * _HEADER_OVERHEAD_MAX
+    size_max += keys_size + values_size + header_keys_size + header_values_size
+    out = bytearray(BATCH_HEADER_SIZE + size_max)
+    with memoryview(out) as whole, whole[BATCH_HEADER_SIZE:] as view:
+        writer = ColumnsWriter(view)
+        encode_columns(writer, rows, keys, values, timestamps, headers_offsets, header_keys, header_values)
+        base_timestamp, max_timestamp, size = writer.base_timestamp, writer.max_timestamp, writer.position
+        del writer  # it holds the view, and a bytearray can't shrink while it is viewed
+    del out[BATCH_HEADER_SIZE + size :]
+    seal_batch(out, rows, base_timestamp, max_timestamp, **options)
+    return out
+
+
+def _binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int]:
+    """The kernel's view of a column, and how many bytes its rows have at most."""
+    if array is None or pa.types.is_null(array.type):
+        all_null = bytes((rows + 7) // 8)
+        return BinarySource(b"", memoryview(b"").cast("i"), all_null, 0), 0
+    if not (pa.types.is_binary(array.type) or pa.types.is_string(array.type)):
+        array = array.cast(pa.binary())
+    validity, offsets_buffer, data = array.buffers()
+    if not rows:
+        return BinarySource(b"", memoryview(b"").cast("i"), b"", 0), 0
+    offsets = _view(offsets_buffer, "i")
+    source = BinarySource(
+        _view(data, "B") if data is not None else b"",
+        offsets,
+        _view(validity, "B") if validity is not None and array.null_count else b"",
+        array.offset,
+    )
+    return source, offsets[array.offset + rows] - offsets[array.offset]
+
+
+def _timestamps(array: pa.Array | None, rows: int, now_ms: int | None) -> memoryview:
+    """Milliseconds as int64, one a row."""
+    if array is None:
+        array = pa.nulls(rows, pa.int64())
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("ms", tz=array.type.tz), safe=False)
+    array = array.cast(pa.int64())
+    if array.null_count:
+        if now_ms is None:
+            raise ValueError("a row without a timestamp needs now_ms")
+        array = array.fill_null(now_ms)
+    return _numbers(array, "q")
+
+
+def _headers(array: pa.Array | None, rows: int) -> tuple[memoryview, tuple[pa.Array | None, pa.Array | None]]:
+    """Which headers belong to each row, and the keys and values of all headers."""
+    if array is None or pa.types.is_null(array.type):
+        return memoryview(bytes(4 * (rows + 1))).cast("i"), (None, None)
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(array).fill_null(0).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(lengths)])
+    keys, values = array.flatten().flatten()
+    return _numbers(offsets, "i"), (keys, values)
+
+
+def _numbers(array: pa.Array, item: Literal["i", "q"]) -> memoryview:
+    view = _view(array.buffers()[1], item)
+    return view[array.offset : array.offset + len(array)]

@@ -1,0 +1,290 @@
+"""The loops between record batches and Arrow buffers, compiled like `kernel` and with its rules.
+
+What always holds: no Python object is made per record; a buffer is written only within its size, and one that comes
+from outside is read only within its size. This module knows buffers, not pyarrow; `arrow` makes the one into the other.
+"""
+
+from __future__ import annotations
+
+from tidelog.records.kernel import Bytes, RecordReader
+
+MICROSECONDS_PER_MILLISECOND = 1000
+TIMESTAMP_MS_MAX = 9223372036854775  # what still fits 64 bits as microseconds
+
+VIEW_WORDS = 4
+WORD_SIZE = 4
+VIEW_PREFIX_SIZE = 4
+VIEW_INLINE_MAX = 12
+
+
+class ViewColumn:
+    """An Arrow column of binary views being filled: where each row's bytes lie, so that they need not be copied here.
+
+    A view has 16 bytes: the length, then the bytes themselves if they are at most 12, or else their first 4, the number
+    of the buffer that holds them and their position in it.
+    """
+
+    __slots__ = ("nulls", "rows", "validity", "views", "words")
+
+    views: memoryview  # bytes
+    words: memoryview  # the same memory as int32
+    validity: memoryview  # bits, all ones at first
+    rows: int
+    nulls: int
+
+    def __init__(self, views: memoryview, words: memoryview, validity: memoryview) -> None:
+        self.views = views
+        self.words = words
+        self.validity = validity
+        self.rows = 0
+        self.nulls = 0
+
+    def append(self, reader: RecordReader, start: int, length: int, buffer_number: int) -> None:
+        """The next row: `length` bytes of what is being read from `start`, or null when the length is -1."""
+        word = self.rows * VIEW_WORDS
+        at = word * WORD_SIZE + WORD_SIZE
+        if length > VIEW_INLINE_MAX:
+            self.words[word] = length
+            for index in range(VIEW_PREFIX_SIZE):
+                self.views[at + index] = reader.data[start + index]
+            self.words[word + 2] = buffer_number
+            self.words[word + 3] = start
+        else:
+            self.words[word] = 0
+            self.words[word + 1] = 0
+            self.words[word + 2] = 0
+            self.words[word + 3] = 0
+            if length < 0:
+                self.validity[self.rows >> 3] &= 0xFF ^ (1 << (self.rows & 7))
+                self.nulls += 1
+            else:
+                self.words[word] = length
+                for index in range(length):
+                    self.views[at + index] = reader.data[start + index]
+        self.rows += 1
+
+
+class RecordColumns:
+    """The columns that differ from record to record. Those of headers are filled apart, once their size is known."""
+
+    __slots__ = (
+        "headers",
+        "headers_offsets",
+        "keys",
+        "offsets",
+        "rows",
+        "timestamp_types",
+        "timestamps",
+        "values",
+    )
+
+    keys: ViewColumn
+    values: ViewColumn
+    offsets: memoryview  # int64
+    timestamps: memoryview  # int64, in microseconds as Spark has them
+    timestamp_types: memoryview  # int32
+    headers_offsets: memoryview  # int32, one more than there are rows, the first one 0
+    rows: int
+    headers: int
+
+    def __init__(
+        self,
+        keys: ViewColumn,
+        values: ViewColumn,
+        offsets: memoryview,
+        timestamps: memoryview,
+        timestamp_types: memoryview,
+        headers_offsets: memoryview,
+    ) -> None:
+        self.keys = keys
+        self.values = values
+        self.offsets = offsets
+        self.timestamps = timestamps
+        self.timestamp_types = timestamp_types
+        self.headers_offsets = headers_offsets
+        self.rows = 0
+        self.headers = 0
+        self.headers_offsets[0] = 0
+
+
+def fill_columns(
+    columns: RecordColumns, reader: RecordReader, count: int, from_offset: int, buffer_number: int
+) -> None:
+    """Append the batch's records, but those before `from_offset`, to the columns."""
+    timestamp_type = 1 if reader.is_stamped else 0
+    row = columns.rows
+    for _ in range(count):
+        reader.next_record()
+        if reader.headers_count > 0:
+            reader.skip_headers()
+        reader.end_record()
+        if reader.offset < from_offset:
+            continue
+        if reader.timestamp > TIMESTAMP_MS_MAX or reader.timestamp < -TIMESTAMP_MS_MAX:
+            raise reader.problem(f"has timestamp {reader.timestamp}, which does not fit 64 bits in microseconds")
+        columns.keys.append(reader, reader.key_at, reader.key_length, buffer_number)
+        columns.values.append(reader, reader.value_at, reader.value_length, buffer_number)
+        columns.offsets[row] = reader.offset
+        columns.timestamps[row] = reader.timestamp * MICROSECONDS_PER_MILLISECOND
+        columns.timestamp_types[row] = timestamp_type
+        columns.headers += reader.headers_count
+        row += 1
+        columns.headers_offsets[row] = columns.headers
+    columns.rows = row
+    reader.end_records()
+
+
+def fill_headers(
+    keys: ViewColumn, values: ViewColumn, reader: RecordReader, count: int, from_offset: int, buffer_number: int
+) -> None:
+    """Append the headers of the batch's records, but those before `from_offset`, to their columns."""
+    for _ in range(count):
+        reader.next_record()
+        if reader.offset < from_offset:
+            reader.skip_headers()
+        else:
+            for _ in range(reader.headers_count):
+                length = reader.read_header_key()
+                keys.append(reader, reader.position, length, buffer_number)
+                reader.position += length
+                length = reader.read_length("header value")
+                values.append(reader, reader.position, length, buffer_number)
+                if length > 0:
+                    reader.position += length
+        reader.end_record()
+
+
+class BinarySource:
+    """A column of binary or string to be read; `first` is the row where it starts in its buffers."""
+
+    __slots__ = ("data", "first", "offsets", "validity")
+
+    data: Bytes
+    offsets: memoryview  # int32
+    validity: Bytes  # empty when nothing is null
+    first: int
+
+    def __init__(self, data: Bytes, offsets: memoryview, validity: Bytes, first: int) -> None:
+        self.data = data
+        self.offsets = offsets
+        self.validity = validity
+        self.first = first
+
+    def length(self, row: int) -> int:
+        """The bytes of a row, -1 when it is null."""
+        row += self.first
+        if len(self.validity) > 0 and not (self.validity[row >> 3] >> (row & 7)) & 1:
+            return -1
+        start = self.offsets[row]
+        length = self.offsets[row + 1] - start
+        if start < 0 or length < 0 or start + length > len(self.data):
+            raise ValueError(f"row {row} of an Arrow column lies outside of its {len(self.data)} bytes")
+        return length
+
+    def start(self, row: int) -> int:
+        return self.offsets[row + self.first]
+
+
+class ColumnsWriter:
+    """Writes records from columns into a buffer that is large enough for the longest varints."""
+
+    __slots__ = ("base_timestamp", "max_timestamp", "out", "position")
+
+    out: memoryview
+    position: int
+    base_timestamp: int
+    max_timestamp: int
+
+    def __init__(self, out: memoryview) -> None:
+        self.out = out
+        self.position = 0
+        self.base_timestamp = -1
+        self.max_timestamp = -1
+
+    def write_varint(self, value: int) -> None:
+        raw = value if value >= 0 else -(value + 1)
+        raw <<= 1
+        if value < 0:
+            raw |= 1
+        while raw >= 0x80:
+            self.out[self.position] = (raw & 0x7F) | 0x80
+            self.position += 1
+            raw >>= 7
+        self.out[self.position] = raw
+        self.position += 1
+
+    def write_part(self, source: BinarySource, row: int, length: int) -> None:
+        """A key or value with its length, -1 for null, before it."""
+        self.write_varint(length)
+        if length > 0:
+            start = source.start(row)
+            self.out[self.position : self.position + length] = source.data[start : start + length]
+            self.position += length
+
+    def write_headers(self, keys: BinarySource, values: BinarySource, first: int, end: int) -> None:
+        self.write_varint(end - first)
+        for row in range(first, end):
+            length = keys.length(row)
+            if length < 0:
+                raise ValueError("a record header needs a key")
+            self.write_part(keys, row, length)
+            self.write_part(values, row, values.length(row))
+
+
+def size_of_varint(value: int) -> int:
+    raw = value if value >= 0 else -(value + 1)
+    raw >>= 6  # the first byte has room for six bits beside the sign
+    size = 1
+    while raw > 0:
+        raw >>= 7
+        size += 1
+    return size
+
+
+def size_of_part(length: int) -> int:
+    return size_of_varint(length) + (length if length > 0 else 0)
+
+
+def size_of_headers(keys: BinarySource, values: BinarySource, first: int, end: int) -> int:
+    size = size_of_varint(end - first)
+    for row in range(first, end):
+        size += size_of_part(keys.length(row)) + size_of_part(values.length(row))
+    return size
+
+
+def encode_columns(
+    writer: ColumnsWriter,
+    rows: int,
+    keys: BinarySource,
+    values: BinarySource,
+    timestamps: memoryview,
+    headers_offsets: memoryview,
+    header_keys: BinarySource,
+    header_values: BinarySource,
+) -> None:
+    """Write all rows. `timestamps` are int64 milliseconds; `headers_offsets` say which headers belong to a row."""
+    for row in range(rows):
+        timestamp = timestamps[row]
+        if timestamp < -1:
+            raise ValueError(f"a timestamp is -1 or a count of milliseconds, not {timestamp}")
+        if row == 0:
+            writer.base_timestamp = timestamp
+        if timestamp > writer.max_timestamp:
+            writer.max_timestamp = timestamp
+        delta = timestamp - writer.base_timestamp
+        key_length = keys.length(row)
+        value_length = values.length(row)
+        first = headers_offsets[row]
+        end = headers_offsets[row + 1]
+        if first < 0 or end < first:
+            raise ValueError(f"the headers of row {row} run from {first} to {end}")
+        size = 1 + size_of_varint(delta) + size_of_varint(row) + size_of_part(key_length) + size_of_part(value_length)
+        size += size_of_headers(header_keys, header_values, first, end)
+        writer.write_varint(size)
+        writer.out[writer.position] = 0  # the attributes of a record, of which none is in use
+        writer.position += 1
+        writer.write_varint(delta)
+        writer.write_varint(row)
+        writer.write_part(keys, row, key_length)
+        writer.write_part(values, row, value_length)
+        writer.write_headers(header_keys, header_values, first, end)
