@@ -1,0 +1,43 @@
+"""Partition logs on disk in Kafka's file formats: segments, indexes, recovery, producer state, leader epochs.
+
+The log manager holds the logs of a broker; a partition log is appended to and read by batches, never by records.
+Nothing here knows brokers, leaders or clients.
+"""
+
+from __future__ import annotations
+
+from tidelog.log.config import LogConfig
+from tidelog.log.epochs import EpochEntry
+from tidelog.log.errors import (
+    DataDirectoryError,
+    DataDirectoryLockedError,
+    InconsistentClusterIdError,
+    LogCorruptionError,
+    LogStorageError,
+)
+from tidelog.log.file_slice import FileSlice
+from tidelog.log.log_state import AppendResult
+from tidelog.log.manager import BackgroundTask, LogManager
+from tidelog.log.partition_log import PartitionLog
+from tidelog.log.producer_state import ProducerEntry
+from tidelog.log.reading import LogRead, TimestampOffset
+from tidelog.log.validation import AppendOrigin
+
+__all__ = [
+    "AppendOrigin",
+    "AppendResult",
+    "BackgroundTask",
+    "DataDirectoryError",
+    "DataDirectoryLockedError",
+    "EpochEntry",
+    "FileSlice",
+    "InconsistentClusterIdError",
+    "LogConfig",
+    "LogCorruptionError",
+    "LogManager",
+    "LogRead",
+    "LogStorageError",
+    "PartitionLog",
+    "ProducerEntry",
+    "TimestampOffset",
+]

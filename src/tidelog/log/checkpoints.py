@@ -1,0 +1,196 @@
+"""The small text files beside the segments: offset checkpoints, leader epochs, ids, the clean-shutdown marker.
+
+What always holds: a file is written under a temporary name, flushed, renamed over the old one, and the directory is
+flushed, so a reader finds the old contents or the new, never a mixture; the formats are Kafka's. A file that breaks its
+format raises CorruptCheckpointError with its path. It keeps nothing in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from tidelog.common.ids import uuid_from_text, uuid_to_text
+from tidelog.log.errors import CorruptCheckpointError
+
+RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
+LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
+HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
+# Ours: what each log looked like when it was closed cleanly, so that loading it again need not read it.
+LOG_END_FILE = "log-end-checkpoint"
+LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
+PARTITION_METADATA_FILE = "partition.metadata"
+META_PROPERTIES_FILE = "meta.properties"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+
+_VERSION = "0"
+Row = TypeVar("Row")
+PartitionKey = tuple[str, int]
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames, creations and removals in the directory survive a power cut."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, contents: bytes, *, sync_directory: bool = True) -> None:
+    """Replace a file's contents. Without `sync_directory` the caller flushes the directory before it relies on it."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        remaining = memoryview(contents)
+        while remaining:
+            remaining = remaining[os.write(fd, remaining) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    if sync_directory:
+        fsync_directory(path.parent)
+
+
+def write_rows(path: Path, rows: Iterable[str], *, sync_directory: bool = True) -> None:
+    """Write a checkpoint: a version, the number of rows, the rows."""
+    lines = list(rows)
+    contents = "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode()
+    write_atomically(path, contents, sync_directory=sync_directory)
+
+
+def read_rows(path: Path, parse: Callable[[str], Row]) -> list[Row] | None:
+    """The rows of a checkpoint, or None when there is no such file."""
+    try:
+        text = path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+    lines = text.splitlines()
+    if len(lines) < 2 or lines[0] != _VERSION or not lines[1].isdigit():
+        raise CorruptCheckpointError(f"{path} does not start with version {_VERSION} and a count of rows")
+    rows = lines[2:]
+    if len(rows) != int(lines[1]):
+        raise CorruptCheckpointError(f"{path} announces {lines[1]} rows and holds {len(rows)}")
+    try:
+        return [parse(row) for row in rows]
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path} has a row that can't be read: {error}") from error
+
+
+def write_offsets(path: Path, offsets: Mapping[PartitionKey, int]) -> None:
+    write_rows(path, (f"{topic} {partition} {offset}" for (topic, partition), offset in sorted(offsets.items())))
+
+
+def read_offsets(path: Path) -> dict[PartitionKey, int]:
+    return dict(read_rows(path, _parse_offset_row) or ())
+
+
+def _parse_offset_row(row: str) -> tuple[PartitionKey, int]:
+    topic, partition, offset = row.split()
+    return (topic, int(partition)), int(offset)
+
+
+class LogEnd:
+    """How a log ended at a clean shutdown: enough to tell by `stat` alone that nothing changed since."""
+
+    __slots__ = ("active_size_bytes", "end_offset", "segments_count", "size_bytes")
+
+    def __init__(self, end_offset: int, segments_count: int, active_size_bytes: int, size_bytes: int) -> None:
+        self.end_offset = end_offset
+        self.segments_count = segments_count
+        self.active_size_bytes = active_size_bytes
+        self.size_bytes = size_bytes
+
+
+def write_log_ends(path: Path, ends: Mapping[PartitionKey, LogEnd]) -> None:
+    write_rows(
+        path,
+        (
+            f"{topic} {partition} {end.end_offset} {end.segments_count} {end.active_size_bytes} {end.size_bytes}"
+            for (topic, partition), end in sorted(ends.items())
+        ),
+    )
+
+
+def read_log_ends(path: Path) -> dict[PartitionKey, LogEnd]:
+    return dict(read_rows(path, _parse_log_end_row) or ())
+
+
+def _parse_log_end_row(row: str) -> tuple[PartitionKey, LogEnd]:
+    topic, partition, *numbers = row.split()
+    end_offset, segments_count, active_size_bytes, size_bytes = (int(number) for number in numbers)
+    return (topic, int(partition)), LogEnd(end_offset, segments_count, active_size_bytes, size_bytes)
+
+
+def write_partition_metadata(directory: Path, topic_id: uuid.UUID) -> None:
+    text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}\n"
+    write_atomically(directory / PARTITION_METADATA_FILE, text.encode())
+
+
+def read_partition_metadata(directory: Path) -> uuid.UUID | None:
+    """The topic's id, or None when the directory does not tell."""
+    path = directory / PARTITION_METADATA_FILE
+    try:
+        values = _parse_pairs(path.read_text(), ":")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+    if values.get("version") != _VERSION:
+        raise CorruptCheckpointError(f"{path} has version {values.get('version')}, expected {_VERSION}")
+    try:
+        return uuid_from_text(values.get("topic_id", ""))
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path}: {error}") from error
+
+
+def write_properties(path: Path, values: Mapping[str, str]) -> None:
+    write_atomically(path, "".join(f"{name}={value}\n" for name, value in sorted(values.items())).encode())
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """The pairs of a properties file; empty when there is none."""
+    try:
+        return _parse_pairs(path.read_text(), "=")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+
+
+def _parse_pairs(text: str, separator: str) -> dict[str, str]:
+    pairs = {}
+    for line in text.splitlines():
+        name, found, value = line.partition(separator)
+        if found and not line.startswith("#"):
+            pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def write_clean_shutdown(directory: Path, broker_epoch: int) -> None:
+    contents = json.dumps({"version": _VERSION, "broker_epoch": str(broker_epoch)})
+    write_atomically(directory / CLEAN_SHUTDOWN_FILE, contents.encode())
+
+
+def read_clean_shutdown(directory: Path) -> int | None:
+    """The broker epoch that stopped cleanly, -1 when the marker does not tell it, None without a marker."""
+    try:
+        contents = (directory / CLEAN_SHUTDOWN_FILE).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return int(json.loads(contents)["broker_epoch"])
+    except (ValueError, KeyError, TypeError):
+        return -1
+
+
+def remove_clean_shutdown(directory: Path) -> None:
+    (directory / CLEAN_SHUTDOWN_FILE).unlink(missing_ok=True)
+    fsync_directory(directory)

@@ -1,0 +1,148 @@
+"""Which leader epoch began at which offset: the history that followers and consumers compare with theirs (KIP-101).
+
+What always holds: epochs and start offsets both grow from entry to entry, and a new
+epoch is in the file before the first record of it is in the log. It does not know where the log ends; the caller says
+so.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.log.checkpoints import LEADER_EPOCH_FILE, read_rows, write_rows
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEntry:
+    epoch: int
+    start_offset: int
+
+
+class LeaderEpochs:
+    """The epochs of one partition, oldest first."""
+
+    __slots__ = ("_directory", "_entries", "_is_written")
+
+    def __init__(self, directory: Path, entries: Iterable[EpochEntry] = ()) -> None:
+        self._directory = directory
+        self._entries = list(entries)
+        self._is_written = True
+
+    @classmethod
+    def load(cls, directory: Path) -> LeaderEpochs | None:
+        """What the file holds; None without a file; raises CorruptCheckpointError."""
+        rows = read_rows(directory / LEADER_EPOCH_FILE, _parse_row)
+        return None if rows is None else cls(directory, rows)
+
+    @property
+    def entries(self) -> tuple[EpochEntry, ...]:
+        return tuple(self._entries)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self._entries[-1].epoch if self._entries else UNDEFINED_EPOCH
+
+    @property
+    def earliest(self) -> EpochEntry | None:
+        return self._entries[0] if self._entries else None
+
+    def move(self, directory: Path) -> None:
+        self._directory = directory
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Begin an epoch; one that is already known or older changes nothing."""
+        if self._assign(epoch, start_offset):
+            self.write()
+
+    def replay(self, epoch: int, start_offset: int) -> None:
+        """As `assign`, for a batch found in the log while it is read again; `write` is called at the end."""
+        self._is_written = not self._assign(epoch, start_offset) and self._is_written
+
+    def epoch_for(self, offset: int) -> int:
+        """The epoch in which the offset was written."""
+        slot = bisect.bisect_right(self._entries, offset, key=_start_offset) - 1
+        return self._entries[slot].epoch if slot >= 0 else UNDEFINED_EPOCH
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """The largest epoch not above this one and the offset at which it ended; (-1, -1) when that can't be known."""
+        if epoch == UNDEFINED_EPOCH or not self._entries:
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        if epoch == self.latest_epoch:
+            return epoch, log_end_offset
+        slot = bisect.bisect_right(self._entries, epoch, key=_epoch)
+        if slot == len(self._entries):
+            return UNDEFINED_EPOCH, UNDEFINED_OFFSET
+        # Asked for an epoch before all known ones: it ended no later than where the first known one began.
+        found = self._entries[slot - 1].epoch if slot else epoch
+        return found, self._entries[slot].start_offset
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """Forget epochs that began at this offset or later."""
+        if self._keep_before(end_offset):
+            self.write()
+
+    def finish_replay(self, end_offset: int) -> None:
+        """The log was read up to its end: forget later epochs, and write what was learnt.
+
+        An epoch in which nothing was written is only forgotten, not erased from the file: the next one does that
+        anyway, and a broker with thousands of idle partitions would write them all at every start.
+        """
+        self._keep_before(end_offset)
+        if not self._is_written:
+            self.write()
+
+    def _keep_before(self, end_offset: int) -> bool:
+        count = len(self._entries)
+        self._entries = [entry for entry in self._entries if entry.start_offset < end_offset]
+        return len(self._entries) != count
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """Forget epochs that ended before this offset; the one that holds it begins there now."""
+        slot = bisect.bisect_right(self._entries, start_offset, key=_start_offset) - 1
+        if slot < 0 or (slot == 0 and self._entries[0].start_offset == start_offset):
+            return
+        self._entries[: slot + 1] = [EpochEntry(self._entries[slot].epoch, start_offset)]
+        self.write()
+
+    def forget(self) -> None:
+        """Start anew in memory, before the log is read again from its start."""
+        self._entries = []
+
+    def clear(self) -> None:
+        if self._entries:
+            self._entries = []
+            self.write()
+
+    def write(self) -> None:
+        rows = (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
+        # The log flushes its directory before it counts anything as flushed, so the rename needs no flush of its own.
+        write_rows(self._directory / LEADER_EPOCH_FILE, rows, sync_directory=False)
+        self._is_written = True
+
+    def _assign(self, epoch: int, start_offset: int) -> bool:
+        if epoch < 0 or epoch <= self.latest_epoch:
+            return False
+        # An epoch that wrote nothing is overtaken by the one that begins at the same offset.
+        while self._entries and self._entries[-1].start_offset >= start_offset:
+            self._entries.pop()
+        self._entries.append(EpochEntry(epoch, start_offset))
+        return True
+
+
+def _parse_row(row: str) -> EpochEntry:
+    epoch, start_offset = row.split()
+    return EpochEntry(int(epoch), int(start_offset))
+
+
+def _start_offset(entry: EpochEntry) -> int:
+    return entry.start_offset
+
+
+def _epoch(entry: EpochEntry) -> int:
+    return entry.epoch

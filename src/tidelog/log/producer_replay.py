@@ -1,0 +1,71 @@
+"""Producer state from disk: the latest snapshot that can be read, and the batches behind it.
+
+What always holds: the result is what appending all batches below the end offset gave. A snapshot that can't be read is
+removed and an older one used; without any, the whole log is walked, by its headers.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tidelog.log.errors import CorruptSnapshotError
+from tidelog.log.producer_snapshot import read_snapshot, snapshot_offsets, snapshot_path
+from tidelog.log.producer_state import NO_COORDINATOR_EPOCH, ProducerState
+from tidelog.log.segments import SegmentList
+from tidelog.records import BatchHeader, decode_records, parse_control_record
+
+logger = logging.getLogger(__name__)
+
+NO_SNAPSHOT = -1
+
+
+def restore_producers(
+    directory: Path, segments: SegmentList, log_start_offset: int, end_offset: int
+) -> tuple[ProducerState, int]:
+    """The state at an offset, and the offset of the snapshot it began with (-1: none)."""
+    state = ProducerState()
+    snapshot_offset = _load_snapshot(directory, state, end_offset)
+    replay_from = max(snapshot_offset, log_start_offset)
+    if replay_from < end_offset:
+        _replay(state, segments, replay_from, end_offset)
+    return state, snapshot_offset
+
+
+def _load_snapshot(directory: Path, state: ProducerState, end_offset: int) -> int:
+    """Load the latest readable snapshot; those from beyond the end of the log or unreadable are removed."""
+    for offset in reversed(snapshot_offsets(directory)):
+        path = snapshot_path(directory, offset)
+        if offset > end_offset:
+            path.unlink(missing_ok=True)
+            continue
+        try:
+            state.load(read_snapshot(directory, offset))
+        except CorruptSnapshotError as error:
+            logger.warning("%s is not usable and is removed: %s", path, error)
+            path.unlink(missing_ok=True)
+            continue
+        return offset
+    return NO_SNAPSHOT
+
+
+def _replay(state: ProducerState, segments: SegmentList, from_offset: int, end_offset: int) -> None:
+    for index in range(segments.index_of(from_offset), len(segments)):
+        segment = segments[index]
+        if not segment.size_bytes:
+            continue
+        for position, header in segment.headers_from(from_offset, walk=True):
+            if header.base_offset >= end_offset:
+                return
+            if header.last_offset < from_offset or not header.has_producer:
+                continue
+            batch = segment.read_batch(position, header) if header.is_control else b""
+            state.update(header, coordinator_epoch(batch, 0, header))
+
+
+def coordinator_epoch(records: memoryview | bytes, position: int, header: BatchHeader) -> int:
+    """The transaction coordinator's epoch in a control batch; other batches, and emptied ones, tell none."""
+    if header.is_control and header.records_count:
+        markers = decode_records(records, position, check_crc=False)
+        return parse_control_record(markers[0]).coordinator_epoch
+    return NO_COORDINATOR_EPOCH

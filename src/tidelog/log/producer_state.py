@@ -1,0 +1,206 @@
+"""What is known of each producer that wrote to a partition: its epoch, its last batches, its open transaction.
+
+What always holds: the five latest batches of a producer are known, so that a retry of any of them is answered with
+its first offset and not written again; a gap in the sequence or an older epoch is refused before anything is written;
+offsets of transactions without an end are known, so that the last stable offset is right. State changes only by
+`update`, with a batch that is in the log. Files are in `producer_snapshot`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.records import BatchHeader
+
+BATCHES_KEPT = 5  # as many requests as an idempotent producer may have in flight
+SEQUENCE_MAX = 2**31 - 1
+NO_SEQUENCE = -1
+NO_OFFSET = -1
+NO_COORDINATOR_EPOCH = -1
+
+
+class BatchMetadata(NamedTuple):
+    """One batch of a producer in the log."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp: int
+
+    @property
+    def first_sequence(self) -> int:
+        return (self.last_sequence - self.offset_delta) & SEQUENCE_MAX
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+class ProducerEntry:
+    """One producer."""
+
+    __slots__ = (
+        "batches",
+        "coordinator_epoch",
+        "current_txn_first_offset",
+        "last_timestamp",
+        "producer_epoch",
+        "producer_id",
+    )
+
+    def __init__(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int = NO_COORDINATOR_EPOCH,
+        last_timestamp: int = -1,
+        current_txn_first_offset: int = NO_OFFSET,
+        batches: Iterable[BatchMetadata] = (),
+    ) -> None:
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.coordinator_epoch = coordinator_epoch
+        self.last_timestamp = last_timestamp
+        self.current_txn_first_offset = current_txn_first_offset
+        self.batches = deque(batches, maxlen=BATCHES_KEPT)
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        return self.batches[-1].last_offset if self.batches else NO_OFFSET
+
+    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+        if header.producer_epoch != self.producer_epoch:
+            return None
+        for batch in self.batches:
+            if batch.last_sequence == header.last_sequence and batch.first_sequence == header.base_sequence:
+                return batch
+        return None
+
+
+class ProducerState:
+    """All producers of one partition."""
+
+    __slots__ = ("_ongoing", "_producers", "_unreplicated")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, ProducerEntry] = {}
+        self._ongoing: dict[int, int] = {}  # first offset of a transaction: its producer
+        self._unreplicated: dict[int, int] = {}  # first offset of an ended transaction: the offset of its marker
+
+    def load(self, entries: Iterable[ProducerEntry]) -> None:
+        """Replace everything by what a snapshot holds."""
+        self._producers = {entry.producer_id: entry for entry in entries}
+        self._unreplicated = {}
+        self._ongoing = {
+            entry.current_txn_first_offset: entry.producer_id
+            for entry in self._producers.values()
+            if entry.current_txn_first_offset != NO_OFFSET
+        }
+
+    def entries(self) -> list[ProducerEntry]:
+        return list(self._producers.values())
+
+    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+        """The batch in the log that this one repeats."""
+        entry = self._producers.get(header.producer_id)
+        return None if entry is None else entry.find_duplicate(header)
+
+    def check(self, header: BatchHeader, *, check_sequence: bool) -> None:
+        """Raise KafkaError unless the batch may follow what the producer wrote before."""
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            # Its state may have expired with its records; any sequence may begin (KIP-360).
+            return
+        epoch = header.producer_epoch
+        if epoch < entry.producer_epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"epoch {epoch} of producer {header.producer_id} is older than its last seen, {entry.producer_epoch}",
+            )
+        if header.is_control:
+            return
+        if check_sequence:
+            _check_sequence(entry, header)
+        if entry.current_txn_first_offset != NO_OFFSET and not header.is_transactional:
+            raise KafkaError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {header.producer_id} has an open transaction and sent a batch outside of it",
+            )
+
+    def update(self, header: BatchHeader, coordinator_epoch: int = NO_COORDINATOR_EPOCH) -> None:
+        """Take in a batch that is in the log, with its final offsets."""
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_id, header.producer_epoch)
+        if header.producer_epoch != entry.producer_epoch:
+            entry.batches.clear()
+            entry.producer_epoch = header.producer_epoch
+        entry.last_timestamp = header.max_timestamp
+        if header.is_control:
+            self._end_transaction(entry, header.last_offset, coordinator_epoch)
+            return
+        entry.batches.append(
+            BatchMetadata(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
+        )
+        if header.is_transactional and entry.current_txn_first_offset == NO_OFFSET:
+            entry.current_txn_first_offset = header.base_offset
+            self._ongoing[header.base_offset] = header.producer_id
+
+    def _end_transaction(self, entry: ProducerEntry, marker_offset: int, coordinator_epoch: int) -> None:
+        entry.coordinator_epoch = max(entry.coordinator_epoch, coordinator_epoch)
+        first_offset = entry.current_txn_first_offset
+        if first_offset != NO_OFFSET:
+            entry.current_txn_first_offset = NO_OFFSET
+            self._ongoing.pop(first_offset, None)
+            # Until the marker itself is below the high watermark, the outcome could still be lost with the leader.
+            self._unreplicated[first_offset] = marker_offset
+
+    def first_unstable_offset(self) -> int | None:
+        """The first offset whose transaction is undecided, or decided by a marker that may still be lost."""
+        if not self._ongoing and not self._unreplicated:
+            return None
+        return min((*self._ongoing, *self._unreplicated))
+
+    def on_high_watermark(self, high_watermark: int) -> None:
+        if self._unreplicated:
+            self._unreplicated = {
+                first: marker for first, marker in self._unreplicated.items() if marker >= high_watermark
+            }
+
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that were silent for so long; how many there were."""
+        expired = [
+            entry.producer_id
+            for entry in self._producers.values()
+            if entry.current_txn_first_offset == NO_OFFSET and now_ms - entry.last_timestamp >= expiration_ms
+        ]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return len(expired)
+
+    def clear(self) -> None:
+        self.load(())
+
+
+def _check_sequence(entry: ProducerEntry, header: BatchHeader) -> None:
+    sequence = header.base_sequence
+    if header.producer_epoch != entry.producer_epoch:
+        if sequence != 0:
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"producer {entry.producer_id} starts epoch {header.producer_epoch} with sequence {sequence}, not 0",
+            )
+        return
+    last = entry.last_sequence
+    if sequence != last + 1 and not (sequence == 0 and last == SEQUENCE_MAX):
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {entry.producer_id} sent sequence {sequence} after {last}",
+        )

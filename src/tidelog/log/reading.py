@@ -1,0 +1,124 @@
+"""Finding what a reader asks for: slices of segments by offset, offsets by timestamp.
+
+What always holds: a slice starts at the batch that holds the offset and ends before the limit, so nothing above a high
+watermark is ever sent; it may end within a batch only because of `max_bytes`, and never within the first one. One call
+reads from one segment. It changes nothing, and it trusts its caller that the offset lies in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidelog.log.file_slice import FileSlice
+from tidelog.log.scan import CorruptSegmentError
+from tidelog.log.segment import Segment
+from tidelog.records import BatchHeader, CorruptBatchError, Record, decode_records
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LogRead:
+    """What a read gave; no records when there are none up to the limit or none that fit."""
+
+    records: FileSlice | bytes = b""
+    size_bytes: int = 0
+    # (producer id, first offset) of aborted transactions within.
+    aborted_transactions: Sequence[tuple[int, int]] = ()
+
+    @property
+    def slices(self) -> list[FileSlice]:
+        return [self.records] if isinstance(self.records, FileSlice) else []
+
+
+@dataclass(frozen=True, slots=True)
+class TimestampOffset:
+    timestamp: int
+    offset: int
+    leader_epoch: int
+
+
+def read_segments(
+    segments: Sequence[Segment], first: int, offset: int, max_bytes: int, limit_offset: int, min_one_batch: bool
+) -> LogRead:
+    """Read from the segment at index `first`, or from a later one where that has nothing at the offset or above."""
+    for index in range(first, len(segments)):
+        segment = segments[index]
+        if segment.base_offset >= limit_offset:
+            break
+        found = segment.find(offset)
+        if found is None:
+            continue
+        next_base_offset = segments[index + 1].base_offset if index + 1 < len(segments) else None
+        end = _limit_position(segment, limit_offset, next_base_offset)
+        position, first_size_bytes = found
+        if position >= end:
+            break
+        if first_size_bytes > max_bytes:
+            # A reader whose limit is below one batch gets it whole or not at all: a part of it would be of no use.
+            size_bytes = first_size_bytes if min_one_batch else 0
+        else:
+            size_bytes = min(max_bytes, end - position)
+        if not size_bytes:
+            break
+        return LogRead(FileSlice(segment.file, position, size_bytes), size_bytes)
+    return LogRead()
+
+
+def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int | None) -> int:
+    """Where in the file the batches below the limit end."""
+    if next_base_offset is not None and limit_offset >= next_base_offset:
+        return segment.size_bytes
+    beyond = segment.find(limit_offset)
+    return segment.size_bytes if beyond is None else beyond.position
+
+
+def find_by_timestamp(segment: Segment, timestamp: int, start_offset: int) -> Record | None:
+    """The first record from an offset on whose timestamp is not below this one."""
+    from_offset = max(_indexed_offset(segment, timestamp), start_offset)
+    for position, header in segment.headers_from(from_offset, walk=True):
+        if header.max_timestamp >= timestamp and header.last_offset >= start_offset and not _is_empty(header):
+            for record in _decode_batch(segment, position, header):
+                if record.timestamp >= timestamp and record.offset >= start_offset:
+                    return record
+    return None
+
+
+def _indexed_offset(segment: Segment, timestamp: int) -> int:
+    """An offset before which every batch has a smaller largest timestamp. A false index is noticed here and rebuilt."""
+    entry = segment.time_index.lookup(timestamp - 1)
+    if entry[0] >= 0:
+        for _, header in segment.headers_from(entry[1]):
+            if header.last_offset >= entry[1]:
+                if (header.max_timestamp, header.last_offset) == entry:
+                    return entry[1]
+                break
+        logger.warning("%s is false and is rebuilt", segment.time_index.path)
+        segment.rebuild_indexes()
+        entry = segment.time_index.lookup(timestamp - 1)
+    return entry[1]
+
+
+def find_max_timestamp(segment: Segment) -> Record | None:
+    """The first record that has the segment's largest timestamp."""
+    max_timestamp = segment.max_timestamp
+    for position, header in segment.headers_from(segment.offset_of_max_timestamp):
+        if header.max_timestamp >= max_timestamp and not _is_empty(header):
+            for record in _decode_batch(segment, position, header):
+                if record.timestamp >= max_timestamp:
+                    return record
+    return None
+
+
+def _decode_batch(segment: Segment, position: int, header: BatchHeader) -> list[Record]:
+    """The records of one batch in the file; raises CorruptSegmentError."""
+    try:
+        return decode_records(segment.read_batch(position, header))
+    except CorruptBatchError as error:
+        raise CorruptSegmentError(segment.path, position, error.reason) from error
+
+
+def _is_empty(header: BatchHeader) -> bool:
+    return header.records_count == 0

@@ -1,0 +1,318 @@
+"""Opening a partition's log from its files: what is checked after a clean stop, and what is repaired after any other.
+
+What always holds: after a clean stop no log data is read, as sizes and last index entries tell that nothing changed;
+otherwise every batch from the recovery point on is checked by CRC, a torn tail is cut off, and the indexes are
+written anew. Damage that has good batches behind it is never cut off: it raises LogCorruptionError, and the partition
+stays offline. Lost indexes, snapshots and leader epochs are rebuilt from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.common.clock import Clock
+from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, write_partition_metadata
+from tidelog.log.config import LogConfig
+from tidelog.log.epochs import LeaderEpochs
+from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
+from tidelog.log.log_state import LogState
+from tidelog.log.partition_log import PartitionLog
+from tidelog.log.producer_replay import NO_SNAPSHOT, restore_producers
+from tidelog.log.producer_state import ProducerState
+from tidelog.log.scan import CorruptSegmentError
+from tidelog.log.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
+from tidelog.log.segments import SegmentList
+from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, check_crc, parse_header
+
+logger = logging.getLogger(__name__)
+
+# Files that a crash may leave half done: whatever they were to become is still there in its old form.
+_LEFTOVER_SUFFIXES = (DELETED_SUFFIX, ".tmp", ".cleaned")
+
+
+@dataclass(frozen=True, slots=True)
+class LastKnown:
+    """What the checkpoints of the data directory say about a partition."""
+
+    is_clean: bool = False
+    log_end: LogEnd | None = None
+    recovery_point: int = 0
+    log_start_offset: int = 0
+    high_watermark: int = 0
+
+
+def create_log(
+    topic: str, partition: int, directory: Path, topic_id: uuid.UUID | None, config: LogConfig, clock: Clock
+) -> PartitionLog:
+    """A new, empty log in a new directory, which survives a power cut once this returns."""
+    directory.mkdir()
+    if topic_id is not None:
+        write_partition_metadata(directory, topic_id)
+    segment = Segment.create(directory, 0, config, created_ms=clock.now_ms())
+    fsync_directory(directory)
+    fsync_directory(directory.parent)
+    state = LogState(
+        segments=SegmentList(directory, [segment]),
+        epochs=LeaderEpochs(directory),
+        producers=ProducerState(),
+        log_start_offset=0,
+        log_end_offset=0,
+        high_watermark=0,
+        recovery_point=0,
+        last_snapshot_offset=NO_SNAPSHOT,
+    )
+    return PartitionLog(topic, partition, directory, config, clock, state, topic_id)
+
+
+def open_log(
+    topic: str,
+    partition: int,
+    directory: Path,
+    topic_id: uuid.UUID | None,
+    config: LogConfig,
+    clock: Clock,
+    known: LastKnown,
+) -> PartitionLog:
+    """The log that the directory holds; raises LogCorruptionError."""
+    try:
+        state = _Opening(topic, partition, directory, config, clock, known).open()
+    except CorruptSegmentError as error:
+        raise LogCorruptionError(topic, partition, error.path, error.position, error.reason) from error
+    return PartitionLog(topic, partition, directory, config, clock, state, topic_id)
+
+
+class _Opening:
+    """One log while it is opened."""
+
+    def __init__(
+        self, topic: str, partition: int, directory: Path, config: LogConfig, clock: Clock, known: LastKnown
+    ) -> None:
+        self._topic = topic
+        self._partition = partition
+        self._directory = directory
+        self._config = config
+        self._clock = clock
+        self._known = known
+
+    def open(self) -> LogState:
+        known = self._known
+        segments = SegmentList(self._directory, self._find_segments())
+        epochs, epochs_are_known = self._load_epochs()
+        is_unchanged = known.is_clean and known.log_end is not None and _is_unchanged(segments, known.log_end)
+        if is_unchanged and known.log_end is not None:
+            end_offset = known.log_end.end_offset
+            for segment in segments:
+                segment.check_indexes()
+        else:
+            end_offset = self._recover(segments, epochs)
+        log_start_offset = max(known.log_start_offset, segments[0].base_offset)
+        if log_start_offset > end_offset:
+            # What is left lies below what was deleted; offsets must never be given out twice.
+            end_offset = log_start_offset
+            self._start_over(segments, end_offset)
+        if not epochs_are_known:
+            self._rebuild_epochs(segments, epochs)
+        epochs.finish_replay(end_offset)
+        producers, snapshot_offset = restore_producers(self._directory, segments, log_start_offset, end_offset)
+        producers.on_high_watermark(min(known.high_watermark, end_offset))
+        return LogState(
+            segments=segments,
+            epochs=epochs,
+            producers=producers,
+            log_start_offset=log_start_offset,
+            log_end_offset=end_offset,
+            high_watermark=known.high_watermark,
+            recovery_point=end_offset if is_unchanged else min(known.recovery_point, end_offset),
+            last_snapshot_offset=snapshot_offset,
+        )
+
+    def _start_over(self, segments: SegmentList, base_offset: int) -> None:
+        segments.remove(0, len(segments), self._clock.now_ms())
+        segments.add(Segment.create(self._directory, base_offset, self._config, created_ms=self._clock.now_ms()))
+        segments.unlink_removed()
+
+    def _find_segments(self) -> list[Segment]:
+        sizes: dict[int, int] = {}
+        others: dict[int, str] = {}
+        for entry in os.scandir(self._directory):
+            stem, _, suffix = entry.name.partition(".")
+            if entry.name.endswith(_LEFTOVER_SUFFIXES):
+                os.unlink(entry.path)
+            elif stem.isdigit() and "." + suffix == LOG_SUFFIX:
+                sizes[int(stem)] = entry.stat().st_size
+            elif stem.isdigit() and "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                others[int(stem)] = entry.path
+        self._check_nothing_is_lost(sizes, others)
+        if not sizes:
+            base_offset = self._known.log_start_offset
+            return [Segment.create(self._directory, base_offset, self._config, created_ms=self._clock.now_ms())]
+        return [
+            Segment(self._directory, base, self._config, created_ms=self._clock.now_ms(), size_bytes=sizes[base])
+            for base in sorted(sizes)
+        ]
+
+    def _check_nothing_is_lost(self, sizes: dict[int, int], others: dict[int, str]) -> None:
+        """An index outlives its log only when a removal was cut short at the old end of the log."""
+        first = min(sizes, default=None)
+        for base_offset, path in sorted(others.items()):
+            if base_offset in sizes:
+                continue
+            if first is None or base_offset > first:
+                raise self._corruption(
+                    Path(path).with_suffix(LOG_SUFFIX), 0, "the file is missing and its index is there"
+                )
+            logger.warning("%s has no log and is removed", path)
+            os.unlink(path)
+        known_end = self._known.log_end.end_offset if self._known.log_end else self._known.recovery_point
+        if first is None and known_end > self._known.log_start_offset:
+            lost = self._directory / f"{self._known.log_start_offset:020d}{LOG_SUFFIX}"
+            raise self._corruption(lost, 0, f"no log file is there, but offsets up to {known_end - 1} were flushed")
+
+    # Recovery
+
+    def _recover(self, segments: SegmentList, epochs: LeaderEpochs) -> int:
+        """Check all batches from the recovery point on; the log's end."""
+        known = self._known
+        # A size that changed since a clean stop may hide anything: then everything is read again.
+        first = 0 if known.is_clean and known.log_end is not None else segments.index_of(known.recovery_point)
+        for index in range(first):
+            segments[index].check_indexes()
+        next_offset = segments[first].base_offset
+        for index in range(first, len(segments)):
+            segment = segments[index]
+            if segment.base_offset < next_offset:
+                raise self._corruption(
+                    segment.path, 0, f"the segment starts below offset {next_offset}, where the one before it ends"
+                )
+            has_more = any(later.size_bytes for later in segments[index + 1 :])
+            next_offset = self._recover_segment(segment, epochs, has_more)
+        self._drop_empty_tail(segments, next_offset)
+        end_offset = max(next_offset, segments.active.base_offset)
+        if end_offset < known.recovery_point:
+            logger.error(
+                "%s-%d: offsets %d to %d had been flushed and are gone",
+                self._topic,
+                self._partition,
+                end_offset,
+                known.recovery_point - 1,
+            )
+        return end_offset
+
+    def _drop_empty_tail(self, segments: SegmentList, end_offset: int) -> None:
+        """A segment that was begun but got no batch before the crash, though the log now ends earlier, is dropped."""
+        while len(segments) > 1 and not segments.active.size_bytes and segments.active.base_offset > end_offset:
+            segments.remove(len(segments) - 1, len(segments), self._clock.now_ms())
+        segments.unlink_removed()
+
+    def _recover_segment(self, segment: Segment, epochs: LeaderEpochs, has_more: bool) -> int:
+        segment.reset_indexes()
+        size_bytes, segment.size_bytes = segment.size_bytes, 0
+        if not size_bytes:
+            return segment.base_offset
+        next_offset = segment.base_offset
+        with mmap.mmap(segment.file.fd, size_bytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            position, reason = 0, ""
+            while position < size_bytes:
+                try:
+                    header = _checked_header(view, position, next_offset)
+                except CorruptBatchError as error:
+                    reason = error.reason
+                    break
+                segment.note_batch(position, header)
+                epochs.replay(header.partition_leader_epoch, header.base_offset)
+                next_offset = header.next_offset
+                position += header.size_bytes
+            if position < size_bytes and (has_more or _good_batch_follows(mapped, view, position, next_offset)):
+                raise self._corruption(segment.path, position, f"{reason}, and good batches follow")
+        if position < size_bytes:
+            torn_bytes = size_bytes - position
+            logger.warning(
+                "%s: the last %d bytes are no whole batch and are cut off: %s", segment.path, torn_bytes, reason
+            )
+            os.ftruncate(segment.file.fd, position)
+            os.fsync(segment.file.fd)
+        segment.become_inactive()
+        segment.close()
+        return next_offset
+
+    # Leader epochs
+
+    def _load_epochs(self) -> tuple[LeaderEpochs, bool]:
+        try:
+            epochs = LeaderEpochs.load(self._directory)
+        except CorruptCheckpointError as error:
+            logger.warning("%s", error)
+            epochs = None
+        return (LeaderEpochs(self._directory), False) if epochs is None else (epochs, True)
+
+    def _rebuild_epochs(self, segments: SegmentList, epochs: LeaderEpochs) -> None:
+        if not segments.size_bytes:
+            return
+        logger.warning("%s-%d: %s is written anew from the log", self._topic, self._partition, LEADER_EPOCH_FILE)
+        epochs.forget()
+        for segment in segments:
+            for _, header in segment.headers(walk=True):
+                epochs.replay(header.partition_leader_epoch, header.base_offset)
+            segment.close()
+
+    def _corruption(self, path: Path, position: int, reason: str) -> LogCorruptionError:
+        return LogCorruptionError(self._topic, self._partition, path, position, reason)
+
+
+def _is_unchanged(segments: SegmentList, log_end: LogEnd) -> bool:
+    return (
+        len(segments) == log_end.segments_count
+        and segments.active.size_bytes == log_end.active_size_bytes
+        and segments.size_bytes == log_end.size_bytes
+    )
+
+
+def _checked_header(view: memoryview, position: int, offset_min: int) -> BatchHeader:
+    header = parse_header(view, position)
+    if header.base_offset < offset_min:
+        raise CorruptBatchError(f"offset {header.base_offset} follows {offset_min - 1}")
+    check_crc(view, header, position)
+    return header
+
+
+def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offset_min: int) -> bool:
+    """Whether batches with a right CRC lie behind a bad place.
+
+    A torn batch may carry bytes that look like a batch, as a mirror of another log would; so those found must reach
+    the end of the file or be two in a row.
+    """
+    # A batch of the same log shares the upper half of its offset; magic 2 stands twelve bytes behind the lower half.
+    upper = re.escape((offset_min >> 32).to_bytes(4, "big"))
+    pattern = re.compile(rb"(?=" + upper + rb".{12}\x02)", re.DOTALL)
+    size_bytes = len(view)
+    if _is_unwritten(view, position):
+        return False
+    for match in pattern.finditer(mapped, position + 1):
+        at, found = match.start(), 0
+        next_offset = offset_min
+        while at + BATCH_HEADER_SIZE <= size_bytes and found < 2:
+            try:
+                header = _checked_header(view, at, next_offset)
+            except CorruptBatchError:
+                break
+            found += 1
+            next_offset = header.next_offset
+            at += header.size_bytes
+        if found == 2 or (found and at == size_bytes):
+            return True
+    return False
+
+
+def _is_unwritten(view: memoryview, position: int) -> bool:
+    """Whether only zeros follow, as in a preallocated file; asked first because it is quick and they may be many."""
+    zeros = bytes(1024 * 1024)
+    return all(
+        view[start : start + len(zeros)] == zeros[: len(view) - start]
+        for start in range(position, len(view), len(zeros))
+    )

@@ -1,0 +1,364 @@
+"""One segment: a `.log` file, its two indexes, and where in it a batch lies.
+
+What always holds: `size_bytes` covers whole batches only; a write that fails is cut off again; indexes may miss
+entries but never point past the log, and a lost or false one is rebuilt. The file is opened by the first read or
+write. The segment knows nothing of high watermarks, producers or epochs, and its callers make sure that only one
+thread changes it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.log.config import LogConfig
+from tidelog.log.errors import CorruptIndexError
+from tidelog.log.file_slice import LogFile
+from tidelog.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
+from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
+from tidelog.records import BatchHeader
+
+logger = logging.getLogger(__name__)
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+DELETED_SUFFIX = ".deleted"
+# Consumers mostly read what was just written: where the latest batches lie is kept in memory, so that finding them
+# costs no system call. Twice as many are held before the older half is dropped.
+_TAIL_BATCHES = 512
+
+
+class BatchPosition(NamedTuple):
+    position: int
+    size_bytes: int
+
+
+class SegmentBrokenError(OSError):
+    """A failed write could not be cut off: what the file holds behind `size_bytes` is unknown."""
+
+
+class Segment:
+    """Batches from a base offset on, in one file."""
+
+    __slots__ = (
+        "_bytes_since_index_entry",
+        "_file",
+        "_first_timestamp",
+        "_index_failed",
+        "_index_interval_bytes",
+        "_max_timestamp",
+        "_offset_of_max_timestamp",
+        "_tail_last_offsets",
+        "_tail_positions",
+        "_tail_start_offset",
+        "base_offset",
+        "created_ms",
+        "offset_index",
+        "path",
+        "roll_jitter_ms",
+        "size_bytes",
+        "time_index",
+    )
+
+    def __init__(
+        self,
+        directory: Path,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        created_ms: int,
+        size_bytes: int,
+        roll_jitter_ms: int = 0,
+    ) -> None:
+        stem = f"{base_offset:020d}"
+        self.base_offset = base_offset
+        self.path = directory / (stem + LOG_SUFFIX)
+        self.offset_index = OffsetIndex(directory / (stem + INDEX_SUFFIX), base_offset, config.segment_index_bytes)
+        self.time_index = TimeIndex(directory / (stem + TIME_INDEX_SUFFIX), base_offset, config.segment_index_bytes)
+        self.size_bytes = size_bytes
+        self.created_ms = created_ms
+        self.roll_jitter_ms = roll_jitter_ms
+        self._index_interval_bytes = config.index_interval_bytes
+        self._index_failed = False
+        self._bytes_since_index_entry = 0
+        self._file: LogFile | None = None
+        # None: not looked up yet.
+        self._first_timestamp: int | None = None
+        self._max_timestamp: int | None = None
+        self._offset_of_max_timestamp = base_offset
+        self._tail_start_offset = 0
+        self._tail_last_offsets: list[int] = []
+        self._tail_positions: list[int] = []
+
+    @classmethod
+    def create(
+        cls, directory: Path, base_offset: int, config: LogConfig, *, created_ms: int, roll_jitter_ms: int = 0
+    ) -> Segment:
+        """A new segment with an empty file."""
+        segment = cls(
+            directory, base_offset, config, created_ms=created_ms, size_bytes=0, roll_jitter_ms=roll_jitter_ms
+        )
+        file = LogFile(segment.path, create=True)
+        os.ftruncate(file.fd, 0)
+        segment.offset_index.remove()
+        segment.time_index.remove()
+        segment._max_timestamp = -1
+        return segment
+
+    @property
+    def file(self) -> LogFile:
+        file = self._file
+        if file is None:
+            file = self._file = LogFile(self.path)
+        return file
+
+    @property
+    def max_timestamp(self) -> int:
+        return self._load_max_timestamp()[0]
+
+    @property
+    def offset_of_max_timestamp(self) -> int:
+        """The last offset of the batch that has the largest timestamp."""
+        return self._load_max_timestamp()[1]
+
+    @property
+    def first_timestamp(self) -> int:
+        """The largest timestamp of the first batch, from which the age of the segment counts; -1 when it has none."""
+        if self._first_timestamp is None:
+            first = next(self.headers(), None)
+            if first is None:
+                return -1
+            self._first_timestamp = first[1].max_timestamp
+        return self._first_timestamp
+
+    def should_roll(
+        self, size_bytes: int, max_timestamp: int, last_offset: int, now_ms: int, config: LogConfig
+    ) -> bool:
+        """Whether a batch must go to the next segment instead."""
+        if last_offset - self.base_offset > RELATIVE_OFFSET_MAX:
+            return True
+        if not self.size_bytes:
+            return False
+        if self.size_bytes + size_bytes > config.segment_bytes or self.offset_index.is_full or self.time_index.is_full:
+            return True
+        first_timestamp = self.first_timestamp
+        waited_ms = max_timestamp - first_timestamp if first_timestamp >= 0 else now_ms - self.created_ms
+        return waited_ms > config.segment_ms - self.roll_jitter_ms
+
+    def write(self, buffer: memoryview) -> int:
+        """Write behind the last batch with one system call; where it went. The segment takes it in by `note_batch`."""
+        position = self.size_bytes
+        fd = self.file.fd
+        try:
+            written = os.pwrite(fd, buffer, position)
+            while written < len(buffer):
+                written += os.pwrite(fd, buffer[written:], position + written)
+        except OSError as error:
+            self._cut_off(fd, position, error)
+            raise
+        return position
+
+    def _cut_off(self, fd: int, position: int, cause: OSError) -> None:
+        try:
+            os.ftruncate(fd, position)
+        except OSError as error:
+            raise SegmentBrokenError(
+                error.errno, f"{cause}, and what was written of the batch can't be removed: {error}", str(self.path)
+            ) from cause
+
+    def note_batch(self, position: int, header: BatchHeader) -> None:
+        """Take in a batch that lies at the end of the file."""
+        size_bytes = header.size_bytes
+        last_offset = header.last_offset
+        known_max_timestamp = self._max_timestamp
+        if known_max_timestamp is None:
+            known_max_timestamp = self._load_max_timestamp()[0]
+        if header.max_timestamp > known_max_timestamp:
+            self._max_timestamp = header.max_timestamp
+            self._offset_of_max_timestamp = last_offset
+        if position == 0:
+            self._first_timestamp = header.max_timestamp
+        self.size_bytes = position + size_bytes
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self._add_index_entry(last_offset, position)
+        self._bytes_since_index_entry += size_bytes
+        self._note_tail(header.base_offset, last_offset, position)
+
+    def _note_tail(self, base_offset: int, last_offset: int, position: int) -> None:
+        last_offsets = self._tail_last_offsets
+        if not last_offsets:
+            self._tail_start_offset = base_offset
+        elif len(last_offsets) >= 2 * _TAIL_BATCHES:
+            self._tail_start_offset = last_offsets[_TAIL_BATCHES - 1] + 1
+            del last_offsets[:_TAIL_BATCHES]
+            del self._tail_positions[:_TAIL_BATCHES]
+        last_offsets.append(last_offset)
+        self._tail_positions.append(position)
+
+    def _add_index_entry(self, last_offset: int, position: int) -> None:
+        if self._index_failed:
+            return
+        try:
+            self.offset_index.append(last_offset, position)
+            self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+        except OSError as error:
+            # The records are in the log; without entries they are found more slowly, and the next start rebuilds them.
+            self._index_failed = True
+            logger.warning("no more index entries for %s: %s", self.path, error)
+        self._bytes_since_index_entry = 0
+
+    def find(self, offset: int) -> BatchPosition | None:
+        """The first batch that ends at this offset or later."""
+        last_offsets = self._tail_last_offsets
+        if last_offsets and offset >= self._tail_start_offset:
+            slot = bisect.bisect_left(last_offsets, offset)
+            if slot == len(last_offsets):
+                return None
+            positions = self._tail_positions
+            end = positions[slot + 1] if slot + 1 < len(positions) else self.size_bytes
+            return BatchPosition(positions[slot], end - positions[slot])
+        for position, header in self.headers_from(offset):
+            if header.last_offset >= offset:
+                return BatchPosition(position, header.size_bytes)
+        return None
+
+    def headers(self, position: int = 0, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers from the position of a batch on; `walk` says that all of them will be read."""
+        chunk_bytes = WALK_CHUNK_BYTES if walk else LOOKUP_CHUNK_BYTES
+        return scan_headers(self.path, self.file.fd, position, self.size_bytes, chunk_bytes)
+
+    def headers_from(self, offset: int, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers from some batch before the offset on; a false index is noticed here and rebuilt."""
+        start = self._indexed_position(offset)
+        if start:
+            try:
+                first = next(self.headers(start), None)
+                is_false = first is None or not self.base_offset <= first[1].base_offset <= offset
+            except CorruptSegmentError:
+                is_false = True
+            if is_false:
+                logger.warning("%s is false and is rebuilt", self.offset_index.path)
+                self.rebuild_indexes()
+                start = self._indexed_position(offset)
+        return self.headers(start, walk=walk)
+
+    def _indexed_position(self, offset: int) -> int:
+        try:
+            position = self.offset_index.lookup(offset)
+        except FileNotFoundError:
+            self.rebuild_indexes()
+            position = self.offset_index.lookup(offset)
+        # A false entry may point anywhere; the end of the file makes the caller look closer.
+        return position if 0 <= position <= self.size_bytes else self.size_bytes
+
+    def read_batch(self, position: int, header: BatchHeader) -> bytes:
+        return os.pread(self.file.fd, header.size_bytes, position)
+
+    def check_indexes(self) -> None:
+        """Look at sizes and last entries, and rebuild what can't be right. No log data is read unless it is wrong."""
+        if not self.size_bytes:
+            return
+        try:
+            self.offset_index.check(self.size_bytes)
+            self.time_index.check()
+            if self.time_index.last_entry()[0] < 0:
+                raise CorruptIndexError(f"{self.time_index.path} is empty")
+        except CorruptIndexError as error:
+            logger.warning("%s; the indexes of %s are rebuilt", error, self.path.name)
+            self.rebuild_indexes()
+        self._load_max_timestamp()
+        # Thousands of partitions are loaded at once: nothing stays open that nobody asked for.
+        self.close()
+
+    def rebuild_indexes(self) -> None:
+        """Write both indexes anew from the headers in the log; raises CorruptSegmentError when those are broken."""
+        self.reset_indexes()
+        for position, header in self.headers(walk=True):
+            self.note_batch(position, header)
+        self.become_inactive()
+
+    def reset_indexes(self) -> None:
+        """Forget all that was derived from the log, before it is read again."""
+        self.offset_index.remove()
+        self.time_index.remove()
+        self._index_failed = False
+        self._bytes_since_index_entry = 0
+        self._max_timestamp = -1
+        self._offset_of_max_timestamp = self.base_offset
+        self._first_timestamp = None
+        self._tail_last_offsets.clear()
+        self._tail_positions.clear()
+
+    def become_inactive(self) -> None:
+        """No more batches come for now: write the last time entry and trim the indexes."""
+        if self._index_failed:
+            self.offset_index.remove()
+            self.time_index.remove()
+            return
+        if self._max_timestamp is None or not self.size_bytes:
+            return
+        self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+        for index in (self.offset_index, self.time_index):
+            index.trim()
+            index.materialize()
+
+    def sync(self) -> None:
+        """fsync. May run in another thread than appends do."""
+        os.fsync(self.file.fd)
+        self.offset_index.flush()
+        self.time_index.flush()
+
+    def truncate_to(self, position: int, offset: int) -> None:
+        """Cut the file at a batch's position and forget index entries of this offset and above."""
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
+        os.ftruncate(self.file.fd, position)
+        self.size_bytes = position
+        slot = bisect.bisect_left(self._tail_positions, position)
+        del self._tail_last_offsets[slot:]
+        del self._tail_positions[slot:]
+        self._bytes_since_index_entry = 0
+        if not position:
+            self._first_timestamp = None
+        self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry()
+        for _, header in self.headers_from(self._offset_of_max_timestamp):
+            if header.max_timestamp > self._max_timestamp:
+                self._max_timestamp, self._offset_of_max_timestamp = header.max_timestamp, header.last_offset
+
+    def close(self) -> None:
+        """Let go of files and maps; slices keep theirs."""
+        self.offset_index.drop()
+        self.time_index.drop()
+        self._file = None
+
+    def move(self, directory: Path) -> None:
+        """The directory was renamed."""
+        self.path = directory / self.path.name
+        self.offset_index.move(directory / self.offset_index.path.name)
+        self.time_index.move(directory / self.time_index.path.name)
+
+    def mark_deleted(self) -> list[Path]:
+        """Rename the files so that they no longer count, and let go of them; the paths to remove later.
+
+        The log goes last: an index without a log then always means that the log was lost.
+        """
+        self.close()
+        renamed = []
+        for path in (self.offset_index.path, self.time_index.path, self.path):
+            target = path.with_name(path.name + DELETED_SUFFIX)
+            try:
+                os.rename(path, target)
+            except FileNotFoundError:
+                continue
+            renamed.append(target)
+        return renamed
+
+    def _load_max_timestamp(self) -> tuple[int, int]:
+        if self._max_timestamp is None:
+            self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry()
+        return self._max_timestamp, self._offset_of_max_timestamp
