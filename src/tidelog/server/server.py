@@ -1,0 +1,233 @@
+"""One broker put together: store, controller, logs, replicas, network; started and stopped in the right order.
+
+What always holds: a client is served only after every log is recovered and the broker is registered; after `stop` every
+acknowledged record is flushed and the clean-shutdown marker stands, so that the next start recovers nothing; after a
+start that failed nothing is left open. Signals, standard output and the process itself are `serve`'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from tidelog.broker import handlers
+from tidelog.broker.connection_set import ConnectionSet, NetworkLimits
+from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.listener import Listener, bind
+from tidelog.broker.producer_ids import ProducerIdAllocator
+from tidelog.broker.replica_manager import ReplicaManager
+from tidelog.broker.services import BrokerServices
+from tidelog.broker.topic_config import effective_log_config
+from tidelog.common.clock import Clock, SystemClock
+from tidelog.common.endpoint import Endpoint, parse_endpoint
+from tidelog.common.scheduler import Scheduler
+from tidelog.common.settings import Settings
+from tidelog.controller import ClusterImage, Controller
+from tidelog.controller.image import EMPTY_IMAGE
+from tidelog.log import DataDirectoryError, LogManager
+from tidelog.metadata import MetadataStoreError, SqliteStore
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_DATA_DIR = Path("tidelog-data")
+
+# How long a shutdown waits for requests that were taken up; clients repeat what is cut off.
+_DRAIN_DEADLINE_S = 5.0
+
+_WILDCARD_HOSTS = ("", "0.0.0.0", "::")
+
+
+class StartError(Exception):
+    """The broker can't start; the text tells the person who starts it what to do."""
+
+
+class BrokerServer:
+    """A broker on the running event loop. It is started once; a restart is a new object."""
+
+    def __init__(self, settings: Settings, data_dir: Path = DEFAULT_DATA_DIR, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.data_dir = data_dir
+        self.clock = clock or SystemClock()
+        self.node_id = settings.get_int("node.id")
+        self.broker_epoch = -1
+        # The first address that clients can connect to, with the port that was taken.
+        self.endpoint = Endpoint("", "", 0)
+        self._services: BrokerServices | None = None
+        self._connections: ConnectionSet | None = None
+        self._listeners: list[Listener] = []
+        # What is open, in the order it was opened; it is closed in the reverse order.
+        self._open = AsyncExitStack()
+        self._is_clean = False
+
+    @property
+    def services(self) -> BrokerServices:
+        if self._services is None:
+            raise RuntimeError("the broker does not run")
+        return self._services
+
+    @property
+    def connections(self) -> ConnectionSet:
+        if self._connections is None:
+            raise RuntimeError("the broker does not run")
+        return self._connections
+
+    async def start(self) -> None:
+        """Open everything and accept clients; raises StartError, and leaves nothing open then."""
+        try:
+            await self._start()
+        except (DataDirectoryError, MetadataStoreError) as error:
+            await self._open.aclose()
+            raise StartError(str(error)) from error
+        except BaseException:
+            await self._open.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Answer what was asked, flush, and close with the clean-shutdown marker."""
+        for listener in self._listeners:
+            listener.close()
+        await self.connections.drain(_DRAIN_DEADLINE_S)
+        self._is_clean = True
+        await self._open.aclose()
+
+    async def abort(self) -> None:
+        """Drop everything as a crash would: no answers, no flush, no marker. What the kernel has, stays."""
+        await self._open.aclose()
+
+    async def _start(self) -> None:
+        limits = NetworkLimits.from_settings(self.settings)
+        sockets = self._bind(limits)
+        logs = self._lock_logs()
+        controller = await self._start_controller()
+        await self._load_logs(logs, controller.image)
+        services = self._services = self._make_services(controller, logs)
+        self.broker_epoch = await controller.register_broker(
+            self.node_id,
+            services.host,
+            services.port,
+            self.settings["broker.rack"],
+            [directory.directory_id for directory in logs.directories if directory.directory_id is not None],
+            clean_shutdown=logs.was_clean_shutdown,
+        )
+        self._start_background_tasks(logs)
+        self._listen(limits, sockets, services)
+
+    def _bind(self, limits: NetworkLimits) -> list[tuple[str, socket.socket]]:
+        """Take the ports first: a broker that is there already is the most likely reason not to start."""
+        sockets = []
+        for text in self.settings["listeners"]:
+            endpoint = parse_endpoint(text)
+            try:
+                sock = bind(endpoint, backlog=limits.listen_backlog, receive_buffer_bytes=limits.receive_buffer_bytes)
+            except OSError as error:
+                raise StartError(
+                    f"can't listen on {endpoint.host}:{endpoint.port}: {error.strerror}; "
+                    "stop what uses the port, or choose another by --listen"
+                ) from error
+            self._open.callback(sock.close)
+            sockets.append((endpoint.listener_name, sock))
+            if not self.endpoint.listener_name:
+                host, port = sock.getsockname()[:2]
+                self.endpoint = Endpoint(endpoint.listener_name, endpoint.host or host, port)
+        return sockets
+
+    def _lock_logs(self) -> LogManager:
+        """Take the data directory before the store is opened, so that a second broker on it gives up at once."""
+        if self.settings.is_set("log.dirs"):
+            log_dirs = [Path(text) for text in self.settings["log.dirs"]]
+        else:
+            log_dirs = [self.data_dir / f"broker-{self.node_id}"]
+        logs = LogManager(log_dirs, self.settings, self.clock)
+        for directory in logs.directories:
+            directory.lock()
+            self._open.callback(directory.unlock)
+        return logs
+
+    async def _start_controller(self) -> Controller:
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartError(f"can't use the data directory {self.data_dir}: {error.strerror}") from error
+        store = SqliteStore(self.data_dir / "metadata.sqlite")
+        self._open.push_async_callback(store.close)
+        await store.open()
+        controller = Controller(store, self.clock, self.settings, node_id=self.node_id)
+        await controller.start()
+        self._open.push_async_callback(controller.close)
+        return controller
+
+    async def _load_logs(self, logs: LogManager, image: ClusterImage) -> None:
+        for directory in logs.directories:
+            directory.identify(image.cluster_id, self.node_id)
+        configs = {
+            topic: effective_log_config(self.settings, self.settings.table, image, topic) for topic in image.topics
+        }
+        self._open.push_async_callback(self._close_logs, logs)
+        await asyncio.to_thread(logs.load, configs)
+        for log in logs.logs():
+            topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
+            if topic is None or topic.name != log.topic or log.partition >= len(topic.partitions):
+                # The directory belongs to this cluster, so its topic was deleted while the files could not follow.
+                logger.warning("removing %s-%d, whose topic was deleted", log.topic, log.partition)
+                logs.delete(log.topic, log.partition)
+
+    async def _close_logs(self, logs: LogManager) -> None:
+        await asyncio.to_thread(logs.close, clean=self._is_clean, broker_epoch=self.broker_epoch)
+
+    def _make_services(self, controller: Controller, logs: LogManager) -> BrokerServices:
+        handlers.load_all()
+        advertised = self._advertised()
+        table = self.settings.table
+        replicas = ReplicaManager(
+            node_id=self.node_id, logs=logs, settings=self.settings, table=table, clock=self.clock
+        )
+        self._open.push_async_callback(replicas.close)
+        self._open.callback(controller.subscribe(replicas.apply))
+        replicas.apply(EMPTY_IMAGE, controller.image)
+        producer_ids = ProducerIdAllocator(controller.allocate_producer_ids)
+        self._open.push_async_callback(producer_ids.close)
+        return BrokerServices(
+            node_id=self.node_id,
+            cluster_id=controller.image.cluster_id,
+            clock=self.clock,
+            settings=self.settings,
+            table=table,
+            controller=controller,
+            logs=logs,
+            replicas=replicas,
+            producer_ids=producer_ids,
+            host=advertised.host,
+            port=advertised.port,
+        )
+
+    def _advertised(self) -> Endpoint:
+        texts = self.settings["advertised.listeners"]
+        if texts:
+            endpoint = parse_endpoint(texts[0])
+            return endpoint._replace(port=endpoint.port or self.endpoint.port)
+        if self.endpoint.host in _WILDCARD_HOSTS:
+            # Clients can't connect to "everywhere"; the machine's name is what they most likely know it by.
+            return self.endpoint._replace(host=socket.gethostname())
+        return self.endpoint
+
+    def _start_background_tasks(self, logs: LogManager) -> None:
+        scheduler = Scheduler(self.clock)
+        for task in logs.background_tasks():
+            scheduler.every(task.name, task.interval_ms, task.run)
+        scheduler.start()
+        self._open.push_async_callback(scheduler.close)
+
+    def _listen(
+        self, limits: NetworkLimits, sockets: list[tuple[str, socket.socket]], services: BrokerServices
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        connections = self._connections = ConnectionSet(limits, Dispatcher(services, loop), loop)
+        self._open.callback(connections.close)
+        for listener_name, sock in sockets:
+            listener = Listener(sock, listener_name, connections, loop)
+            self._open.callback(listener.close)
+            self._listeners.append(listener)
+            listener.start()

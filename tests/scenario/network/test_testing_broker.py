@@ -1,0 +1,113 @@
+"""`tidelog.testing`: a broker inside a test, its fixture, its clock, and what it leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidelog.common.clock import VirtualClock
+from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
+from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
+from tidelog.server.server import StartError
+from tidelog.testing import Broker
+from tidelog.testing.raw_client import RawClient, produce_request
+
+
+def test_the_fixture_gives_a_broker(tidelog_broker: Broker) -> None:
+    with RawClient(tidelog_broker.port) as client:
+        response = client.ask(METADATA, MetadataRequest(topics=[]), MetadataResponse, 1)
+    assert [(row.host, row.port) for row in response.brokers] == [("127.0.0.1", tidelog_broker.port)]
+
+
+def test_the_plugin_imports_nothing_of_the_broker() -> None:
+    program = (
+        "import sys; import tidelog.testing.pytest_plugin; "
+        "print(sorted(n for n in sys.modules if n.startswith('tidelog.') and 'testing' not in n))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_nothing_is_left_behind() -> None:
+    threads_before = set(threading.enumerate())
+    with Broker() as broker:
+        data_dir = broker.data_dir
+        broker.create_topic("orders")
+        assert data_dir.exists()
+    assert not data_dir.exists()
+    left = [thread for thread in set(threading.enumerate()) - threads_before if thread.is_alive()]
+    assert not left
+
+
+def test_two_brokers_live_side_by_side() -> None:
+    with Broker() as first, Broker(settings={"node.id": 7}) as second:
+        seen = []
+        for broker in (first, second):
+            with RawClient(broker.port) as client:
+                seen.append(client.ask(METADATA, MetadataRequest(topics=[]), MetadataResponse, 2))
+    assert seen[0].cluster_id != seen[1].cluster_id
+    assert [answer.controller_id for answer in seen] == [1, 7]
+
+
+def test_a_given_directory_is_kept(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path) as broker:
+        broker.create_topic("orders")
+    with Broker(data_dir=tmp_path) as broker, RawClient(broker.port) as client:
+        response = client.ask(METADATA, MetadataRequest(topics=None), MetadataResponse, 1)
+        assert [topic.name for topic in response.topics] == ["orders"]
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing_open(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path / "one") as broker:
+        with pytest.raises(StartError, match=str(broker.port)):
+            Broker(data_dir=tmp_path / "two", port=broker.port).start()
+        with pytest.raises(StartError, match="in use"):
+            Broker(data_dir=tmp_path / "one").start()
+    with Broker(data_dir=tmp_path / "two"):
+        pass
+
+
+def test_records_carry_the_time_of_the_virtual_clock() -> None:
+    clock = VirtualClock(start_ms=1_700_000_000_000)
+    with Broker(clock=clock) as broker, RawClient(broker.port) as client:
+        broker.create_topic("orders", configs={"message.timestamp.type": "LogAppendTime"})
+        times = []
+        for _ in range(2):
+            response = client.ask(PRODUCE, produce_request("orders", b"x"), ProduceResponse, 7)
+            times.append(response.responses[0].partition_responses[0].log_append_time_ms)
+            clock.advance(hours=1)
+    assert times == [1_700_000_000_000, 1_700_003_600_000]
+
+
+def test_create_topic_says_why_not(broker: Broker) -> None:
+    broker.create_topic("orders")
+    with pytest.raises(ValueError, match="orders"):
+        broker.create_topic("orders")
+
+
+@pytest.mark.parametrize("end", [Broker.stop, Broker.crash])
+def test_it_comes_back_again_and_again(broker: Broker, end: Callable[[Broker], None]) -> None:
+    port = broker.port
+    for _ in range(3):
+        end(broker)
+        with pytest.raises(ConnectionRefusedError):
+            RawClient(port)
+        broker.start()
+        with RawClient(broker.port) as client:
+            assert client.ask(METADATA, MetadataRequest(topics=[]), MetadataResponse, 1).brokers
+    assert broker.port == port
+
+
+def test_start_time_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure to look at, not a limit."""
+    started_s = time.perf_counter()
+    with Broker():
+        ready_s = time.perf_counter() - started_s
+        stopping_s = time.perf_counter()
+    with capsys.disabled():
+        print(f"\nan in-process broker starts in {ready_s:.3f} s, stops in {time.perf_counter() - stopping_s:.3f} s")
