@@ -104,6 +104,7 @@ class BrokerServer:
         controller = await self._start_controller()
         await self._load_logs(logs, controller.image)
         services = self._services = self._make_services(controller, logs)
+        self._open.push_async_callback(services.auto_topic_creation.close)
         self.broker_epoch = await controller.register_broker(
             self.node_id,
             services.host,

@@ -80,9 +80,9 @@ def _identity_rows() -> Iterator[Setting]:
     yield _row(
         "log.dirs",
         SettingType.LIST,
-        ["./tidelog-data"],
-        "Directories that hold the partitions' data. Kafka's default lies under /tmp, where systems delete files; this "
-        "one is in the directory that the broker is started from.",
+        None,
+        "Directories that hold the partitions' data. Without a value it is one directory a broker inside the data "
+        "directory that `--data` names. Kafka's default lies under /tmp, where systems delete files.",
         _directories,
     )
 
@@ -162,13 +162,6 @@ def _network_rows() -> Iterator[Setting]:
         unlimited_or_positive,
     )
     yield _row(
-        "queued.max.requests",
-        SettingType.INT,
-        500,
-        "Requests that may be in work or wait in the broker; with more, it stops reading until some are answered.",
-        at_least(1),
-    )
-    yield _row(
         "queued.max.request.bytes",
         SettingType.LONG,
         128 * _MIB,
@@ -237,13 +230,6 @@ def _log_rows() -> Iterator[Setting]:
         SettingType.INT,
         60_000,
         "How often the offset up to which each log is flushed is written down; it bounds the work of a recovery.",
-        at_least(0),
-    )
-    yield _row(
-        "log.flush.start.offset.checkpoint.interval.ms",
-        SettingType.INT,
-        60_000,
-        "How often the offset at which each log starts is written down.",
         at_least(0),
     )
     yield _row(
