@@ -61,6 +61,11 @@ class ReceiveMemory:
     def exhausted(self) -> bool:
         return self.held_bytes >= self.bound_bytes
 
+    @property
+    def waiting_count(self) -> int:
+        """How many connections stopped reading."""
+        return len(self._waiters)
+
     def try_hold(self, waiter: Waiter, size_bytes: int) -> bool:
         """Count bytes as held if the bound allows; else the waiter is told when memory is freed."""
         if self.held_bytes + size_bytes > self.bound_bytes:
