@@ -15,6 +15,7 @@ from collections import Counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from tidelog.broker.client_quirks import body_start
 from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.registry import CloseConnection, Handler, find_handler
 from tidelog.broker.request_context import ClientSession, RequestContext
@@ -115,6 +116,7 @@ class Dispatcher:
             self._refuse_version(exchange)
             return exchange
         header, body_offset = decode_request_header(frame)
+        body_offset = body_start(api_key, version, frame, body_offset)
         request = decode(request_class(handler.api), frame, version, body_offset)
         context = RequestContext(
             api=handler.api,
