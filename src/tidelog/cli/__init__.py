@@ -1,0 +1,1 @@
+"""The `tidelog` command: one module a command, registered in `tidelog.cli.main`."""

@@ -237,7 +237,7 @@ class Admin:
                 request.include_documentation = documentation
             response = connection.request(DESCRIBE_CONFIGS, request, DescribeConfigsResponse, version=version)
             for result in response.results:
-                raise_for(result.error_code, result.error_message, subject=str(resource))
+                _refuse(result.error_code, result.error_message, str(resource))
             return [
                 ConfigEntry(
                     name=row.name,
@@ -275,7 +275,7 @@ class Admin:
             connection = self._connection_for(resource)
             response = connection.request(INCREMENTAL_ALTER_CONFIGS, request, IncrementalAlterConfigsResponse)
             for row in response.responses:
-                raise_for(row.error_code, row.error_message, subject=str(resource))
+                _refuse(row.error_code, row.error_message, str(resource))
 
         self._cluster.retry(alter, repeatable=False, giving_up_on=frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}))
 
@@ -424,6 +424,12 @@ def _error(code: int, message: str | None, subject: str) -> BrokerError | None:
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         message = "there is no such topic"  # brokers speak of partitions that they don't host
     return BrokerError(error_code(code), message, subject=subject)
+
+
+def _refuse(code: int, message: str | None, subject: str) -> None:
+    error = _error(code, message, subject)
+    if error is not None:
+        raise error
 
 
 def _source(number: int) -> ConfigSource:

@@ -45,6 +45,11 @@ class Batch:
         self.records.append(record)
         self.size_bytes += size_bytes
 
+    @property
+    def payload_bytes(self) -> int:
+        """The keys and values in it."""
+        return sum(len(key or b"") + len(value or b"") for key, value, _, _ in self.records)
+
 
 class PartitionQueue:
     """The batches of one partition, oldest first; the last one may still be filled."""

@@ -6,6 +6,7 @@ whose leader moved, or whose broker restarts, is read on from where it stood. It
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -81,7 +82,8 @@ class Consumer:
         self._positions: dict[TopicPartition, _Position] = {}
         self._failing_since_s: float | None = None
         self._pause_s = RETRY_BACKOFF_S
-        self._deferred: ClientError | None = None
+        self._pending: deque[tuple[TopicPartition, memoryview, int, BatchHeader]] = deque()
+        self._errors: list[ClientError] = []
 
     def assign(self, starts: Mapping[TopicPartition, Start], *, stop_at_end: bool = False) -> None:
         """Take up these partitions instead of all before; `stop_at_end`: up to the end as it is now."""
@@ -89,6 +91,8 @@ class Consumer:
         if stop_at_end or any(start.offset is not None and start.offset < 0 for start in starts.values()):
             ends = self._list_offsets(dict.fromkeys(starts, LATEST_TIMESTAMP))
         offsets = self._resolve(starts, ends)
+        self._pending.clear()
+        self._errors.clear()
         self._positions = {
             topic_partition: _Position(offsets[topic_partition], ends[topic_partition] if stop_at_end else None)
             for topic_partition in starts
@@ -103,27 +107,26 @@ class Consumer:
         """The offset of the next record."""
         return self._positions[topic_partition].offset
 
-    def fetch(self) -> list[FetchedRecords]:
-        """What there is, after waiting up to `max_wait_ms` for something; raises when errors outlast the patience."""
-        if self._deferred is not None:
-            raise self._deferred
-        fetched, errors = self._fetch()
-        lasting = next((error for error in errors if not is_passing(error)), None)
-        if fetched:
-            # Positions have moved past these records: they are handed out before any error is.
-            self._deferred = lasting
-        elif lasting is not None:
-            raise lasting
-        elif errors:
-            self._bear(errors[0])
-            return fetched
-        self._failing_since_s = None
-        self._pause_s = RETRY_BACKOFF_S
-        return fetched
+    def poll(self) -> FetchedRecords | None:
+        """The records of the next batch; None when nothing came within `max_wait_ms`.
+
+        Raises when an error won't pass, or has not passed within the patience; what arrived before it comes first.
+        """
+        if not self._pending:
+            self._raise_or_bear()
+            self._fetch()
+        while self._pending:
+            topic_partition, buffer, start, header = self._pending.popleft()
+            records = self._open(topic_partition, buffer, start, header)
+            if records:
+                return FetchedRecords(topic_partition, records)
+        return None
 
     def __iter__(self) -> Iterator[FetchedRecords]:
         while not self.is_done:
-            yield from self.fetch()
+            fetched = self.poll()
+            if fetched is not None:
+                yield fetched
 
     # Where to start
 
@@ -148,31 +151,32 @@ class Consumer:
 
     # Fetching
 
-    def _fetch(self) -> tuple[list[FetchedRecords], list[ClientError]]:
+    def _fetch(self) -> None:
+        """Ask the leaders once; what they answer waits unopened, so that memory holds the records of one batch."""
         wanted = [key for key, position in self._positions.items() if not position.is_done]
         under_way: list[tuple[Connection, InFlight[FetchResponse]]] = []
-        fetched: list[FetchedRecords] = []
-        errors: list[ClientError] = []
         try:
             for leader_id, led in self._cluster.by_leader(wanted).items():
                 connection = self._cluster.connection_to(leader_id)
                 under_way.append((connection, self._send(connection, led)))
         except ClientError as error:
-            errors.append(error)
+            self._errors.append(error)
         timeout_s = self._cluster.request_timeout_s + self._max_wait_ms / 1000
         for connection, sent in under_way:
             try:
                 response = connection.receive(sent, timeout_s=timeout_s)
                 raise_for(response.error_code)
             except ClientError as error:
-                errors.append(error)
+                self._errors.append(error)
             else:
-                self._read(response, fetched, errors)
-        if errors:
+                self._read(response)
+        if self._errors:
             for name in {topic_partition.topic for topic_partition in wanted}:
                 self._cluster.forget(name)
+        else:
+            self._failing_since_s = None
+            self._pause_s = RETRY_BACKOFF_S
         self._rotate()
-        return fetched, errors
 
     def _send(self, connection: Connection, led: Iterable[TopicPartition]) -> InFlight[FetchResponse]:
         topics: dict[str, FetchTopic] = {}
@@ -204,24 +208,29 @@ class Consumer:
             first = next(iter(self._positions))
             self._positions[first] = self._positions.pop(first)
 
-    def _read(self, response: FetchResponse, fetched: list[FetchedRecords], errors: list[ClientError]) -> None:
+    def _read(self, response: FetchResponse) -> None:
         for topic in response.responses:
             name = topic.topic or self._cluster.topic_name(topic.topic_id)
             for row in topic.partitions:
                 topic_partition = TopicPartition(name or "", row.partition_index)
-                position = self._positions.get(topic_partition)
-                if position is None:
+                if topic_partition not in self._positions:
                     continue
                 try:
-                    self._check(topic_partition, position, row)
-                    records = self._records(topic_partition, position, row)
+                    self._check(topic_partition, row)
+                    # None: the broker had nothing.
+                    if isinstance(row.records, memoryview):
+                        self._queue(topic_partition, row.records)
                 except ClientError as error:
-                    errors.append(error)
-                    continue
-                if records:
-                    fetched.append(FetchedRecords(topic_partition, records))
+                    self._errors.append(error)
 
-    def _check(self, topic_partition: TopicPartition, position: _Position, row: PartitionData) -> None:
+    def _queue(self, topic_partition: TopicPartition, buffer: memoryview) -> None:
+        try:
+            for start, header in iter_headers(buffer, allow_partial=True):
+                self._pending.append((topic_partition, buffer, start, header))
+        except CorruptBatchError as error:
+            raise _damaged(topic_partition, self._positions[topic_partition].offset, error) from error
+
+    def _check(self, topic_partition: TopicPartition, row: PartitionData) -> None:
         code = error_code(row.error_code)
         if code is ErrorCode.NONE:
             return
@@ -229,49 +238,47 @@ class Consumer:
             first = self._list_offsets({topic_partition: EARLIEST_TIMESTAMP})[topic_partition]
             end = self._list_offsets({topic_partition: LATEST_TIMESTAMP})[topic_partition]
             raise BrokerError(
-                code, f"partition {topic_partition} has no offset {position.offset}; it holds {first} up to {end}"
+                code,
+                f"partition {topic_partition} has no offset {self._positions[topic_partition].offset}; "
+                f"it holds {first} up to {end}",
             )
         raise BrokerError(code, subject=f"partition {topic_partition}")
 
-    def _records(self, topic_partition: TopicPartition, position: _Position, row: PartitionData) -> list[Record]:
-        records: list[Record] = []
-        buffer = row.records
-        if not isinstance(buffer, memoryview):  # none: the broker had nothing
-            return records
-        try:
-            for start, header in iter_headers(buffer, allow_partial=True):
-                records += self._batch(buffer, start, header, position)
-        except CorruptBatchError as error:
-            if records:
-                return records  # the next fetch meets the damage at its beginning
-            raise InvalidResponseError(
-                f"partition {topic_partition} holds a damaged batch at offset {position.offset}: {error}"
-            ) from error
-        return records
-
-    def _batch(self, buffer: memoryview, start: int, header: BatchHeader, position: _Position) -> list[Record]:
+    def _open(
+        self, topic_partition: TopicPartition, buffer: memoryview, start: int, header: BatchHeader
+    ) -> list[Record]:
+        """The records of a batch that were asked for; the position moves behind it."""
+        position = self._positions[topic_partition]
         if header.next_offset <= position.offset or position.is_done:
             return []
         records: list[Record] = []
         if not header.is_control:
-            # The first batch holds the asked offset somewhere inside; a compacted one may end before it does.
-            stop_at = position.stop_at
-            records = [
-                record
-                for record in decode_records(buffer, start)
-                if record.offset >= position.offset and (stop_at is None or record.offset < stop_at)
-            ]
+            try:
+                records = decode_records(buffer, start)
+            except CorruptBatchError as error:
+                self._pending.clear()  # the next poll meets the damage again, at the beginning
+                raise _damaged(topic_partition, position.offset, error) from error
+        # The first batch holds the asked offset somewhere inside, and the end may lie inside the last.
+        first, stop_at = position.offset, position.stop_at
         position.offset = header.next_offset
-        return records
+        return [record for record in records if first <= record.offset and (stop_at is None or record.offset < stop_at)]
 
-    def _bear(self, error: ClientError) -> None:
-        """Wait and let `fetch` be called again, unless the error won't pass or has lasted too long."""
-        if not is_passing(error):
-            raise error
+    def _raise_or_bear(self) -> None:
+        """Raise the last fetch's error when it won't pass or has lasted too long; else wait a little."""
+        errors, self._errors = self._errors, []
+        if not errors:
+            return
+        error = next((error for error in errors if not is_passing(error)), errors[0])
         now_s = self._cluster.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s
-        if now_s - self._failing_since_s > self._patience_s:
+        if not is_passing(error) or now_s - self._failing_since_s > self._patience_s:
             raise error
         self._cluster.pause(self._pause_s)
         self._pause_s = min(self._pause_s * 2, RETRY_BACKOFF_S_MAX)
+
+
+def _damaged(topic_partition: TopicPartition, offset: int, error: CorruptBatchError) -> InvalidResponseError:
+    return InvalidResponseError(
+        f"partition {topic_partition} holds a damaged batch at or after offset {offset}: {error}"
+    )

@@ -61,7 +61,7 @@ class Delivery:
 
     queued_records: int = 0
     delivered_records: int = 0
-    delivered_bytes: int = 0
+    delivered_bytes: int = 0  # keys and values
     failed_records: int = 0
     requests: int = 0
     retries: int = 0
@@ -289,7 +289,7 @@ class Producer:
         self._queues[batch.topic_partition].acknowledged(batch)
         self._buffered_bytes -= batch.size_bytes
         self.delivery.delivered_records += len(batch.records)
-        self.delivery.delivered_bytes += batch.size_bytes
+        self.delivery.delivered_bytes += batch.payload_bytes
 
     def _failed(self, batch: Batch, error: ClientError) -> None:
         """Decide whether the batch is sent again, sent in halves, or given up."""

@@ -1,0 +1,74 @@
+"""Options that several commands share, declared once, and the connection they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from tidelog.client.cluster import Cluster
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+ValueT = TypeVar("ValueT")
+
+
+def checked(parse: Callable[[str], ValueT], text: str, option: str) -> ValueT:
+    """The parsed value; what `parse` finds wrong becomes a usage error that names the option."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=f"'{option}'") from None
+
+
+def _check_bootstrap(text: str) -> str:
+    from tidelog.client.address import parse_addresses
+
+    checked(parse_addresses, text, "--bootstrap")
+    return text
+
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        envvar="TIDELOG_BOOTSTRAP",
+        callback=_check_bootstrap,
+        help="A broker to ask first; several are joined by commas.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long a request, retries included, may take."),
+]
+DEFAULT_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def connected(bootstrap: str, timeout_s: float) -> Iterator[Cluster]:
+    """A client of the cluster for the length of a command."""
+    from tidelog.client.cluster import Cluster
+
+    with Cluster(
+        bootstrap, client_id="tidelog-cli", connect_timeout_s=min(timeout_s, 5.0), request_timeout_s=timeout_s
+    ) as cluster:
+        yield cluster
+
+
+def topic_name(text: str) -> str:
+    """Refuse what no broker would take before asking one."""
+    from tidelog.common.checks import topic_name_problem
+
+    problem = topic_name_problem(text)
+    if problem is not None:
+        raise typer.BadParameter(problem)
+    return text
+
+
+def topic_names(texts: list[str]) -> list[str]:
+    return [topic_name(text) for text in texts]

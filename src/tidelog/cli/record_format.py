@@ -1,0 +1,84 @@
+"""How `tidelog consume` writes a record: by a template, or as a line of JSON.
+
+What always holds: bytes that are not UTF-8 come out of a template as they went in; JSON carries them as base64 in a
+field of its own (`value_base64`), so that no record is lost or changed. A template is checked when it is compiled.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+
+from tidelog.cli.text import unescape
+from tidelog.records import Record
+
+RecordWriter = Callable[[str, int, Record], bytes]
+"""Topic, partition and record to the bytes to print, without the line's end."""
+
+DEFAULT_TEMPLATE = "%v"
+_PLACEHOLDER = re.compile(r"%(.?)", re.DOTALL)
+_PLACEHOLDERS = "%k (key), %v (value), %T (topic), %p (partition), %o (offset), %t (timestamp), %h (headers), %%"
+
+
+def compile_format(text: str, null_marker: str = "") -> RecordWriter:
+    """The writer for `--format`; raises ValueError that names what there is."""
+    if text == "json":
+        return _write_json
+    null = null_marker.encode()
+    fields: dict[str, RecordWriter] = {
+        "k": lambda topic, partition, record: null if record.key is None else record.key,
+        "v": lambda topic, partition, record: null if record.value is None else record.value,
+        "T": lambda topic, partition, record: topic.encode(),
+        "p": lambda topic, partition, record: b"%d" % partition,
+        "o": lambda topic, partition, record: b"%d" % record.offset,
+        "t": lambda topic, partition, record: b"%d" % record.timestamp,
+        "h": lambda topic, partition, record: _headers(record, null),
+        "%": lambda topic, partition, record: b"%",
+    }
+    parts: list[RecordWriter | bytes] = []
+    position = 0
+    for match in _PLACEHOLDER.finditer(text):
+        parts.append(unescape(text[position : match.start()]).encode())
+        if match[1] not in fields:
+            raise ValueError(f"{match[0]} is no placeholder; there are {_PLACEHOLDERS}")
+        parts.append(fields[match[1]])
+        position = match.end()
+    parts.append(unescape(text[position:]).encode())
+    if text == DEFAULT_TEMPLATE:
+        return fields["v"]
+
+    def write(topic: str, partition: int, record: Record) -> bytes:
+        return b"".join(part if isinstance(part, bytes) else part(topic, partition, record) for part in parts)
+
+    return write
+
+
+def _headers(record: Record, null: bytes) -> bytes:
+    return b",".join(name.encode() + b"=" + (null if value is None else value) for name, value in record.headers)
+
+
+def _write_json(topic: str, partition: int, record: Record) -> bytes:
+    document = {"topic": topic, "partition": partition, **record_document(record)}
+    return json.dumps(document, ensure_ascii=False).encode()
+
+
+def record_document(record: Record) -> dict[str, object]:
+    """The record as JSON shows it."""
+    return {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        **_text_or_base64("key", record.key),
+        **_text_or_base64("value", record.value),
+        "headers": [{"key": name, **_text_or_base64("value", value)} for name, value in record.headers],
+    }
+
+
+def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
+    if content is None:
+        return {name: None}
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(content).decode()}

@@ -1,0 +1,36 @@
+"""`tidelog serve` as typer sees it: help, mistakes and their explanations, completion.
+
+The options are declared in `tidelog.cli.serve_options`; a plain command line never comes here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidelog.cli.serve_options import SERVE_OPTIONS, LogLevel, ServeArguments, start
+
+
+def _option(name: str, **more: Any) -> Any:  # typer.Option's own type
+    option = SERVE_OPTIONS[name]
+    return typer.Option(option.flag, metavar=option.metavar, help=option.help, **more)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(epilog="Example: tidelog serve --listen 127.0.0.1:9092 --data ./tidelog-data --set num.partitions=3")(
+        serve
+    )
+
+
+def serve(
+    listen: Annotated[str | None, _option("listen", show_default="127.0.0.1:9092")] = None,
+    data: Annotated[Path, _option("data")] = Path("tidelog-data"),
+    config: Annotated[Path | None, _option("config")] = None,
+    overrides: Annotated[list[str] | None, _option("overrides")] = None,
+    log_level: Annotated[LogLevel, _option("log_level")] = LogLevel.INFO,
+    log_json: Annotated[bool, _option("log_json")] = False,
+) -> None:
+    """Run a broker until Ctrl-C or SIGTERM; it prints a line when it is ready for clients."""
+    raise typer.Exit(start(ServeArguments(listen, data, config, overrides or [], log_level.value, log_json)))

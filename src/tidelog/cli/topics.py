@@ -1,0 +1,332 @@
+"""`tidelog topics`: create, list, describe, alter and delete topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.errors import CommandError, report
+from tidelog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    checked,
+    connected,
+    topic_name,
+    topic_names,
+)
+from tidelog.cli.output import confirm, print_json, print_line, print_table
+from tidelog.cli.text import count_text, parse_pair, plural, size_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tidelog.client.admin import Admin
+    from tidelog.client.admin_types import ConfigEntry, ListedOffset, TopicOutcome
+    from tidelog.client.cluster import TopicMetadata, TopicPartition
+    from tidelog.protocol import ErrorCode
+
+topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", callback=topic_names, help="One or more topics.")]
+ConfigPairs = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="A setting of the topic; may be given several times."),
+]
+ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Only check whether it would work.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(topics, name="topics")
+
+
+@topics.command(epilog="Example: tidelog topics create orders --partitions 6 --config retention.ms=86400000")
+def create(
+    names: Names,
+    partitions: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, show_default="the broker's num.partitions", help="How many partitions."),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, show_default="the broker's default", help="How many replicas of each."),
+    ] = None,
+    config: ConfigPairs = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Leave a topic alone that exists already.")
+    ] = False,
+    validate_only: ValidateOnly = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Create topics."""
+    from tidelog.client.admin import Admin
+    from tidelog.client.admin_types import NewTopic
+    from tidelog.protocol import ErrorCode
+
+    configs = dict(_pair(text) for text in config or [])
+    with connected(bootstrap, timeout) as cluster:
+        admin = Admin(cluster)
+        new = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in dict.fromkeys(names)]
+        outcomes = admin.create_topics(new, validate_only=validate_only)
+        if not validate_only:
+            for outcome in outcomes:
+                if outcome.error is None:
+                    admin.wait_for_topic(outcome.name)
+    tolerated = ErrorCode.TOPIC_ALREADY_EXISTS if if_not_exists else None
+    verb = "would create" if validate_only else "created"
+
+    def describe(outcome: TopicOutcome) -> str:
+        if outcome.partitions < 0:  # brokers before 2.4 don't say
+            return f"{verb} {outcome.name}"
+        factor = outcome.replication_factor
+        return f"{verb} {outcome.name} with {plural(outcome.partitions, 'partition')}, replication factor {factor}"
+
+    _show_outcomes(outcomes, describe, tolerated=tolerated, skipped="exists already", as_json=json)
+
+
+@topics.command("list", epilog="Example: tidelog topics list --json | jq -r '.[].topic'")
+def list_(
+    internal: Annotated[bool, typer.Option("--internal", help="Show internal topics, too.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """List topics."""
+    from tidelog.client.admin import Admin
+
+    with connected(bootstrap, timeout) as cluster:
+        listed = Admin(cluster).list_topics(include_internal=internal)
+    if json:
+        print_json(
+            [
+                {
+                    "topic": topic.name,
+                    "topic_id": _id_text(topic),
+                    "partitions": len(topic.partitions),
+                    "replication_factor": _replication_factor(topic),
+                    "internal": topic.is_internal,
+                }
+                for topic in listed
+            ]
+        )
+        return
+    rows = [[topic.name, count_text(len(topic.partitions)), str(_replication_factor(topic))] for topic in listed]
+    print_table(["topic", "partitions", "replicas"], rows, numeric=["partitions", "replicas"])
+
+
+@topics.command(epilog="Example: tidelog topics describe orders")
+def describe(
+    names: Names,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Show partitions, leaders, replicas, offsets, sizes, and the settings that differ from their defaults."""
+    from tidelog.client.admin import Admin
+
+    documents = []
+    with connected(bootstrap, timeout) as cluster:
+        admin = Admin(cluster)
+        for topic in admin.describe_topics(dict.fromkeys(names)):
+            documents.append(_describe_topic(admin, topic))
+    if json:
+        print_json(documents)
+        return
+    for document in documents:
+        _print_topic(document)
+
+
+@topics.command(epilog="Example: tidelog topics alter orders --partitions 12 --config retention.ms=3600000")
+def alter(
+    name: Annotated[str, typer.Argument(metavar="TOPIC", callback=topic_name, help="The topic.")],
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Grow to so many partitions; they can't be taken away.")
+    ] = None,
+    config: ConfigPairs = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option("--delete-config", metavar="KEY", help="Return a setting to its default; may be repeated."),
+    ] = None,
+    validate_only: ValidateOnly = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Add partitions to a topic, change its settings."""
+    from tidelog.client.admin import Admin
+    from tidelog.client.admin_types import ConfigChange, ConfigOperation, ConfigResource, ResourceType
+
+    changes = [ConfigChange(key, ConfigOperation.SET, value) for key, value in map(_pair, config or [])]
+    changes += [ConfigChange(key, ConfigOperation.DELETE) for key in delete_config or []]
+    if partitions is None and not changes:
+        raise typer.BadParameter("nothing to do; give --partitions, --config or --delete-config")
+    done = []
+    with connected(bootstrap, timeout) as cluster:
+        admin = Admin(cluster)
+        # Settings first: they can be taken back when the partitions are refused, partitions could not.
+        if changes:
+            admin.alter_configs(ConfigResource(ResourceType.TOPIC, name), changes, validate_only=validate_only)
+            done.append(plural(len(changes), "setting"))
+        if partitions is not None:
+            for outcome in admin.create_partitions({name: partitions}, validate_only=validate_only):
+                if outcome.error is not None:
+                    raise outcome.error
+            done.append(plural(partitions, "partition"))
+    if json:
+        print_json({"topic": name, "partitions": partitions, "settings": len(changes), "validate_only": validate_only})
+    else:
+        print_line(f"{'would alter' if validate_only else 'altered'} {name}: {', '.join(done)}")
+
+
+@topics.command(epilog="Example: tidelog topics delete orders --yes")
+def delete(
+    names: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="A topic that is not there is no error.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Delete topics with all their records."""
+    from tidelog.client.admin import Admin
+    from tidelog.protocol import ErrorCode
+
+    names = list(dict.fromkeys(names))
+    if not yes and not confirm(f"delete {', '.join(names)} with all records?"):
+        raise CommandError("nothing was deleted")
+    with connected(bootstrap, timeout) as cluster:
+        outcomes = Admin(cluster).delete_topics(names)
+    tolerated = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if if_exists else None
+    _show_outcomes(
+        outcomes,
+        lambda outcome: f"deleted {outcome.name}",
+        tolerated=tolerated,
+        skipped="does not exist",
+        as_json=json,
+    )
+
+
+def _show_outcomes(
+    outcomes: list[TopicOutcome],
+    describe: Callable[[TopicOutcome], str],
+    *,
+    tolerated: ErrorCode | None,
+    skipped: str,
+    as_json: bool,
+) -> None:
+    """Tell topic by topic; the exit code is 1 when one was refused."""
+    refused = [outcome for outcome in outcomes if outcome.error is not None and outcome.error.code is not tolerated]
+    if as_json:
+        print_json(
+            [
+                {
+                    "topic": outcome.name,
+                    "error": outcome.error.code.name if outcome.error else None,
+                    "message": str(outcome.error) if outcome.error else None,
+                    "partitions": outcome.partitions if outcome.partitions >= 0 else None,
+                    "replication_factor": outcome.replication_factor if outcome.replication_factor >= 0 else None,
+                }
+                for outcome in outcomes
+            ]
+        )
+    else:
+        for outcome in outcomes:
+            if outcome.error is None:
+                print_line(describe(outcome))
+            elif outcome.error.code is tolerated:
+                print_line(f"{outcome.name} {skipped}")
+    for outcome in refused:
+        report(str(outcome.error))
+    if refused:
+        raise typer.Exit(1)
+
+
+def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
+    from tidelog.client.admin_types import (
+        EARLIEST_TIMESTAMP,
+        LATEST_TIMESTAMP,
+        ConfigResource,
+        ConfigSource,
+        ResourceType,
+    )
+    from tidelog.client.cluster import TopicPartition
+
+    led = [TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader_id >= 0]
+    first: dict[TopicPartition, ListedOffset] = admin.list_offsets(dict.fromkeys(led, EARLIEST_TIMESTAMP))
+    last: dict[TopicPartition, ListedOffset] = admin.list_offsets(dict.fromkeys(led, LATEST_TIMESTAMP))
+    sizes: dict[TopicPartition, int] = {}
+    for directory in admin.describe_log_dirs([TopicPartition(topic.name, row.partition) for row in topic.partitions]):
+        for replica in directory.replicas:
+            sizes[replica.topic_partition] = max(replica.size_bytes, sizes.get(replica.topic_partition, 0))
+    configs: list[ConfigEntry] = admin.describe_configs(ConfigResource(ResourceType.TOPIC, topic.name))
+    partitions = []
+    for row in topic.partitions:
+        key = TopicPartition(topic.name, row.partition)
+        partitions.append(
+            {
+                "partition": row.partition,
+                "leader": row.leader_id if row.leader_id >= 0 else None,
+                "leader_epoch": row.leader_epoch,
+                "replicas": list(row.replicas),
+                "isr": list(row.isr),
+                "first_offset": first[key].offset if key in first else None,
+                "end_offset": last[key].offset if key in last else None,
+                "size_bytes": sizes.get(key),
+            }
+        )
+    return {
+        "topic": topic.name,
+        "topic_id": _id_text(topic),
+        "internal": topic.is_internal,
+        "replication_factor": _replication_factor(topic),
+        "configs": {entry.name: entry.value for entry in configs if entry.source is ConfigSource.TOPIC_CONFIG},
+        "partitions": partitions,
+    }
+
+
+def _print_topic(document: dict[str, object]) -> None:
+    partitions = document["partitions"]
+    configs = document["configs"]
+    assert isinstance(partitions, list)
+    assert isinstance(configs, dict)
+    sizes = sum(row["size_bytes"] or 0 for row in partitions)
+    records = sum((row["end_offset"] or 0) - (row["first_offset"] or 0) for row in partitions)
+    print_line(
+        f"{document['topic']}  id {document['topic_id']}, {plural(len(partitions), 'partition')}, "
+        f"replication factor {document['replication_factor']}, {plural(records, 'record')}, {size_text(sizes)}"
+    )
+    for key, value in configs.items():
+        print_line(f"  {key}={value}")
+    columns = ["partition", "leader", "replicas", "in sync", "first offset", "end offset", "size"]
+    rows = [
+        [
+            str(row["partition"]),
+            "none" if row["leader"] is None else str(row["leader"]),
+            ",".join(map(str, row["replicas"])),
+            ",".join(map(str, row["isr"])),
+            "-" if row["first_offset"] is None else str(row["first_offset"]),
+            "-" if row["end_offset"] is None else str(row["end_offset"]),
+            "-" if row["size_bytes"] is None else size_text(row["size_bytes"]),
+        ]
+        for row in partitions
+    ]
+    print_table(columns, rows, numeric=["partition", "leader", "first offset", "end offset", "size"])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    return checked(lambda text: parse_pair(text, "retention.ms=86400000"), text, "--config")
+
+
+def _id_text(topic: TopicMetadata) -> str | None:
+    from tidelog.common.ids import ZERO_UUID, uuid_to_text
+
+    return None if topic.topic_id == ZERO_UUID else uuid_to_text(topic.topic_id)
+
+
+def _replication_factor(topic: TopicMetadata) -> int:
+    return len(topic.partitions[0].replicas) if topic.partitions else 0
