@@ -8,6 +8,7 @@ partitions of a broker are idle at any time. It does not read the log; that is t
 
 from __future__ import annotations
 
+import bisect
 import errno
 import mmap
 import os
@@ -205,8 +206,10 @@ class OffsetIndex(_Index):
         """Forget entries of this offset and above."""
         self.keep_first(self._lower_bound(offset - self._base_offset - 1) + 1)
 
-    def last_position(self) -> int:
-        return self._slot(len(self) - 1)[1] if len(self) else 0
+    def position_before(self, position: int) -> int:
+        """The last indexed position that is not above this one, or 0."""
+        slot = bisect.bisect_right(range(len(self)), position, key=lambda slot: self._slot(slot)[1]) - 1
+        return self._slot(slot)[1] if slot >= 0 else 0
 
     def entries(self) -> Iterator[tuple[int, int]]:
         for slot in range(len(self)):

@@ -9,36 +9,32 @@ finding things in it in `reading`.
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tidelog.common.clock import Clock
 from tidelog.log.checkpoints import LogEnd, fsync_directory
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochEntry
-from tidelog.log.errors import LogCorruptionError, LogStorageError
+from tidelog.log.errors import LogStorageError
+from tidelog.log.health import LogHealth
 from tidelog.log.inspect import Problem, verify
 from tidelog.log.log_state import AppendResult, LogState
-from tidelog.log.producer_replay import coordinator_epoch, restore_producers
-from tidelog.log.producer_snapshot import snapshot_offsets, snapshot_path, write_snapshot
+from tidelog.log.producer_replay import coordinator_epoch, find_duplicate, restore_producers
+from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
 from tidelog.log.producer_state import ProducerEntry
 from tidelog.log.reading import LogRead, TimestampOffset, find_by_timestamp, find_max_timestamp, read_segments
-from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import Segment, SegmentBrokenError
 from tidelog.log.validation import AppendOrigin, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import BatchHeader, Record, assign_offsets
 
-logger = logging.getLogger(__name__)
 
-
-class PartitionLog:
+class PartitionLog(LogHealth):
     """Segments in a row; the last one is appended to."""
 
     __slots__ = (
@@ -52,14 +48,11 @@ class PartitionLog:
         "_lock",
         "_log_end_offset",
         "_log_start_offset",
-        "_offline_reason",
         "_producers",
         "_random",
         "_segments",
         "config",
         "directory",
-        "partition",
-        "topic",
         "topic_id",
     )
 
@@ -73,8 +66,7 @@ class PartitionLog:
         state: LogState,
         topic_id: uuid.UUID | None = None,
     ) -> None:
-        self.topic = topic
-        self.partition = partition
+        super().__init__(topic, partition)
         self.directory = directory
         self.config = config
         self.topic_id = topic_id
@@ -91,14 +83,9 @@ class PartitionLog:
         self._last_flush_ms = clock.now_ms()
         self._lock = threading.Lock()  # guards what flush and truncation both change
         self._directory_changed = False
-        self._offline_reason: str | None = None
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, {self._log_start_offset}..{self._log_end_offset})"
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
     @property
     def log_start_offset(self) -> int:
@@ -160,10 +147,6 @@ class PartitionLog:
         return self._epochs.entries
 
     @property
-    def is_offline(self) -> bool:
-        return self._offline_reason is not None
-
-    @property
     def log_end(self) -> LogEnd:
         """What the clean-shutdown checkpoint keeps of this log."""
         return LogEnd(self._log_end_offset, len(self._segments), self._segments.active.size_bytes, self.size_bytes)
@@ -184,8 +167,7 @@ class PartitionLog:
         self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin = AppendOrigin.CLIENT
     ) -> AppendResult:
         """Check one batch, give it its offsets in place and write it; raises KafkaError and changes nothing else."""
-        if self._offline_reason is not None:
-            raise LogStorageError(self._offline_reason)
+        self.check_online()
         now_ms = self._clock.now_ms()
         records, header, log_append_time_ms = validate_batch(records, self.config, now_ms, origin)
         if header.producer_id >= 0:
@@ -204,7 +186,7 @@ class PartitionLog:
         self, header: BatchHeader, log_append_time_ms: int, origin: AppendOrigin
     ) -> AppendResult | None:
         is_client = origin is AppendOrigin.CLIENT
-        duplicate = self._producers.find_duplicate(header) if is_client else None
+        duplicate = find_duplicate(self._producers, self._segments, header) if is_client else None
         if duplicate is None:
             self._producers.check(header, check_sequence=is_client)
             return None
@@ -218,7 +200,7 @@ class PartitionLog:
 
     def append_as_follower(self, records: memoryview) -> None:
         """Write batches that a leader gave their offsets; a partial one at the end is left out."""
-        self._check_online()
+        self.check_online()
         runs = split_into_runs(records, self._log_end_offset, self.config.segment_bytes)
         now_ms = self._clock.now_ms()
         for start, batches in runs:
@@ -236,7 +218,7 @@ class PartitionLog:
                 segment = self._roll(batches[0][1].base_offset)
             start = segment.write(records)
         except SegmentBrokenError as error:
-            raise self._go_offline(f"append failed: {error}") from error
+            raise self.go_offline(f"append failed: {error}") from error
         except OSError as error:
             raise LogStorageError(f"{self.name}: append failed and was undone: {error}") from error
         for position, header in batches:
@@ -257,8 +239,8 @@ class PartitionLog:
 
     def roll(self) -> None:
         """Begin a new segment now."""
-        self._check_online()
-        with self._storage("roll"):
+        self.check_online()
+        with self.storage("roll"):
             self._roll(self._log_end_offset)
 
     def _roll(self, base_offset: int) -> Segment:
@@ -314,13 +296,13 @@ class PartitionLog:
         if offset >= limit_offset:
             return LogRead()
         first = self._segments.index_of(offset)
-        with self._corruption():
+        with self.reading():
             return read_segments(self._segments, first, offset, max_bytes, limit_offset, min_one_batch)
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record whose timestamp is not below this one."""
         for segment in self._segments:
-            with self._corruption():
+            with self.reading():
                 if segment.max_timestamp >= timestamp:
                     record = find_by_timestamp(segment, timestamp, self._log_start_offset)
                     if record is not None:
@@ -329,7 +311,7 @@ class PartitionLog:
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the largest timestamp of all."""
-        with self._corruption():
+        with self.reading():
             candidates = [segment for segment in self._segments if segment.size_bytes]
             if not candidates:
                 return None
@@ -352,7 +334,7 @@ class PartitionLog:
 
     def set_log_start_offset(self, offset: int) -> None:
         """Forget what lies below (DeleteRecords, retention); whole segments below it are removed."""
-        self._check_online()
+        self.check_online()
         if offset > self._high_watermark:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -360,7 +342,7 @@ class PartitionLog:
             )
         if offset <= self._log_start_offset:
             return
-        with self._storage("deletion"):
+        with self.storage("deletion"):
             self._log_start_offset = offset
             self._remove_segments(0, self._segments.index_of(offset))
             self._epochs.truncate_from_start(offset)
@@ -368,7 +350,7 @@ class PartitionLog:
     def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """Begin a leader epoch; it is on disk when this returns."""
         if leader_epoch > self._epochs.latest_epoch:
-            with self._storage("leader epoch checkpoint"):
+            with self.storage("leader epoch checkpoint"):
                 self._epochs.assign(leader_epoch, start_offset)
                 self._directory_changed = True
 
@@ -382,7 +364,7 @@ class PartitionLog:
 
     def flush(self, up_to: int | None = None) -> None:
         """fsync what is not yet on disk. Blocks; may be called from another thread than the rest."""
-        self._check_online()
+        self.check_online()
         end_offset = self._log_end_offset
         if self._flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)):
             self._last_flush_ms = self._clock.now_ms()
@@ -395,7 +377,7 @@ class PartitionLog:
                 fsync_directory(self.directory)
         except OSError as error:
             # The kernel may have dropped the dirty pages: a second fsync would succeed and prove nothing.
-            raise self._go_offline(f"fsync failed: {error}") from error
+            raise self.go_offline(f"fsync failed: {error}") from error
         with self._lock:
             self._flushed_offset = max(self._flushed_offset, min(end_offset, self._log_end_offset))
         self._last_flush_ms = self._clock.now_ms()
@@ -404,12 +386,11 @@ class PartitionLog:
         """Flush, write what the next start needs, and let go of the files. Unclean: only let go."""
         if clean and not self.is_offline:
             self.flush()
-            with self._storage("close"):
+            with self.storage("close"):
                 self._segments.active.become_inactive()
                 self._take_snapshot(self._log_end_offset)
         self._segments.close()
-        if self._offline_reason is None:
-            self._offline_reason = f"{self.name}: the log is closed"
+        self.take_offline("the log is closed")
 
     def move(self, directory: Path) -> None:
         """Rename the directory; what is open stays open."""
@@ -431,7 +412,7 @@ class PartitionLog:
         if offset <= self._log_start_offset:
             self.truncate_fully_and_start_at(offset)
             return True
-        with self._corruption(), self._storage("truncation"), self._lock:
+        with self.reading(), self.storage("truncation"), self._lock:
             index = self._segments.index_of(offset)
             self._remove_segments(index + 1, len(self._segments))
             segment = self._segments.active
@@ -447,14 +428,13 @@ class PartitionLog:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the next record gets this offset."""
-        self._check_online()
-        with self._corruption(), self._storage("truncation"), self._lock:
+        self.check_online()
+        with self.reading(), self.storage("truncation"), self._lock:
             self._remove_segments(0, len(self._segments))
             self._segments.add(self._create_segment(offset))
             self._epochs.clear()
             self._log_start_offset = self._high_watermark = offset
-            for snapshot_offset in snapshot_offsets(self.directory):
-                snapshot_path(self.directory, snapshot_offset).unlink(missing_ok=True)
+            remove_snapshots(self.directory)
             self._end_at(offset)
 
     def _end_at(self, offset: int) -> None:
@@ -465,36 +445,3 @@ class PartitionLog:
             self.directory, self._segments, self._log_start_offset, offset
         )
         self._producers.on_high_watermark(self._high_watermark)
-
-    # Errors
-
-    def take_offline(self, reason: str) -> None:
-        """Refuse everything from now on."""
-        if self._offline_reason is None:
-            self._offline_reason = f"{self.name}: {reason}"
-
-    def _check_online(self) -> None:
-        if self._offline_reason is not None:
-            raise LogStorageError(self._offline_reason)
-
-    def _go_offline(self, reason: str) -> LogStorageError:
-        self.take_offline(f"{reason}; the log is offline")
-        logger.error("%s", self._offline_reason)
-        return LogStorageError(self._offline_reason or reason)
-
-    @contextmanager
-    def _storage(self, action: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self._go_offline(f"{action} failed: {error}") from error
-
-    @contextmanager
-    def _corruption(self) -> Iterator[None]:
-        self._check_online()
-        try:
-            yield
-        except CorruptSegmentError as error:
-            raise LogCorruptionError(self.topic, self.partition, error.path, error.position, error.reason) from error
-        except OSError as error:
-            raise LogStorageError(f"{self.name}: read failed: {error}") from error

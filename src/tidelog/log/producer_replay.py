@@ -11,13 +11,15 @@ from pathlib import Path
 
 from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.producer_snapshot import read_snapshot, snapshot_offsets, snapshot_path
-from tidelog.log.producer_state import NO_COORDINATOR_EPOCH, ProducerState
+from tidelog.log.producer_state import NO_COORDINATOR_EPOCH, BatchMetadata, ProducerEntry, ProducerState, batch_metadata
 from tidelog.log.segments import SegmentList
 from tidelog.records import BatchHeader, decode_records, parse_control_record
 
 logger = logging.getLogger(__name__)
 
 NO_SNAPSHOT = -1
+# How far back a retry is looked for after a restart: more than a producer can have in flight with default settings.
+_HISTORY_BYTES_MAX = 8 * 1024 * 1024
 
 
 def restore_producers(
@@ -69,3 +71,33 @@ def coordinator_epoch(records: memoryview | bytes, position: int, header: BatchH
         markers = decode_records(records, position, check_crc=False)
         return parse_control_record(markers[0]).coordinator_epoch
     return NO_COORDINATOR_EPOCH
+
+
+def find_duplicate(state: ProducerState, segments: SegmentList, header: BatchHeader) -> BatchMetadata | None:
+    """The batch in the log that this one repeats. After a restart the log itself may have to be asked, once."""
+    entry = state.entry(header.producer_id)
+    if entry is None:
+        return None
+    duplicate = entry.find_duplicate(header)
+    is_unknown = duplicate is None and entry.producer_epoch == header.producer_epoch
+    if is_unknown and entry.history_is_partial and not entry.is_next(header.base_sequence):
+        _complete_history(entry, segments)
+        duplicate = entry.find_duplicate(header)
+    return duplicate
+
+
+def _complete_history(entry: ProducerEntry, segments: SegmentList) -> None:
+    entry.history_is_partial = False
+    segment = segments[segments.index_of(entry.last_offset)]
+    if not segment.size_bytes:
+        return
+    batches = []
+    for _, header in segment.headers_near(entry.last_offset, _HISTORY_BYTES_MAX):
+        if header.base_offset > entry.last_offset:
+            break
+        if (header.producer_id, header.producer_epoch) == (entry.producer_id, entry.producer_epoch):
+            batches.append(batch_metadata(header))
+    if len(batches) > len(entry.batches):
+        newer = [batch for batch in entry.batches if batch.last_offset > batches[-1].last_offset]
+        entry.batches.extend(batches)
+        entry.batches.extend(newer)

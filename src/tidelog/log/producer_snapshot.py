@@ -87,7 +87,9 @@ def _decode_entry(
     batches = []
     if last_sequence != NO_SEQUENCE:
         batches.append(BatchMetadata(last_sequence, last_offset, offset_delta, timestamp))
-    return ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp, txn_first_offset, batches)
+    entry = ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp, txn_first_offset, batches)
+    entry.history_is_partial = True
+    return entry
 
 
 def write_snapshot(directory: Path, offset: int, entries: Iterable[ProducerEntry]) -> None:
@@ -99,3 +101,8 @@ def write_snapshot(directory: Path, offset: int, entries: Iterable[ProducerEntry
 
 def read_snapshot(directory: Path, offset: int) -> list[ProducerEntry]:
     return decode_snapshot(snapshot_path(directory, offset).read_bytes())
+
+
+def remove_snapshots(directory: Path) -> None:
+    for offset in snapshot_offsets(directory):
+        snapshot_path(directory, offset).unlink(missing_ok=True)

@@ -39,6 +39,10 @@ class BatchMetadata(NamedTuple):
         return self.last_offset - self.offset_delta
 
 
+def batch_metadata(header: BatchHeader) -> BatchMetadata:
+    return BatchMetadata(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
+
+
 class ProducerEntry:
     """One producer."""
 
@@ -46,6 +50,7 @@ class ProducerEntry:
         "batches",
         "coordinator_epoch",
         "current_txn_first_offset",
+        "history_is_partial",
         "last_timestamp",
         "producer_epoch",
         "producer_id",
@@ -66,6 +71,8 @@ class ProducerEntry:
         self.last_timestamp = last_timestamp
         self.current_txn_first_offset = current_txn_first_offset
         self.batches = deque(batches, maxlen=BATCHES_KEPT)
+        # A snapshot has room for the last batch only; those before it are looked up in the log when a retry asks.
+        self.history_is_partial = False
 
     @property
     def last_sequence(self) -> int:
@@ -75,7 +82,12 @@ class ProducerEntry:
     def last_offset(self) -> int:
         return self.batches[-1].last_offset if self.batches else NO_OFFSET
 
+    def is_next(self, sequence: int) -> bool:
+        last = self.last_sequence
+        return sequence == last + 1 or (sequence == 0 and last == SEQUENCE_MAX)
+
     def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+        """The batch in the log that this one repeats."""
         if header.producer_epoch != self.producer_epoch:
             return None
         for batch in self.batches:
@@ -107,10 +119,8 @@ class ProducerState:
     def entries(self) -> list[ProducerEntry]:
         return list(self._producers.values())
 
-    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
-        """The batch in the log that this one repeats."""
-        entry = self._producers.get(header.producer_id)
-        return None if entry is None else entry.find_duplicate(header)
+    def entry(self, producer_id: int) -> ProducerEntry | None:
+        return self._producers.get(producer_id)
 
     def check(self, header: BatchHeader, *, check_sequence: bool) -> None:
         """Raise KafkaError unless the batch may follow what the producer wrote before."""
@@ -146,9 +156,7 @@ class ProducerState:
         if header.is_control:
             self._end_transaction(entry, header.last_offset, coordinator_epoch)
             return
-        entry.batches.append(
-            BatchMetadata(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
-        )
+        entry.batches.append(batch_metadata(header))
         if header.is_transactional and entry.current_txn_first_offset == NO_OFFSET:
             entry.current_txn_first_offset = header.base_offset
             self._ongoing[header.base_offset] = header.producer_id
@@ -198,8 +206,8 @@ def _check_sequence(entry: ProducerEntry, header: BatchHeader) -> None:
                 f"producer {entry.producer_id} starts epoch {header.producer_epoch} with sequence {sequence}, not 0",
             )
         return
-    last = entry.last_sequence
-    if sequence != last + 1 and not (sequence == 0 and last == SEQUENCE_MAX):
+    if not entry.is_next(sequence):
+        last = entry.last_sequence
         raise KafkaError(
             ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             f"producer {entry.producer_id} sent sequence {sequence} after {last}",

@@ -247,6 +247,11 @@ class Segment:
                 start = self._indexed_position(offset)
         return self.headers(start, walk=walk)
 
+    def headers_near(self, offset: int, size_bytes_max: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Headers from about so many bytes before an offset on."""
+        start = self._indexed_position(offset)
+        return self.headers(self.offset_index.position_before(start - size_bytes_max), walk=True)
+
     def _indexed_position(self, offset: int) -> int:
         try:
             position = self.offset_index.lookup(offset)
