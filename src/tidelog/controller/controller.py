@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tidelog.common.clock import Clock
-from tidelog.common.ids import random_uuid, uuid_to_text
+from tidelog.common.ids import ZERO_UUID, random_uuid, uuid_to_text
 from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
@@ -125,8 +125,7 @@ class Controller:
         """Finish what is being written, give up the place at once, and answer NOT_CONTROLLER from now on."""
         if self._keeper is not None:
             self._keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._keeper
+            await asyncio.wait([self._keeper])
         async with self._lock:
             self._ledger = None
             await self._close_session()
@@ -164,9 +163,11 @@ class Controller:
 
     async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[TopicResult]:
         """One result a name, in the order asked."""
-        return await self._change(
+        results = await self._change(
             lambda image: changes.create_topics(topics, image, self._settings, self._clock.now_ms()), validate_only
         )
+        # The id of a topic that was not made would be taken for that of a topic that exists.
+        return [replace(result, topic_id=ZERO_UUID) for result in results] if validate_only else results
 
     async def delete_topics(self, topics: Sequence[str | uuid.UUID]) -> list[DeleteResult]:
         """One result for every name or topic id, in the order asked."""
@@ -303,9 +304,10 @@ class Controller:
             self._publish(replace(image, revision=rev))
 
     async def _close_session(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        # Forgotten only once it is closed, so that a cancelled attempt can be repeated.
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
 
 def _refused(result: _Result, error: KafkaError) -> _Result:

@@ -39,10 +39,12 @@ from tidelog.metadata.store import (
 logger = logging.getLogger(__name__)
 
 NONCE: Final = "nonce"
-SETTLE_ATTEMPTS_MAX: Final = 50
-"""How often an unknown outcome is looked into before the store is called unusable; with the pauses, some 20 s."""
+SETTLE_ATTEMPTS_MAX: Final = 200
+"""How often an unknown outcome is looked into before the store is called unusable.
 
-SETTLE_PAUSE_S_MAX: Final = 0.5
+With the pauses some 20 s, in which a ZooKeeper ensemble has long elected its next leader."""
+
+SETTLE_PAUSE_S_MAX: Final = 0.1
 _BATCH_BYTES_MAX: Final = VALUE_BYTES_MAX
 """Bytes a transaction: ZooKeeper takes 1 MB a request, keys and framing included."""
 
@@ -164,8 +166,10 @@ class Ledger:
                 rec = await self._store.get(layout.CONTROLLER_EPOCH)
                 if rec is None or layout.decode(rec.value)["epoch"] != self.epoch:
                     raise NotControllerError(f"controller epoch {self.epoch} has ended")
-                self._epoch_token = rec.token
-            await asyncio.sleep(min(SETTLE_PAUSE_S_MAX, 0.001 * 2**attempt))
+                if rec.token != self._epoch_token:
+                    self._epoch_token = rec.token
+                    continue
+            await asyncio.sleep(min(SETTLE_PAUSE_S_MAX, 0.001 * (1 + attempt)))
         raise MetadataStoreError("the metadata store keeps losing track of writes; is it reachable?")
 
 

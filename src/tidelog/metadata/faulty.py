@@ -1,7 +1,7 @@
 """A metadata store that behaves as badly as the contract allows: for tests of whoever uses one.
 
-What always holds: everything it does, a ZooKeeper ensemble may do to a client that follows the contract, and no more. It
-loses track of transactions, which then happened, never happen, or happen just before the client's next write; its
+What always holds: everything it does, a ZooKeeper ensemble may do to a client that follows the contract, and no more.
+It loses track of transactions, which then happened, never happen, or happen just before the client's next write; its
 reads may be as old as the client's last successful write; its watches come late and skip states; its sessions are
 called lost while the store still keeps them. The same seed gives the same faults in the same order of calls.
 """

@@ -7,7 +7,6 @@ later than the store does; once lost, a session never comes back; the background
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
@@ -58,11 +57,10 @@ class Lease:
 
     async def close(self) -> None:
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        if not self.lost.is_set():
-            self.lost.set()
-            await self._keeper.end_session(self.id)
+        await asyncio.wait([self._task])
+        self.lost.set()
+        # Even when lost: the store may not have noticed yet, and what the session owns stands in others' way.
+        await self._keeper.end_session(self.id)
 
     async def _in_time(self, renewal: Awaitable[bool]) -> bool:
         """What the store says, or False when the deadline comes before its answer."""

@@ -1,0 +1,299 @@
+"""The controller over a store in memory: requests, results, images."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from tidelog.common.ids import ZERO_UUID, random_uuid
+from tidelog.controller import (
+    AlterOperation,
+    ClusterImage,
+    ConfigAlteration,
+    ConfigChange,
+    ConfigReplacement,
+    ConfigResource,
+    Controller,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+    layout,
+)
+from tidelog.metadata.memory import MemoryStore
+from tidelog.protocol import ErrorCode, KafkaError
+
+MakeController = Callable[..., Controller]
+TOPIC = ConfigResource(ResourceType.TOPIC, "a")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(poll_interval_ms=5)
+
+
+@pytest.fixture
+def controller(store: MemoryStore, make_controller: MakeController) -> Controller:
+    return make_controller(store)
+
+
+async def started(controller: Controller) -> Controller:
+    await controller.start()
+    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    return controller
+
+
+async def test_the_cluster_id_is_made_once(
+    controller: Controller, store: MemoryStore, make_controller: MakeController
+) -> None:
+    await controller.start()
+    cluster_id = controller.image.cluster_id
+    assert len(cluster_id) == 22
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    assert again.image.cluster_id == cluster_id
+    assert again.epoch == 2
+
+
+async def test_a_registered_broker_is_in_the_image(controller: Controller) -> None:
+    await controller.start()
+    directory = random_uuid()
+    epoch = await controller.register_broker(0, "host", 9092, "rack", [directory], clean_shutdown=True)
+    broker = controller.image.brokers[0]
+    assert (broker.host, broker.port, broker.rack, broker.fenced) == ("host", 9092, "rack", False)
+    assert (broker.epoch, broker.directories) == (epoch, (directory,))
+    assert await controller.register_broker(0, "host", 9092, clean_shutdown=True) > epoch
+
+
+async def test_topics_are_made_independently_of_each_other(controller: Controller) -> None:
+    await started(controller)
+    new = [NewTopic("a", 2), NewTopic("b", 0), NewTopic("b.c"), NewTopic("b_c"), NewTopic("d"), NewTopic("d")]
+    results = await controller.create_topics(new)
+    assert [(result.name, result.error) for result in results] == [
+        ("a", ErrorCode.NONE),
+        ("b", ErrorCode.INVALID_PARTITIONS),
+        ("b.c", ErrorCode.NONE),
+        ("b_c", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("d", ErrorCode.INVALID_REQUEST),
+    ]
+    assert list(controller.image.topics) == ["a", "b.c"]
+    assert controller.image.topics_by_id == {topic.topic_id: topic for topic in controller.image.topics.values()}
+    assert results[0].topic_id == controller.image.topics["a"].topic_id != ZERO_UUID
+    assert (results[0].partitions, results[0].replication_factor) == (2, 1)
+
+
+async def test_validation_alone_changes_nothing(controller: Controller, store: MemoryStore) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a")])
+    before, image = await store.list(""), controller.image
+    (result,) = await controller.create_topics([NewTopic("b", 5)], validate_only=True)
+    assert (result.error, result.partitions, result.topic_id) == (ErrorCode.NONE, 5, ZERO_UUID)
+    (exists,) = await controller.create_topics([NewTopic("a")], validate_only=True)
+    assert exists.error is ErrorCode.TOPIC_ALREADY_EXISTS
+    await controller.create_partitions([NewPartitions("a", 9)], validate_only=True)
+    await controller.alter_configs([ConfigReplacement(TOPIC, {"retention.ms": "1"})], validate_only=True)
+    assert await store.list("") == before
+    assert controller.image is image
+
+
+async def test_too_many_partitions_over_all_topics_of_a_request_are_refused(controller: Controller) -> None:
+    await started(controller)
+    results = await controller.create_topics([NewTopic("a", 6_000), NewTopic("b", 6_000)], validate_only=True)
+    assert [result.error for result in results] == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+
+
+async def test_a_topic_made_again_has_a_new_id_and_none_of_the_old_settings(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a", configs={"retention.ms": "5"})])
+    old = controller.image.topics["a"]
+    (deleted,) = await controller.delete_topics(["a"])
+    assert (deleted.error, deleted.topic_id) == (ErrorCode.NONE, old.topic_id)
+    assert controller.image.topics == {}
+    assert controller.image.configs == {}
+    await controller.create_topics([NewTopic("a")])
+    assert controller.image.topics["a"].topic_id != old.topic_id
+    assert old.topic_id not in controller.image.topics_by_id
+    assert controller.image.topic_configs("a") == {}
+
+
+async def test_topics_are_deleted_by_name_or_id(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic(name) for name in "abc"])
+    b_id, stranger = controller.image.topics["b"].topic_id, uuid.UUID(int=99)
+    results = await controller.delete_topics(["a", b_id, "x", stranger, "c", "c"])
+    assert [(result.name, result.error) for result in results] == [
+        ("a", ErrorCode.NONE),
+        ("b", ErrorCode.NONE),
+        ("x", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (None, ErrorCode.UNKNOWN_TOPIC_ID),
+        ("c", ErrorCode.INVALID_REQUEST),
+        ("c", ErrorCode.INVALID_REQUEST),
+    ]
+    assert results[3].topic_id == stranger
+    assert list(controller.image.topics) == ["c"]
+
+
+async def test_a_deleted_name_may_collide_no_more(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a.b")])
+    await controller.delete_topics(["a.b"])
+    (result,) = await controller.create_topics([NewTopic("a_b")])
+    assert result.error is ErrorCode.NONE
+
+
+async def test_a_deleted_topic_leaves_a_tombstone_until_the_next_election(
+    controller: Controller, store: MemoryStore, make_controller: MakeController
+) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a", 100)])
+    await controller.delete_topics(["a"])
+    assert list(await store.list("topics/")) == ["topics/a"]
+    assert await store.list("partitions/") == {}
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    assert await store.list("topics/") == {}
+    assert again.image.topics == {}
+
+
+async def test_partitions_grow_one_row_a_topic(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a", 60), NewTopic("b", 2)])
+    before = controller.image.topics["a"]
+    asked = [NewPartitions("a", 200), NewPartitions("b", 1), NewPartitions("x", 3), NewPartitions("b", 1)]
+    results = await controller.create_partitions(asked)
+    assert [(result.name, result.error) for result in results] == [
+        ("a", ErrorCode.NONE),
+        ("b", ErrorCode.INVALID_REQUEST),
+        ("x", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    after = controller.image.topics["a"]
+    assert len(after.partitions) == 200
+    assert after.partitions[:60] == before.partitions
+    assert after.topic_id == before.topic_id
+    (shrunk,) = await controller.create_partitions([NewPartitions("a", 10)])
+    assert shrunk.error is ErrorCode.INVALID_PARTITIONS
+
+
+async def test_settings_are_changed_and_seen_in_the_image(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a")])
+    set_ms = [ConfigChange("retention.ms", AlterOperation.SET, "5")]
+    bad = ConfigResource(ResourceType.TOPIC, "x")
+    results = await controller.incremental_alter_configs(
+        [ConfigAlteration(TOPIC, set_ms), ConfigAlteration(bad, set_ms)]
+    )
+    assert [result.error for result in results] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert controller.image.topic_configs("a") == {"retention.ms": "5"}
+    brokers = ConfigResource(ResourceType.BROKER, "")
+    replacements = [
+        ConfigReplacement(TOPIC, {"segment.bytes": "9"}),
+        ConfigReplacement(brokers, {"log.retention.ms": "1"}),
+    ]
+    await controller.alter_configs(replacements)
+    assert controller.image.topic_configs("a") == {"segment.bytes": "9"}
+    assert controller.image.broker_configs(None) == {"log.retention.ms": "1"}
+    await controller.alter_configs([ConfigReplacement(TOPIC, {})])
+    assert TOPIC not in controller.image.configs
+
+
+async def test_a_resource_stands_once_in_a_request(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a")])
+    (result,) = await controller.alter_configs([ConfigReplacement(TOPIC, {}), ConfigReplacement(TOPIC, {})])
+    assert result.error is ErrorCode.INVALID_REQUEST
+
+
+async def test_subscribers_see_every_image_in_order(controller: Controller) -> None:
+    seen: list[tuple[ClusterImage, ClusterImage]] = []
+    unsubscribe = controller.subscribe(lambda old, new: seen.append((old, new)))
+    await started(controller)
+    await asyncio.gather(*(controller.create_topics([NewTopic(f"t{n}")]) for n in range(10)))
+    assert [old for old, _ in seen[1:]] == [new for _, new in seen[:-1]]
+    revisions = [new.revision for _, new in seen]
+    assert revisions == sorted(set(revisions))
+    assert len(seen[-1][1].topics) == 10
+    unsubscribe()
+    count = len(seen)
+    await controller.delete_topics(["t0"])
+    assert len(seen) == count
+
+
+async def test_what_did_not_change_is_the_same_object(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a"), NewTopic("b")])
+    before = controller.image.topics["a"]
+    await controller.create_partitions([NewPartitions("b", 9)])
+    assert controller.image.topics["a"] is before
+
+
+async def test_a_start_renews_every_leadership(controller: Controller) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("big", 5_000), *(NewTopic(f"t{n}", 1) for n in range(300))])
+    await controller.register_broker(0, "host", 9092, clean_shutdown=False)
+    for topic in controller.image.topics.values():
+        assert {(state.leader, state.leader_epoch, state.partition_epoch) for state in topic.partitions} == {(0, 1, 1)}
+
+
+async def test_producer_ids_come_in_blocks_that_never_overlap(
+    controller: Controller, store: MemoryStore, make_controller: MakeController
+) -> None:
+    await controller.start()
+    blocks = [await controller.allocate_producer_ids(), await controller.allocate_producer_ids()]
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    blocks.append(await again.allocate_producer_ids())
+    assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
+
+
+async def test_a_cancelled_caller_leaves_store_and_image_in_step(controller: Controller) -> None:
+    await started(controller)
+    for n in range(5):
+        call = asyncio.create_task(controller.create_topics([NewTopic(f"t{n}")]))
+        await asyncio.sleep(0)
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+    (result,) = await controller.create_topics([NewTopic("last")])
+    assert result.error is ErrorCode.NONE
+    assert controller.is_active
+
+
+async def test_a_closed_controller_answers_not_controller(controller: Controller) -> None:
+    await started(controller)
+    await controller.close()
+    (result,) = await controller.create_topics([NewTopic("a")])
+    assert (result.error, result.topic_id) == (ErrorCode.NOT_CONTROLLER, ZERO_UUID)
+    with pytest.raises(KafkaError) as caught:
+        await controller.allocate_producer_ids()
+    assert caught.value.code is ErrorCode.NOT_CONTROLLER
+
+
+async def test_a_broker_that_did_not_register_since_counts_as_fenced(
+    controller: Controller, store: MemoryStore, make_controller: MakeController
+) -> None:
+    await started(controller)
+    await controller.register_broker(1, "other", 9093, clean_shutdown=True)
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    await again.register_broker(0, "host", 9092, clean_shutdown=True)
+    assert {node_id: broker.fenced for node_id, broker in again.image.brokers.items()} == {0: False, 1: True}
+    (result,) = await again.create_topics([NewTopic("a", 6, 2)])
+    assert result.error is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+async def test_writes_touch_only_what_changed(controller: Controller, store: MemoryStore) -> None:
+    await started(controller)
+    await controller.create_topics([NewTopic("a", 1_000), NewTopic("b", 1_000)])
+    before = {key: rec.token for key, rec in (await store.list("")).items()}
+    await controller.create_partitions([NewPartitions("a", 1_001)])
+    after = {key: rec.token for key, rec in (await store.list("")).items()}
+    a_id = controller.image.topics["a"].topic_id
+    changed = {key for key in after if after[key] != before.get(key)}
+    assert changed == {layout.topic_key("a"), layout.chunk_key(a_id, 1_000 // 64)}
