@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Callable
 
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
@@ -12,7 +13,7 @@ from tidelog.testing.broker import Broker
 from tidelog.testing.raw_client import RawClient, fetch_request, frame, produce_request
 
 Connect = Callable[[Broker], RawClient]
-WaitUntil = Callable[[Callable[[], bool], str], None]
+StartBroker = Callable[..., Broker]
 
 
 def _answer_is_there(client: RawClient) -> bool:
@@ -50,9 +51,7 @@ def test_acks_0_that_fails_closes_the_connection(broker: Broker, connect: Connec
     assert client.was_closed()
 
 
-def test_a_parked_fetch_holds_back_its_own_connection_only(
-    broker: Broker, connect: Connect, wait_until: WaitUntil
-) -> None:
+def test_a_parked_fetch_holds_back_its_own_connection_only(broker: Broker, connect: Connect) -> None:
     broker.create_topic("orders")
     waiting, other = connect(broker), connect(broker)
     fetch_id = waiting.send(FETCH, fetch_request("orders", 0), 11)
@@ -81,8 +80,12 @@ def test_many_requests_behind_a_parked_one_wait_in_the_socket(broker: Broker, co
         assert waiting.receive(METADATA, MetadataResponse, 1)[1].brokers
 
 
-def test_a_client_that_does_not_read_is_not_read_from(broker: Broker, connect: Connect, wait_until: WaitUntil) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(start_broker: StartBroker, connect: Connect) -> None:
+    # Small buffers in the kernel, so that it takes few requests to fill them.
+    broker = start_broker(settings={"socket.send.buffer.bytes": 32768, "socket.receive.buffer.bytes": 32768})
     client = connect(broker)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32768)
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
     request = frame(METADATA, MetadataRequest(topics=[]), 1)
     client.sock.setblocking(False)
     sent_bytes = 0
