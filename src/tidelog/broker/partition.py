@@ -122,7 +122,7 @@ class Partition:
         self.leader_epoch = state.leader_epoch
         self.partition_epoch = state.partition_epoch
         self.is_leader = state.leader == self.node_id
-        self._is_sole_replica = state.isr == (self.node_id,)
+        self._is_sole_replica = state.replicas == (self.node_id,)
         if self.is_leader:
             self.advance_high_watermark()
         return self.is_leader != was_leader or self.leader_epoch != old_epoch

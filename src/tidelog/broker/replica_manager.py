@@ -14,7 +14,6 @@ import logging
 import uuid
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
@@ -27,7 +26,7 @@ from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import AppendResult, LogManager, LogStorageError
+from tidelog.log import AppendResult, LogConfig, LogManager, LogStorageError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,6 @@ class ReplicaManager:
         self.image: ClusterImage = EMPTY_IMAGE
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
-        self.offline_log_dirs: set[Path] = set()
         self._logs = logs
         self._settings = settings
         self._table = table
@@ -91,11 +89,26 @@ class ReplicaManager:
                     continue
                 if config is None:
                     config = effective_log_config(self._settings, self._table, self.image, topic.name)
-                log = self._logs.get_or_create(topic.name, index, topic.topic_id, config)
+                try:
+                    log = self._open_log(topic, index, config)
+                except LogStorageError as error:
+                    # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
+                    logger.error("partition %s-%d is offline: %s", topic.name, index, error)
+                    continue
                 partition = Partition(topic.name, index, topic.topic_id, log, self.node_id)
                 self._by_id[topic.topic_id, index] = partition
                 self._by_name[topic.name, index] = partition
             self._apply_state(partition, state)
+
+    def _open_log(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
+        try:
+            return self._logs.get_or_create(topic.name, index, topic.topic_id, config)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
+                raise
+            # The files are of a topic of that name that was deleted while this broker was away.
+            self._logs.delete(topic.name, index)
+            return self._logs.create(topic.name, index, topic.topic_id, config)
 
     def _apply_state(self, partition: Partition, state: PartitionState) -> None:
         try:
@@ -117,15 +130,18 @@ class ReplicaManager:
                 self._progress(partition)
 
     def _delete(self, topic: TopicImage) -> None:
-        for index in range(len(topic.partitions)):
-            partition = self._by_id.pop((topic.topic_id, index), None)
-            if partition is None:
+        for index, state in enumerate(topic.partitions):
+            if self.node_id not in state.replicas:
                 continue
-            if self._by_name.get((topic.name, index)) is partition:
+            partition = self._by_id.pop((topic.topic_id, index), None)
+            if partition is not None:
                 del self._by_name[topic.name, index]
-            partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            self._purgatory.check(partition)
-            self._logs.delete(topic.name, index)
+                partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                self._purgatory.check(partition)
+            try:
+                self._logs.delete(topic.name, index)
+            except LogStorageError as error:
+                logger.error("the files of %s-%d stay behind: %s", topic.name, index, error)
 
     # Finding partitions
 
@@ -133,22 +149,25 @@ class ReplicaManager:
         """The partition of that name; raises KafkaError saying why this broker has none."""
         partition = self._by_name.get((topic, index))
         if partition is None:
-            if self.image.partition(topic, index) is not None:
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise self._missing(self.image.topics.get(topic), index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return partition
 
     def find_by_id(self, topic_id: uuid.UUID, index: int) -> Partition:
         """As `find`, by topic id (KIP-516)."""
         partition = self._by_id.get((topic_id, index))
         if partition is None:
-            topic = self.image.topics_by_id.get(topic_id)
-            if topic is None:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)
-            if 0 <= index < len(topic.partitions):
-                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise self._missing(self.image.topics_by_id.get(topic_id), index, ErrorCode.UNKNOWN_TOPIC_ID)
         return partition
+
+    def _missing(self, topic: TopicImage | None, index: int, unknown_topic: ErrorCode) -> KafkaError:
+        if topic is None:
+            return KafkaError(unknown_topic)
+        if not 0 <= index < len(topic.partitions):
+            return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if self.node_id in topic.partitions[index].replicas:
+            # It should be here, so its log could not be opened.
+            return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def find_leader(self, topic: str, index: int, current_leader_epoch: int = -1) -> Partition:
         """The partition, if this broker leads it in that epoch (-1: in any)."""
@@ -203,6 +222,10 @@ class ReplicaManager:
             raise
         self._purgatory.check(partition)
         return low_watermark
+
+    async def save_log_start_offsets(self) -> None:
+        """Write where logs start, so that records deleted on request do not come back after a crash."""
+        await asyncio.to_thread(self._logs.checkpoint)
 
     # Reading
 
@@ -323,16 +346,13 @@ class ReplicaManager:
 
         A log that could undo what failed, as on a full disk, goes on: the next append may find room.
         """
-        if not partition.log.is_offline:
+        if partition.unavailable or not partition.log.is_offline:
             return
         directory = partition.log.directory.parent
-        if directory in self.offline_log_dirs:
-            return
-        self.offline_log_dirs.add(directory)
         logger.error("log directory %s goes offline; its partitions are served again after a restart", directory)
+        self._logs.take_directory_offline(directory, f"{partition.topic}-{partition.partition} failed")
         for other in self._by_id.values():
-            if other.log.directory.parent == directory:
-                other.log.take_offline(f"log directory {directory} is offline")
+            if other.log.directory.parent == directory and not other.unavailable:
                 other.stop(ErrorCode.KAFKA_STORAGE_ERROR)
                 self._purgatory.check(other)
 

@@ -65,6 +65,11 @@ class RawClient:
     def close(self) -> None:
         self.socket.close()
 
+    def reset(self) -> None:
+        """Break the connection with a RST, as a killed client's kernel does with unread data."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
     def send(self, api: Api, version: int, request: object) -> int:
         correlation_id = next(_correlation_ids)
         header = encode_request_header(RequestHeader(api.key, version, correlation_id, "raw"))

@@ -158,7 +158,7 @@ def test_a_client_that_goes_away_leaves_nothing_waiting(
     client = connect(broker)
     client.send(FETCH, 12, request_for(topic, 0, max_wait_ms=600_000))
     wait_until(lambda: waiting_fetches(broker, topic) == 1)
-    client.close()
+    client.reset()
     wait_until(lambda: waiting_fetches(broker, topic) == 0)
     assert connect(broker).produce(topic, batch(b"a")).error_code == 0
 

@@ -24,12 +24,14 @@ _NO_LOW_WATERMARK = -1
 
 
 @handles(DELETE_RECORDS, "0-2")
-def handle_delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+async def handle_delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
     replicas = context.services.replicas
     response = DeleteRecordsResponse()
-    for topic in request.topics:
-        results = [_delete(replicas, topic.name, wanted) for wanted in topic.partitions]
-        response.topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+    for wanted in request.topics:
+        results = [_delete(replicas, wanted.name, partition) for partition in wanted.partitions]
+        response.topics.append(DeleteRecordsTopicResult(name=wanted.name, partitions=results))
+    if any(not result.error_code for topic in response.topics for result in topic.partitions):
+        await replicas.save_log_start_offsets()
     return response
 
 

@@ -30,17 +30,17 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCo
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
         wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
-    by_directory: dict[Path, list[Partition]] = {directory: [] for directory in services.logs.log_dirs}
+    directories = services.logs.directories
+    by_path: dict[Path, list[Partition]] = {directory.path: [] for directory in directories}
     for partition in services.replicas.partitions():
         if wanted is None or (partition.topic, partition.partition) in wanted:
-            by_directory[partition.log.directory.parent].append(partition)
-    offline = services.replicas.offline_log_dirs
+            by_path[partition.log.directory.parent].append(partition)
     return DescribeLogDirsResponse(
         results=[
-            DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.absolute()))
-            if directory in offline
-            else _describe(directory, partitions)
-            for directory, partitions in by_directory.items()
+            _describe(directory.path, by_path[directory.path])
+            if directory.offline_reason is None
+            else DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.path.absolute()))
+            for directory in directories
         ]
     )
 
