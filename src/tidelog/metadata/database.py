@@ -308,8 +308,8 @@ class Database:
         except (apsw.CorruptError, apsw.NotADBError) as error:
             raise MetadataStoreError(
                 f"the metadata database {self._path} is damaged ({error}). Stop all brokers, then restore the file "
-                f"from a backup; or move it away, with {self._path.name}-wal and {self._path.name}-shm, to start with "
-                "an empty cluster: records stay in the log directories, but the topics must be created anew"
+                f"from a backup without {self._path.name}-wal and {self._path.name}-shm; if there is none, move the "
+                f"whole directory {self._path.parent} away to start with an empty cluster"
             ) from error
         except apsw.BusyError as error:
             raise MetadataStoreError(
