@@ -1,7 +1,8 @@
 """Recurring work of a broker, on the event loop, by the broker's clock.
 
 What always holds: a task never overlaps itself; a task that raises is logged and runs again at its next time; with a
-virtual clock nothing runs until the clock is advanced. One timer serves all tasks, however many partitions there are.
+virtual clock nothing runs until the clock is advanced; after `close` no task runs any more. One timer serves all tasks,
+however many partitions there are, and an idle broker sleeps until the next one is due.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from tidelog.common.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1
+# Tasks that are due close to each other run in one turn; a virtual clock is looked at again only when it is advanced.
+_PAUSE_MIN_S = 0.05
+_PAUSE_MAX_S = 60.0
 
 
 @dataclass(slots=True)
@@ -51,21 +54,23 @@ class Scheduler:
         self._tick()
 
     async def close(self) -> None:
+        """Start nothing more and wait for what runs: a thread that a task waits for could not be called back."""
         if self._timer is not None:
             self._timer.cancel()
         if self._stop_listening is not None:
             self._stop_listening()
+            self._stop_listening = None
         self._loop = None
         running = [task.running for task in self._tasks if task.running is not None]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running)
 
     def _tick(self) -> None:
         if self._loop is None:
             return
         self._run_due()
-        self._timer = self._loop.call_later(TICK_S, self._tick)
+        now_ms = self._clock.monotonic_ms()
+        pause_s = min((task.due_ms - now_ms for task in self._tasks), default=0) / 1000
+        self._timer = self._loop.call_later(min(max(pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S), self._tick)
 
     def _run_due(self) -> None:
         if self._loop is None:
