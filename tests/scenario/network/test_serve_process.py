@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
+from tidelog.protocol.messages.k01_fetch import FETCH
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.k19_create_topics import (
@@ -24,7 +25,7 @@ from tidelog.protocol.messages.k19_create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from tidelog.testing.raw_client import RawClient, produce_request
+from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
 
 _PROGRAM = """
 import sys
@@ -93,6 +94,24 @@ def test_both_signals_end_it(serve: Serve, number: signal.Signals) -> None:
     _ready_port(process)
     process.send_signal(number)
     assert process.wait(30) == 0
+
+
+def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:
+    process = serve("listeners=127.0.0.1:0")
+    with RawClient(_ready_port(process)) as client:
+        _create_topic(client, "orders")
+        for _ in range(20):
+            client.ask(PRODUCE, produce_request("orders", bytes(900_000)), ProduceResponse, 7)
+        # The shutdown waits for this answer to be read, which nobody does.
+        client.send(FETCH, fetch_request("orders", 0), 11)
+        client.sock.recv(1)
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert any("shutting down" in line for line in iter(process.stderr.readline, ""))
+        started_s = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+        assert time.monotonic() - started_s < 4
 
 
 def test_a_busy_port_is_one_clear_line_and_code_2(serve: Serve) -> None:

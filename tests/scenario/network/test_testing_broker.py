@@ -84,6 +84,13 @@ def test_records_carry_the_time_of_the_virtual_clock() -> None:
     assert times == [1_700_000_000_000, 1_700_003_600_000]
 
 
+def test_clients_are_told_the_advertised_address() -> None:
+    settings = {"advertised.listeners": "PLAINTEXT://broker.example.org:19092"}
+    with Broker(settings=settings) as broker, RawClient(broker.port) as client:
+        response = client.ask(METADATA, MetadataRequest(topics=[]), MetadataResponse, 1)
+    assert [(row.host, row.port) for row in response.brokers] == [("broker.example.org", 19092)]
+
+
 def test_create_topic_says_why_not(broker: Broker) -> None:
     broker.create_topic("orders")
     with pytest.raises(ValueError, match="orders"):
