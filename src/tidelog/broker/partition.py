@@ -121,7 +121,7 @@ class Partition:
         self.leader = state.leader
         self.leader_epoch = state.leader_epoch
         self.partition_epoch = state.partition_epoch
-        self.is_leader = state.leader == self.node_id
+        self.is_leader = state.leader == self.node_id and not self.unavailable
         self._is_sole_replica = state.replicas == (self.node_id,)
         if self.is_leader:
             self.advance_high_watermark()

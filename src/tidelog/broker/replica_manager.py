@@ -2,8 +2,8 @@
 
 What always holds: a partition is served only while the image has its topic (by id, so that a topic made anew under an
 old name never answers with the old one's records) and its disk works; whatever changes a partition wakes those who wait
-for it. It runs on the event loop; only flushes run in threads, one for a partition at a time, and one flush serves all
-that was appended before it began.
+for it. It runs on the event loop; only disk waits run in threads: flushes, one for a partition at a time, each serving
+all that was appended before it began, and the opening of many logs at once, for which the loop waits.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
@@ -33,8 +34,22 @@ logger = logging.getLogger(__name__)
 
 ResponseT = TypeVar("ResponseT")
 
-FLUSH_THREADS = 8
-"""Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
+DISK_THREADS = 16
+"""Disk waits of different partitions run side by side: a disk orders and merges them better than we could."""
+
+PARALLEL_CHANGES_FROM = 4
+"""Below this many partitions a hand-over to threads costs more than it saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A partition that has a new state, and (without a partition) a log to open."""
+
+    topic: TopicImage
+    index: int
+    state: PartitionState
+    partition: Partition | None
+    config: LogConfig
 
 
 class ReplicaManager:
@@ -55,11 +70,11 @@ class ReplicaManager:
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
         self._loop = asyncio.get_running_loop()
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
-        self._flush_threads = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="flush")
+        self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="partition-disk")
 
     async def close(self) -> None:
         """Wait for running flushes; the logs are closed by their manager."""
-        await self._loop.run_in_executor(None, self._flush_threads.shutdown)
+        await self._loop.run_in_executor(None, self._threads.shutdown)
 
     # The cluster image
 
@@ -69,9 +84,13 @@ class ReplicaManager:
         for topic_id, topic in old.topics_by_id.items():
             if topic_id not in new.topics_by_id:
                 self._delete(topic)
-        for topic_id, topic in new.topics_by_id.items():
-            if old.topics_by_id.get(topic_id) is not topic:
-                self._apply_topic(topic)
+        changes = [
+            change
+            for topic_id, topic in new.topics_by_id.items()
+            if old.topics_by_id.get(topic_id) is not topic
+            for change in self._changes(topic)
+        ]
+        self._apply_changes(changes)
         if old.configs is not new.configs:
             all_topics = any(
                 old.broker_configs(node_id) is not new.broker_configs(node_id) for node_id in (self.node_id, None)
@@ -80,25 +99,48 @@ class ReplicaManager:
                 if all_topics or old.topic_configs(topic.name) is not new.topic_configs(topic.name):
                     self._apply_config(topic)
 
-    def _apply_topic(self, topic: TopicImage) -> None:
+    def _changes(self, topic: TopicImage) -> Iterator[_Change]:
         config = None
         for index, state in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
-            if partition is None:
-                if self.node_id not in state.replicas:
-                    continue
+            if partition is not None:
+                if state.partition_epoch > partition.partition_epoch:
+                    yield _Change(topic, index, state, partition, partition.log.config)
+            elif self.node_id in state.replicas:
                 if config is None:
                     config = effective_log_config(self._settings, self._table, self.image, topic.name)
-                try:
-                    log = self._open_log(topic, index, config)
-                except LogStorageError as error:
-                    # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
-                    logger.error("partition %s-%d is offline: %s", topic.name, index, error)
-                    continue
-                partition = Partition(topic.name, index, topic.topic_id, log, self.node_id)
-                self._by_id[topic.topic_id, index] = partition
-                self._by_name[topic.name, index] = partition
-            self._apply_state(partition, state)
+                yield _Change(topic, index, state, None, config)
+
+    def _apply_changes(self, changes: Sequence[_Change]) -> None:
+        """Bring partitions to their new states, in threads where there are many: each waits for the disk."""
+        if len(changes) > PARALLEL_CHANGES_FROM:
+            applied: Iterable[tuple[Partition, bool] | None] = self._threads.map(self._apply_change, changes)
+        else:
+            applied = map(self._apply_change, changes)
+        for result in applied:
+            if result is None:
+                continue
+            partition, leadership_changed = result
+            self._by_id[partition.topic_id, partition.partition] = partition
+            self._by_name[partition.topic, partition.partition] = partition
+            if leadership_changed:
+                self._purgatory.check(partition)
+            if partition.log.is_offline:
+                self._check_storage(partition)
+            self._progress(partition)
+
+    def _apply_change(self, change: _Change) -> tuple[Partition, bool] | None:
+        """Open the log if need be and take over the state. May run in a thread: it touches this one partition only."""
+        topic, partition = change.topic, change.partition
+        try:
+            if partition is None:
+                log = self._open_log(topic, change.index, change.config)
+                partition = Partition(topic.name, change.index, topic.topic_id, log, self.node_id)
+            return partition, partition.apply(change.state)
+        except LogStorageError as error:
+            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
+            logger.error("partition %s-%d is offline: %s", topic.name, change.index, error)
+            return None if partition is None else (partition, False)
 
     def _open_log(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
         try:
@@ -109,16 +151,6 @@ class ReplicaManager:
             # The files are of a topic of that name that was deleted while this broker was away.
             self._logs.delete(topic.name, index)
             return self._logs.create(topic.name, index, topic.topic_id, config)
-
-    def _apply_state(self, partition: Partition, state: PartitionState) -> None:
-        try:
-            changed = partition.apply(state)
-        except LogStorageError:
-            self._check_storage(partition)
-            return
-        if changed:
-            self._purgatory.check(partition)
-        self._progress(partition)
 
     def _apply_config(self, topic: TopicImage) -> None:
         config = effective_log_config(self._settings, self._table, self.image, topic.name)
@@ -329,7 +361,7 @@ class ReplicaManager:
         if partition.flush_is_running:
             return
         partition.flush_is_running = True
-        flush = self._loop.run_in_executor(self._flush_threads, partition.log.flush)
+        flush = self._loop.run_in_executor(self._threads, partition.log.flush)
         flush.add_done_callback(functools.partial(self._on_flushed, partition))
 
     def _on_flushed(self, partition: Partition, flush: asyncio.Future[None]) -> None:

@@ -201,6 +201,10 @@ def test_a_stopped_partition_says_why(reason: ErrorCode) -> None:
     with fails(reason):
         partition.check_leader(3)
     assert partition.acknowledgement(1, 3, ACKS_LEADER) is reason
+    # Whatever the controller decides meanwhile, it stays stopped.
+    partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=6))
+    with fails(reason):
+        partition.append(BATCH, ACKS_ALL)
 
 
 def test_flush_messages_1_acknowledges_what_is_on_disk_only() -> None:

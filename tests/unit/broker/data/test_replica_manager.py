@@ -292,6 +292,20 @@ def test_a_topic_made_anew_has_a_log_of_its_own(run: Run) -> None:
     run(scenario)
 
 
+def test_many_partitions_come_up_side_by_side(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        topic = topic_of("many", *(state() for _ in range(40)))
+        node.apply(image_of(topic))
+        for index in (0, 39):
+            assert (await node.produced("many", index)).error_code == 0
+        elected = tuple(replace(one, leader_epoch=5, partition_epoch=5) for one in topic.partitions)
+        node.apply(image_of(replace(topic, partitions=elected)))
+        assert {partition.leader_epoch for partition in node.replicas.partitions()} == {5}
+        assert {partition.log.latest_epoch for partition in node.replicas.partitions()} == {5}
+
+    run(scenario)
+
+
 def test_settings_reach_the_logs_they_concern(run: Run) -> None:
     async def scenario(node: Node) -> None:
         one, two = topic_of("one", state(NODE, (NODE, OTHER))), topic_of("two", state())
