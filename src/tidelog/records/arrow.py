@@ -212,11 +212,10 @@ def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytear
     size_max = rows * _RECORD_OVERHEAD_MAX + headers * _HEADER_OVERHEAD_MAX
     size_max += keys_size + values_size + header_keys_size + header_values_size
     out = bytearray(BATCH_HEADER_SIZE + size_max)
-    with memoryview(out) as whole, whole[BATCH_HEADER_SIZE:] as view:
-        writer = ColumnsWriter(view)
-        encode_columns(writer, rows, keys, values, timestamps, headers_offsets, header_keys, header_values)
-        base_timestamp, max_timestamp, size = writer.base_timestamp, writer.max_timestamp, writer.position
-        del writer  # it holds the view, and a bytearray can't shrink while it is viewed
+    writer = ColumnsWriter(memoryview(out)[BATCH_HEADER_SIZE:])
+    encode_columns(writer, rows, keys, values, timestamps, headers_offsets, header_keys, header_values)
+    base_timestamp, max_timestamp, size = writer.base_timestamp, writer.max_timestamp, writer.position
+    del writer  # it holds the view, and a bytearray can't shrink while it is viewed
     del out[BATCH_HEADER_SIZE + size :]
     seal_batch(out, rows, base_timestamp, max_timestamp, **options)
     return out

@@ -115,11 +115,12 @@ def _compress_xerial(data: Buffer) -> bytes:
 def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
     with memoryview(data) as view:
         if view[:8] != _XERIAL_MAGIC:
-            return _decompress_snappy_raw(view, max_bytes)
+            return _decompress_snappy_raw(view, max_bytes, 0)
         if len(view) < _XERIAL_HEADER.size:
             raise CorruptBatchError("the snappy data ends within the xerial header")
         position = _XERIAL_HEADER.size
         parts: list[bytes] = []
+        size = 0
         while position < len(view):
             if len(view) - position < 4:
                 raise CorruptBatchError("the snappy data ends within the length of a xerial block")
@@ -127,19 +128,19 @@ def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
             position += 4
             if not 0 < length <= len(view) - position:
                 raise CorruptBatchError(f"a xerial block of {length} bytes, {len(view) - position} bytes are left")
-            parts.append(_decompress_snappy_raw(view[position : position + length], max_bytes))
-            max_bytes -= len(parts[-1])
+            parts.append(_decompress_snappy_raw(view[position : position + length], max_bytes, size))
+            size += len(parts[-1])
             position += length
         return b"".join(parts)
 
 
-def _decompress_snappy_raw(data: memoryview, max_bytes: int) -> bytes:
+def _decompress_snappy_raw(data: memoryview, max_bytes: int, size_before: int) -> bytes:
     import cramjam
 
     try:
         size = cramjam.snappy.decompress_raw_len(data)
-        if size > max_bytes:
-            raise CorruptBatchError(f"the snappy data announces {size} bytes, at most {max_bytes} are accepted")
+        if size_before + size > max_bytes:
+            raise CorruptBatchError(f"the snappy data holds more than {max_bytes} bytes")
         if size > _SNAPPY_EXPANSION_MAX * len(data):
             raise CorruptBatchError(f"the snappy data announces {size} bytes, which {len(data)} can't hold")
         return bytes(cramjam.snappy.decompress_raw(data))

@@ -282,7 +282,7 @@ class RecordsScan:
     keyless_indexes: list[int]
 
     def __init__(self) -> None:
-        self.max_timestamp = INT64_MIN
+        self.max_timestamp = -1
         self.index_of_max_timestamp = -1
         self.keyless_indexes = []
 
@@ -297,7 +297,7 @@ def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_m
             raise reader.problem(f"has offset delta {reader.offset} instead of {index}")
         reader.skip_headers()
         reader.end_record()
-        if reader.timestamp > scan.max_timestamp:
+        if index == 0 or reader.timestamp > scan.max_timestamp:
             scan.max_timestamp = reader.timestamp
             scan.index_of_max_timestamp = index
         if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
@@ -330,6 +330,8 @@ class RecordWriter:
             self.base_timestamp = timestamp
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp
+        if self.base_timestamp < 0 and timestamp > INT64_MAX + self.base_timestamp:
+            raise ValueError(f"timestamp {timestamp} is too far from the batch's first, {self.base_timestamp}")
         delta = timestamp - self.base_timestamp
         size = 1 + varint_size(delta) + varint_size(self.count) + nullable_size(key) + nullable_size(value)
         size += 1 if headers is None else len(headers)
@@ -393,6 +395,8 @@ def append_varint(out: bytearray, value: int) -> None:
 def nullable_size(part: bytes | None) -> int:
     if part is None:
         return 1
+    if not isinstance(part, bytes):  # the compiled kernel takes nothing else, so neither does this one
+        raise TypeError(f"Expected bytes, got {type(part).__name__}")
     return varint_size(len(part)) + len(part)
 
 

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 
 from tidelog.records.kernel cimport RecordReader
 
+cdef int64_t INT64_MAX
 cdef int64_t MICROSECONDS_PER_MILLISECOND
 cdef int64_t TIMESTAMP_MS_MAX
 

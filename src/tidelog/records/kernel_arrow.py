@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidelog.records.kernel import Bytes, RecordReader
 
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
 MICROSECONDS_PER_MILLISECOND = 1000
 TIMESTAMP_MS_MAX = 9223372036854775  # what still fits 64 bits as microseconds
 
@@ -271,6 +272,8 @@ def encode_columns(
             writer.base_timestamp = timestamp
         if timestamp > writer.max_timestamp:
             writer.max_timestamp = timestamp
+        if writer.base_timestamp < 0 and timestamp > INT64_MAX + writer.base_timestamp:
+            raise ValueError(f"timestamp {timestamp} is too far from the batch's first, {writer.base_timestamp}")
         delta = timestamp - writer.base_timestamp
         key_length = keys.length(row)
         value_length = values.length(row)

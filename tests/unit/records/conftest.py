@@ -1,0 +1,77 @@
+"""The kernel twice in one process: as it was compiled and, loaded from the same source, interpreted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tidelog.records import arrow, codec, kernel, kernel_arrow, kernel_is_compiled
+
+RECORDS = Path(codec.__file__).parent
+ARROW_NAMES = (
+    "RecordReader",
+    "BinarySource",
+    "ColumnsWriter",
+    "RecordColumns",
+    "ViewColumn",
+    "encode_columns",
+    "fill_columns",
+    "fill_headers",
+)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One of the two kernels."""
+
+    name: str
+    kernel: ModuleType
+    kernel_arrow: ModuleType
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the modules above the kernel use this one."""
+        monkeypatch.setattr(codec, "kernel", self.kernel)
+        for name in ARROW_NAMES:
+            source = self.kernel if name == "RecordReader" else self.kernel_arrow
+            monkeypatch.setattr(arrow, name, getattr(source, name))
+
+
+def load_source(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"interpreted_{name}", RECORDS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Twin:
+    plain = load_source("kernel")
+    with pytest.MonkeyPatch.context() as patch:
+        # The Arrow half shares the reader with the other half and must find the interpreted one.
+        patch.setitem(sys.modules, "tidelog.records.kernel", plain)
+        plain_arrow = load_source("kernel_arrow")
+    return Twin("interpreted", plain, plain_arrow)
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Twin:
+    if not kernel_is_compiled():
+        pytest.fail(
+            "the record kernel is not compiled; `make setup` or `python setup.py build_ext --inplace` builds it"
+        )
+    return Twin("compiled", kernel, kernel_arrow)
+
+
+@pytest.fixture(params=["compiled", "interpreted"])
+def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Twin:
+    """Runs the test over each of the two kernels."""
+    chosen: Twin = request.getfixturevalue(request.param)
+    chosen.use(monkeypatch)
+    return chosen
