@@ -195,7 +195,7 @@ class LogManager:
             raise LogStorageError("all data directories are offline")
         counts = dict.fromkeys((directory.path for directory in online), 0)
         if len(online) > 1:
-            for log in self._logs.values():
+            for log in self.logs():  # a copy: partitions are made by several threads at once
                 counts[log.directory.parent] = counts.get(log.directory.parent, 0) + 1
         return min(online, key=lambda directory: counts[directory.path])
 
