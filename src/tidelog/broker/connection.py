@@ -258,7 +258,7 @@ class Connection:
             assert self._buffer is not None  # a complete frame is in it
             body = self._start + 4
             self._start += 4 + size_bytes
-            self._start_request(memoryview(self._buffer)[body : body + size_bytes], size_bytes)
+            self._start_request(memoryview(self._buffer)[body : body + size_bytes])
         if not self._closed:
             self._settle()
 
@@ -290,15 +290,13 @@ class Connection:
         handler = find_handler(api_key_of(self._buffer, self._start + 4))
         return handler is not None and handler.may_overlap
 
-    def _start_request(self, frame: memoryview, size_bytes: int) -> None:
+    def _start_request(self, frame: memoryview) -> None:
         try:
             exchange = self._dispatcher.start(frame, self.session)
         except CloseConnection as reason:
             self.close(str(reason), logging.WARNING)
             return
         if exchange.future is not None:
-            exchange.held_bytes = size_bytes
-            self._memory.hold(size_bytes)
             self._exchanges.append(exchange)
             exchange.future.add_done_callback(functools.partial(self._on_finished, exchange))
         elif self._exchanges:
@@ -307,7 +305,6 @@ class Connection:
             self._send_answer(exchange)
 
     def _on_finished(self, exchange: Exchange, _future: asyncio.Future[object]) -> None:
-        self._memory.release(self, exchange.held_bytes)
         if self._closed:
             self._dispatcher.abandon(exchange)
             return
@@ -355,10 +352,13 @@ class Connection:
         assert exchange.parts is not None  # the caller looked
         parts, exchange.parts = exchange.parts, None
         outgoing = self._outgoing
-        if outgoing:
-            outgoing.add(parts)
-        elif not outgoing.send_at_once(self._sock, parts):
-            self._send()
+        try:
+            if outgoing:
+                outgoing.add(parts)
+            elif not outgoing.send_at_once(self._sock, parts):
+                self._send()
+        except OSError as error:
+            self.close(f"could not be sent its answer, as a log file can't be read: {error}", logging.ERROR)
 
     def _send(self) -> None:
         try:

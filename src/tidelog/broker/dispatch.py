@@ -45,7 +45,7 @@ _SIZE = struct.Struct(">i")
 class Exchange:
     """One request and its answer. `parts` is the answer's frame once `answered`; None means that none is expected."""
 
-    __slots__ = ("answered", "correlation_id", "future", "handler", "held_bytes", "parts", "version")
+    __slots__ = ("answered", "correlation_id", "future", "handler", "parts", "version")
 
     def __init__(self, handler: Handler, version: int, correlation_id: int) -> None:
         self.handler = handler
@@ -54,7 +54,6 @@ class Exchange:
         self.future: asyncio.Future[Any] | None = None
         self.parts: list[Part] | None = None
         self.answered = False
-        self.held_bytes = 0
 
 
 def api_key_of(buffer: bytearray, position: int) -> int:
@@ -75,8 +74,14 @@ class Dispatcher:
         """Begin one request; the exchange is answered or has a future to wait for. Raises CloseConnection."""
         try:
             return self._start(frame, session)
+        except CloseConnection:
+            raise
         except (ProtocolError, struct.error) as error:
             raise CloseConnection(f"sent a malformed request: {error}") from error
+        except Exception as error:
+            # A mistake of ours in reading it; without an end of the connection the client would wait for ever.
+            self._log.log(logging.ERROR, "a request could not be read: %s", error, exc_info=error)
+            raise CloseConnection("sent a request that could not be read") from error
 
     def finish(self, exchange: Exchange) -> None:
         """Take the result of the exchange's future, which is done. Raises CloseConnection."""
@@ -164,8 +169,8 @@ class Dispatcher:
             return
         try:
             exchange.parts = self._encode(exchange, response)
-        except ProtocolError as error:
-            # The response is ours, so this is our mistake, not the peer's.
+        except Exception as error:
+            # The response is ours, so this is our mistake, whatever it is.
             self._log_failure(exchange, error)
             raise CloseConnection(f"its answer of {exchange.handler.api.name} could not be encoded") from error
 

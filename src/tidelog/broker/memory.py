@@ -3,7 +3,8 @@
 What always holds: a buffer handed out is referred to by nobody else (a bytearray that still has views refuses to be
 resized, and such a buffer is left to the garbage collector instead); an idle connection holds no buffer; when the
 bound is reached, connections stop reading until memory is freed, except one, which may go on so that a set of
-half-received requests can never wait for each other.
+half-received requests can never wait for each other. Requests that were taken up do not count: their handlers have
+consumed the bytes, and what they wait for may itself have to be received.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class ReceiveMemory:
         return True
 
     def hold(self, size_bytes: int) -> None:
-        """Count bytes that are there already, such as those of a request that is being handled."""
+        """Count bytes that are there already, such as the first ones of a request."""
         self.held_bytes += size_bytes
 
     def release(self, waiter: Waiter, size_bytes: int) -> None:

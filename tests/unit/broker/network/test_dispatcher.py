@@ -241,3 +241,16 @@ def test_an_api_has_one_handler() -> None:
     handles(HEARTBEAT, "0-4")(first)
     with pytest.raises(ValueError, match="already has the handler"):
         handles(HEARTBEAT, "0-4")(second)
+
+
+def test_a_mistake_of_ours_in_reading_closes_and_is_logged(
+    handlers: dict[int, Handler], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken_decode(*_: object) -> None:
+        raise OverflowError("too far")
+
+    frame = _heartbeat(handlers, lambda request, context: HeartbeatResponse())
+    monkeypatch.setattr("tidelog.broker.dispatch.decode", broken_decode)
+    with pytest.raises(CloseConnection, match="could not be read"):
+        _dispatcher().start(frame, ClientSession())
+    assert caplog.records[0].exc_info
