@@ -48,7 +48,7 @@ class Scenario:
     def _produce(self, step: Mapping[str, Any]) -> None:
         options = ProduceOptions(step["compression"], step["acks"], step.get("idempotent", False))
         partition: int = step["partition"]
-        records = [_record(row, self._client.sets_timestamps) for row in SCENARIO["records"]]
+        records = [_record(row, self._client) for row in SCENARIO["records"]]
         kept = self._sent.setdefault(partition, [])
         offsets = self._client.produce(self._topic, partition, records, options)
         for expected, offset in enumerate(offsets, start=len(kept)):
@@ -107,13 +107,17 @@ class Scenario:
         self._compare(before, self._sent[0][before], first)
 
 
-def _record(row: Mapping[str, Any], with_timestamp: bool) -> SentRecord:
+def _record(row: Mapping[str, Any], client: ClientDriver) -> SentRecord:
+    """The record as this client can send it."""
     value = _bytes(row["value"])
+    headers = tuple((name, _bytes(text)) for name, text in row.get("headers", ()))
+    if not client.sends_null_headers:
+        headers = tuple((name, header) for name, header in headers if header is not None)
     return SentRecord(
         key=_bytes(row["key"]),
         value=None if value is None else value * row.get("repeat", 1),
-        headers=tuple((name, _bytes(text)) for name, text in row.get("headers", ())),
-        timestamp_ms=row.get("timestamp_ms") if with_timestamp else None,
+        headers=headers,
+        timestamp_ms=row.get("timestamp_ms") if client.sets_timestamps else None,
     )
 
 

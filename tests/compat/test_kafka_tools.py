@@ -16,7 +16,8 @@ from tidelog.testing import Broker
 pytestmark = pytest.mark.compat
 
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-RECORDS_PER_BATCH = 50
+ROUNDS = 4
+RECORDS_PER_BATCH = 100
 
 
 def dump(files: list[Path], *options: str) -> str:
@@ -27,20 +28,21 @@ def dump(files: list[Path], *options: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def partition_directory(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def partition_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A partition with every codec, several segments, idempotent batches and a clean stop behind it."""
-    with Broker(data_dir=tmp_path / "data") as broker:
+    data = tmp_path_factory.mktemp("dumped") / "data"
+    with Broker(data_dir=data) as broker:
         client = ConfluentDriver(broker.bootstrap)
         client.create_topic("dumped", 1, {"segment.bytes": "1048576", "index.interval.bytes": "1024"})
         for compression in COMPRESSIONS:
-            for round_number in range(8):
+            for round_number in range(ROUNDS):
                 records = [
-                    SentRecord(b"key-%d" % number, bytes([65 + number % 26]) * 2000, (("n", b"%d" % round_number),))
+                    SentRecord(b"key-%d" % number, bytes([65 + number % 26]) * 5000, (("n", b"%d" % round_number),))
                     for number in range(RECORDS_PER_BATCH)
                 ]
                 client.produce("dumped", 0, records, ProduceOptions(compression, "all", idempotent=True))
-    (directory,) = (tmp_path / "data").rglob("dumped-0")
+    (directory,) = data.rglob("dumped-0")
     return directory
 
 
@@ -49,7 +51,7 @@ def test_log_files_are_read_record_by_record(partition_directory: Path) -> None:
     assert len(logs) > 1
     output = dump(logs, "--deep-iteration", "--print-data-log")
     offsets = [int(found) for found in re.findall(r"^\| offset: (\d+) ", output, re.MULTILINE)]
-    assert offsets == list(range(len(COMPRESSIONS) * 8 * RECORDS_PER_BATCH))
+    assert offsets == list(range(len(COMPRESSIONS) * ROUNDS * RECORDS_PER_BATCH))
     assert "isvalid: false" not in output
     for codec in COMPRESSIONS:
         assert f"compresscodec: {codec}" in output

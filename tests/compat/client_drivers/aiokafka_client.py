@@ -19,6 +19,7 @@ T = TypeVar("T")
 class AiokafkaDriver:
     name = "aiokafka"
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap

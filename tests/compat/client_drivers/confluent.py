@@ -25,6 +25,7 @@ WAIT_S = 30.0
 class ConfluentDriver:
     name = "confluent-kafka"
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -142,6 +143,4 @@ class ConfluentDriver:
 
 def _read_record(message: Message) -> ReadRecord:
     headers = cast(Headers, tuple(message.headers() or ()))
-    return ReadRecord(
-        cast(int, message.offset()), message.key(), message.value(), headers, message.timestamp()[1]
-    )
+    return ReadRecord(cast(int, message.offset()), message.key(), message.value(), headers, message.timestamp()[1])

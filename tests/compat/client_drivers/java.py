@@ -14,6 +14,7 @@ from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 
 class JavaDriver:
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str, jars: Path, version: str, error_log: Path) -> None:
         self.name = f"java-{version}"

@@ -15,6 +15,7 @@ WAIT_S = 30.0
 class KafkaPythonDriver:
     name = "kafka-python"
     sets_timestamps = True
+    sends_null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Sequence
 
 from client_drivers.model import Headers, ProduceOptions, ReadRecord, SentRecord
 
 WAIT_S = 60.0
+# Characters that no record of the scenario holds.
+KEY_END = b"\x1f"
+END = b"\x1e"
 
 
 class KcatDriver:
     name = "kcat"
     sets_timestamps = False
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -32,15 +35,14 @@ class KcatDriver:
         arguments += ["-X", f"acks={options.acks}", "-X", f"enable.idempotence={str(options.idempotent).lower()}"]
         if record.value is None:
             arguments.append("-Z")
+        content = (record.value or b"") + END
         if record.key is not None:
-            arguments += ["-k", record.key.decode()]
+            arguments += ["-K", KEY_END.decode()]
+            content = record.key + KEY_END + content
         for name, value in record.headers:
             # kcat writes a header without '=' with a null value.
             arguments += ["-H", name if value is None else f"{name}={value.decode()}"]
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(record.value or b"")
-            file.flush()
-            self._kcat([*arguments, file.name])
+        self._kcat([*arguments, "-D", END.decode()], content)
 
     def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
         # Lengths before the bytes: keys and values may hold anything.
@@ -68,8 +70,10 @@ class KcatDriver:
     def close(self) -> None:
         return None
 
-    def _kcat(self, arguments: list[str]) -> bytes:
-        done = subprocess.run(["kcat", "-b", self._bootstrap, *arguments], capture_output=True, timeout=WAIT_S)
+    def _kcat(self, arguments: list[str], content: bytes = b"") -> bytes:
+        done = subprocess.run(
+            ["kcat", "-b", self._bootstrap, *arguments], input=content, capture_output=True, timeout=WAIT_S
+        )
         assert done.returncode == 0, f"kcat {arguments}: {done.stderr.decode(errors='replace')}"
         return done.stdout
 

@@ -43,6 +43,8 @@ class ClientDriver(Protocol):
     name: str
     # Whether a record's own timestamp can be given; kcat has no way to.
     sets_timestamps: bool
+    # Whether a header may be sent without a value; kafka-python refuses to.
+    sends_null_headers: bool
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
