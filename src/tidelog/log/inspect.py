@@ -165,7 +165,7 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
         if slot and offset == base_offset and position == 0:
             break  # the unused rest of an index that is still written to
         header = batches.get(position)
-        if header is None or not header.base_offset <= offset or offset <= last:
+        if header is None or offset < header.last_offset or offset <= last:
             yield Problem(offsets_path, slot, f"entry {slot} points to byte {position}, where offset {offset} is not")
         last = offset
     times_path = log_path.with_suffix(TIME_INDEX_SUFFIX)

@@ -316,7 +316,7 @@ class LogManager:
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
         """Flush and close all logs and give the directories back. Blocks. Unclean: as after a crash, but unlocked."""
-        failed: set[Path] = set()
+        failed = {log.directory.parent for log in self.logs() if log.is_offline}
         for log in self.logs():
             try:
                 log.close(clean=clean)

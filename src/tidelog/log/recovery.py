@@ -21,6 +21,7 @@ from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, 
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
+from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.log_state import LogState
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_replay import NO_SNAPSHOT, restore_producers
@@ -158,18 +159,25 @@ class _Opening:
         ]
 
     def _check_nothing_is_lost(self, sizes: dict[int, int], others: dict[int, str]) -> None:
-        """An index outlives its log only when a removal was cut short at the old end of the log."""
+        """An index is always removed before its log, so one without a log means that the log was lost.
+
+        Other brokers remove the log first; what they left behind of deleted records is no loss.
+        """
         first = min(sizes, default=None)
         for base_offset, path in sorted(others.items()):
             if base_offset in sizes:
                 continue
-            if first is None or base_offset > first:
+            if first is None or base_offset > first or first > self._known.log_start_offset:
                 raise self._corruption(
                     Path(path).with_suffix(LOG_SUFFIX), 0, "the file is missing and its index is there"
                 )
             logger.warning("%s has no log and is removed", path)
             os.unlink(path)
-        known_end = self._known.log_end.end_offset if self._known.log_end else self._known.recovery_point
+        log_end = self._known.log_end
+        if log_end is not None and len(sizes) < log_end.segments_count:
+            reason = f"{log_end.segments_count} log files were there at the last clean stop, {len(sizes)} are left"
+            raise self._corruption(self._directory, 0, reason)
+        known_end = log_end.end_offset if log_end else self._known.recovery_point
         if first is None and known_end > self._known.log_start_offset:
             lost = self._directory / f"{self._known.log_start_offset:020d}{LOG_SUFFIX}"
             raise self._corruption(lost, 0, f"no log file is there, but offsets up to {known_end - 1} were flushed")
@@ -180,7 +188,8 @@ class _Opening:
         """Check all batches from the recovery point on; the log's end."""
         known = self._known
         # A size that changed since a clean stop may hide anything: then everything is read again.
-        first = 0 if known.is_clean and known.log_end is not None else segments.index_of(known.recovery_point)
+        has_changed = known.is_clean and known.log_end is not None
+        first = 0 if has_changed else segments.index_of(known.recovery_point)
         for index in range(first):
             segments[index].check_indexes()
         next_offset = segments[first].base_offset
@@ -190,6 +199,11 @@ class _Opening:
                 raise self._corruption(
                     segment.path, 0, f"the segment starts below offset {next_offset}, where the one before it ends"
                 )
+            if segment.base_offset > next_offset and (has_changed or not self._config.is_compacted):
+                # Only compaction takes batches from the end of a segment.
+                before = segments[index - 1]
+                reason = f"the file ends with offset {next_offset - 1}, the next one starts with {segment.base_offset}"
+                raise self._corruption(before.path, before.size_bytes, reason)
             has_more = any(later.size_bytes for later in segments[index + 1 :])
             next_offset = self._recover_segment(segment, epochs, has_more)
         self._drop_empty_tail(segments, next_offset)
@@ -216,11 +230,12 @@ class _Opening:
         if not size_bytes:
             return segment.base_offset
         next_offset = segment.base_offset
+        offset_max = segment.base_offset + RELATIVE_OFFSET_MAX
         with mmap.mmap(segment.file.fd, size_bytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
             position, reason = 0, ""
             while position < size_bytes:
                 try:
-                    header = _checked_header(view, position, next_offset)
+                    header = _checked_header(view, position, next_offset, offset_max)
                 except CorruptBatchError as error:
                     reason = error.reason
                     break
@@ -228,7 +243,9 @@ class _Opening:
                 epochs.replay(header.partition_leader_epoch, header.base_offset)
                 next_offset = header.next_offset
                 position += header.size_bytes
-            if position < size_bytes and (has_more or _good_batch_follows(mapped, view, position, next_offset)):
+            if position < size_bytes and (
+                has_more or _good_batch_follows(mapped, view, position, next_offset, offset_max)
+            ):
                 raise self._corruption(segment.path, position, f"{reason}, and good batches follow")
         if position < size_bytes:
             torn_bytes = size_bytes - position
@@ -273,15 +290,15 @@ def _is_unchanged(segments: SegmentList, log_end: LogEnd) -> bool:
     )
 
 
-def _checked_header(view: memoryview, position: int, offset_min: int) -> BatchHeader:
+def _checked_header(view: memoryview, position: int, offset_min: int, offset_max: int) -> BatchHeader:
     header = parse_header(view, position)
-    if header.base_offset < offset_min:
+    if header.base_offset < offset_min or header.last_offset > offset_max:
         raise CorruptBatchError(f"offset {header.base_offset} follows {offset_min - 1}")
     check_crc(view, header, position)
     return header
 
 
-def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offset_min: int) -> bool:
+def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offset_min: int, offset_max: int) -> bool:
     """Whether batches with a right CRC lie behind a bad place.
 
     A torn batch may carry bytes that look like a batch, as a mirror of another log would; so those found must reach
@@ -298,7 +315,7 @@ def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offs
         next_offset = offset_min
         while at + BATCH_HEADER_SIZE <= size_bytes and found < 2:
             try:
-                header = _checked_header(view, at, next_offset)
+                header = _checked_header(view, at, next_offset, offset_max)
             except CorruptBatchError:
                 break
             found += 1

@@ -276,7 +276,6 @@ class Segment:
         except CorruptIndexError as error:
             logger.warning("%s; the indexes of %s are rebuilt", error, self.path.name)
             self.rebuild_indexes()
-        self._load_max_timestamp()
         # Thousands of partitions are loaded at once: nothing stays open that nobody asked for.
         self.close()
 
@@ -364,6 +363,18 @@ class Segment:
         return renamed
 
     def _load_max_timestamp(self) -> tuple[int, int]:
+        """The last time entry, once its batch was seen to agree: retention and look-ups must not follow a false one."""
         if self._max_timestamp is None:
-            self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry()
+            entry = self.time_index.last_entry()
+            if self.size_bytes and not self._has_batch(*entry):
+                logger.warning("%s is false and is rebuilt", self.time_index.path)
+                self.rebuild_indexes()
+                entry = self.time_index.last_entry()
+            self._max_timestamp, self._offset_of_max_timestamp = entry
         return self._max_timestamp, self._offset_of_max_timestamp
+
+    def _has_batch(self, max_timestamp: int, last_offset: int) -> bool:
+        for _, header in self.headers_from(last_offset):
+            if header.last_offset >= last_offset:
+                return (header.max_timestamp, header.last_offset) == (max_timestamp, last_offset)
+        return False
