@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/tidelog/records/kernel.*)
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/tidelog/records/kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
