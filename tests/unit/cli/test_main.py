@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tidelog.cli.main
+from tidelog.cli.errors import CommandError
+from tidelog.cli.main import run
+from tidelog.client.errors import BrokerError, ConnectError
+from tidelog.common.settings import SettingError
+from tidelog.protocol import ErrorCode
+
+
+def one_line(captured: pytest.CaptureFixture[str]) -> str:
+    output = captured.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("tidelog: ")
+    assert output.err.count("\n") == 1
+    return output.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'; see 'tidelog --help'"),
+        (["topics", "nonsense"], "see 'tidelog topics --help'"),
+        (["topics", "create"], "Missing argument 'TOPIC...'; see 'tidelog topics create --help'"),
+        (["topics", "create", "a/b"], "'a/b' may only hold ASCII letters"),
+        (["topics", "create", "t", "--partitions", "0"], "--partitions"),
+        (["topics", "create", "t", "--config", "x"], "'x' is not key=value"),
+        (["topics", "alter", "t"], "nothing to do; give --partitions"),
+        (["topics", "list", "--bootstrap", "nowhere:x"], "HOST:PORT with a port from 1 to 65535"),
+        (["topics", "list", "--what"], "No such option"),
+        (["configs", "describe"], "say whose settings"),
+        (["configs", "describe", "--topic", "t", "--broker", "1"], "one of --topic TOPIC, --broker ID"),
+        (["configs", "set", "--topic", "t", "x"], "'x' is not key=value"),
+        (["produce", "t", "--acks", "2"], "--acks"),
+        (["produce", "t", "--key-separator", ""], "may not be empty"),
+        (["produce", "t", "--header", "x"], "'x' is not key=value"),
+        (["consume", "t", "--format", "%q"], "%q is no placeholder"),
+        (["consume", "t", "--json", "--format", "%k"], "exclude each other"),
+        (["consume", "t", "--offset", "1", "--from-beginning"], "exclude each other"),
+        (["consume", "t", "--timestamp", "soon"], "'soon' is no time"),
+        (["consume", "t", "--max-messages", "0"], "--max-messages"),
+        (["log", "dump", "/does/not/exist"], "does not exist"),
+        (["serve", "--listen"], "--listen"),
+        (["serve", "extra"], "extra"),
+    ],
+)
+def test_bad_usage_is_one_line_and_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    assert message in one_line(capsys)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["topics", "create", "--help"], ["serve", "--help"]])
+def test_help_teaches_by_an_example(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 0
+    output = capsys.readouterr()
+    assert "Example: tidelog" in output.out
+    assert "\x1b[" not in output.out
+    assert output.err == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["topics"], ["configs"], ["log"]])
+def test_a_group_alone_shows_its_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    output = capsys.readouterr()
+    assert "Usage: " in output.out
+    assert output.err == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version"]) == 0
+    assert capsys.readouterr().out.startswith("tidelog ")
+
+
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], int]:
+    """Run a command that raises this."""
+
+    def fail(error: BaseException) -> int:
+        def raise_it(arguments: list[str]) -> int:
+            raise error
+
+        monkeypatch.setattr(tidelog.cli.main, "_run", raise_it)
+        return run(["anything"])
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (CommandError("no\nluck"), 1, "tidelog: no luck\n"),
+        (CommandError("wrong", 2), 2, "tidelog: wrong\n"),
+        (SettingError("unknown setting"), 2, "tidelog: unknown setting\n"),
+        (ConnectError("cannot reach"), 1, "tidelog: cannot reach\n"),
+        (BrokerError(ErrorCode.INVALID_CONFIG, "it is\nbad."), 1, "tidelog: it is bad (INVALID_CONFIG)\n"),
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "tidelog: x: No such file or directory\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_become_a_line_and_a_code(
+    fail_with: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+    message: str,
+) -> None:
+    assert fail_with(error) == code
+    assert capsys.readouterr().err == message
+
+
+def test_a_bug_leaves_its_traceback_in_a_file(
+    fail_with: Callable[[BaseException], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert fail_with(ZeroDivisionError("oops")) == 1
+    line = one_line(capsys)
+    assert "this is a bug in tidelog: ZeroDivisionError: oops" in line
+    [kept] = tmp_path.iterdir()
+    assert str(kept) in line
+    assert "raise_it" in kept.read_text(encoding="utf-8")
