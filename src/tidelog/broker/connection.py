@@ -131,14 +131,26 @@ class Connection:
     # Receiving
 
     def _on_readable(self) -> None:
+        """Read and handle until there is nothing left, or an answer shows that the connection is alive.
+
+        uvloop reports a broken connection once, together with the last bytes that came, and never again. So whoever
+        sends no answer has to look once more behind those bytes, or a client that is gone would be kept.
+        """
         for _ in range(READS_PER_TURN):
             if not self._make_room() or not self._receive():
                 break
             filled = self._buffer is not None and self._end == len(self._buffer)
+            sent_bytes = self._outgoing.sent_bytes
             self._handle_frames()
-            if self._closed or not filled:
+            if self._closed or (not filled and self._outgoing.sent_bytes != sent_bytes):
                 return
+        else:
+            self._loop.call_soon(self._read_on)
         self._update_reading()
+
+    def _read_on(self) -> None:
+        if self._reading:
+            self._on_readable()
 
     def _receive(self) -> bool:
         """Read once; False when there is nothing to handle."""

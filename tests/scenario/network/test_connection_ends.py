@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
+from tidelog.server.server import BrokerServer
 from tidelog.testing.broker import Broker
 from tidelog.testing.raw_client import RawClient, fetch_request, frame, produce_request
 
@@ -100,3 +103,37 @@ def test_a_stop_answers_what_was_asked_and_does_not_wait_for_long_polls(broker: 
     broker.stop()
     assert waiting.was_closed()
     assert client.was_closed()
+
+
+def test_a_reset_right_behind_a_request_is_noticed(broker: Broker, wait_until: WaitUntil) -> None:
+    """The request and the reset are there before the broker reads: the event loop tells of both at once."""
+    broker.create_topic("orders")
+    parked = frame(FETCH, fetch_request("orders", 0, max_wait_ms=600_000), 11)
+    unanswered = frame(PRODUCE, produce_request("orders", b"x", acks=0), 7)
+    for request in (parked, parked * 3, parked[:-1], unanswered, b""):
+        with _busy(broker):
+            for _ in range(5):
+                client = RawClient(broker.port)
+                client.sock.sendall(request)
+                client.reset()
+        wait_until(lambda: len(broker.server.connections) == 0, "all connections are forgotten")
+    assert broker.server.connections.memory.held_bytes == 0
+
+
+@contextmanager
+def _busy(broker: Broker) -> Iterator[None]:
+    """Keep the broker's event loop from looking at its sockets."""
+    is_busy, may_go_on = threading.Event(), threading.Event()
+
+    async def block(_: BrokerServer) -> None:
+        is_busy.set()
+        assert may_go_on.wait(20)
+
+    blocker = threading.Thread(target=broker.call, args=(block,))
+    blocker.start()
+    assert is_busy.wait(20)
+    try:
+        yield
+    finally:
+        may_go_on.set()
+        blocker.join()
