@@ -18,7 +18,10 @@ def kernel_extensions() -> list[Extension]:
 
     extensions = [
         Extension(
-            f"tidelog.records.{module}", [f"src/tidelog/records/{module}.py"], optional=True, extra_compile_args=["-O3"]
+            f"tidelog.records.{module}",
+            [f"src/tidelog/records/{module}.py"],
+            optional=True,
+            extra_compile_args=["-O3", "-g0"],
         )
         for module in KERNEL
     ]
