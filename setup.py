@@ -1,7 +1,7 @@
 """Builds the record kernel as optional extensions; everything else is declared in pyproject.toml.
 
-The kernel is plain Python with a .pxd beside each file. Where there is no C compiler the build goes on without it and the
-interpreted twin runs instead, so `pip install` never fails for want of a compiler.
+The kernel is plain Python with a .pxd beside each file. Where there is no C compiler the build goes on without it and
+the interpreted twin runs instead, so `pip install` never fails for want of a compiler.
 """
 
 import os
