@@ -1,8 +1,9 @@
 """The small text files beside the segments: offset checkpoints, leader epochs, ids, the clean-shutdown marker.
 
 What always holds: a file is written under a temporary name, flushed, renamed over the old one, and the directory is
-flushed, so a reader finds the old contents or the new, never a mixture; the formats are Kafka's. A file that breaks its
-format raises CorruptCheckpointError with its path. It keeps nothing in memory.
+flushed (files inside a partition's directory: together with its log), so a reader finds the old contents or the new,
+never a mixture; the formats are Kafka's. A file that breaks its format raises CorruptCheckpointError with its path. It
+keeps nothing in memory.
 """
 
 from __future__ import annotations
@@ -41,27 +42,42 @@ def fsync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-def write_atomically(path: Path, contents: bytes, *, sync_directory: bool = True) -> None:
-    """Replace a file's contents. Without `sync_directory` the caller flushes the directory before it relies on it."""
+def write_atomically(path: Path, contents: bytes, *, sync: bool = True) -> None:
+    """Replace a file's contents. Without `sync` a power cut may still undo it; `sync_files` is called later."""
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         remaining = memoryview(contents)
         while remaining:
             remaining = remaining[os.write(fd, remaining) :]
-        os.fsync(fd)
+        if sync:
+            os.fsync(fd)
     finally:
         os.close(fd)
     os.replace(temporary, path)
-    if sync_directory:
+    if sync:
         fsync_directory(path.parent)
 
 
-def write_rows(path: Path, rows: Iterable[str], *, sync_directory: bool = True) -> None:
+def sync_files(directory: Path) -> None:
+    """Flush what was written about a partition without being flushed, and the names of all its files."""
+    for name in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE):
+        try:
+            fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    fsync_directory(directory)
+    fsync_directory(directory.parent)
+
+
+def write_rows(path: Path, rows: Iterable[str], *, sync: bool = True) -> None:
     """Write a checkpoint: a version, the number of rows, the rows."""
     lines = list(rows)
-    contents = "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode()
-    write_atomically(path, contents, sync_directory=sync_directory)
+    write_atomically(path, "\n".join([_VERSION, str(len(lines)), *lines, ""]).encode(), sync=sync)
 
 
 def read_rows(path: Path, parse: Callable[[str], Row]) -> list[Row] | None:
@@ -130,19 +146,26 @@ def _parse_log_end_row(row: str) -> tuple[PartitionKey, LogEnd]:
 
 
 def write_partition_metadata(directory: Path, topic_id: uuid.UUID) -> None:
+    """Name the topic. The log flushes it before it counts any record as flushed."""
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}\n"
-    write_atomically(directory / PARTITION_METADATA_FILE, text.encode())
+    write_atomically(directory / PARTITION_METADATA_FILE, text.encode(), sync=False)
 
 
 def read_partition_metadata(directory: Path) -> uuid.UUID | None:
-    """The topic's id, or None when the directory does not tell."""
+    """The topic's id, or None when the directory does not tell.
+
+    A power cut soon after the partition was made may leave the file empty; nothing in the directory was flushed then.
+    """
     path = directory / PARTITION_METADATA_FILE
     try:
-        values = _parse_pairs(path.read_text(), ":")
+        text = path.read_text()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+    if not text:
+        return None
+    values = _parse_pairs(text, ":")
     if values.get("version") != _VERSION:
         raise CorruptCheckpointError(f"{path} has version {values.get('version')}, expected {_VERSION}")
     try:

@@ -121,8 +121,9 @@ class LeaderEpochs:
 
     def write(self) -> None:
         rows = (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
-        # The log flushes its directory before it counts anything as flushed, so the rename needs no flush of its own.
-        write_rows(self._directory / LEADER_EPOCH_FILE, rows, sync_directory=False)
+        # Flushed with the log, before anything counts as flushed; what was not is found again in the batches
+        # themselves. A start with thousands of partitions would otherwise wait for the disk once for each.
+        write_rows(self._directory / LEADER_EPOCH_FILE, rows, sync=False)
         self._is_written = True
 
     def _assign(self, epoch: int, start_offset: int) -> bool:

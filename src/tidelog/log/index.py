@@ -221,7 +221,8 @@ class OffsetIndex(_Index):
         self._check_size()
         if len(self):
             relative_offset, position = self._slot(len(self) - 1)
-            if relative_offset < 0 or not 0 <= position < log_size_bytes:
+            # The first batch of a segment never gets an entry, so neither number is ever 0.
+            if relative_offset <= 0 or not 0 < position < log_size_bytes:
                 raise CorruptIndexError(f"{self.path} ends with an entry that points outside of its log")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.common.clock import Clock
-from tidelog.log.checkpoints import LogEnd, fsync_directory
+from tidelog.log.checkpoints import LogEnd, sync_files, write_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochEntry
 from tidelog.log.errors import LogStorageError
@@ -82,7 +82,7 @@ class PartitionLog(LogHealth):
         self._last_snapshot_offset = state.last_snapshot_offset
         self._last_flush_ms = clock.now_ms()
         self._lock = threading.Lock()  # guards what flush and truncation both change
-        self._directory_changed = False
+        self._directory_changed = True  # what was written to open it may not be flushed yet
 
     def __repr__(self) -> str:
         return f"PartitionLog({self.name}, {self._log_start_offset}..{self._log_end_offset})"
@@ -154,6 +154,13 @@ class PartitionLog(LogHealth):
     def update_config(self, config: LogConfig) -> None:
         """Obey other settings from the next call on; index sizes count from the next segment."""
         self.config = config
+
+    def assign_topic_id(self, topic_id: uuid.UUID) -> None:
+        """Say which topic this is, in a directory that does not tell."""
+        with self.storage("partition metadata"):
+            write_partition_metadata(self.directory, topic_id)
+        self._directory_changed = True
+        self.topic_id = topic_id
 
     def active_producers(self) -> list[ProducerEntry]:
         return self._producers.entries()
@@ -374,7 +381,7 @@ class PartitionLog(LogHealth):
                 segment.sync()
             if self._directory_changed:
                 self._directory_changed = False
-                fsync_directory(self.directory)
+                sync_files(self.directory)
         except OSError as error:
             # The kernel may have dropped the dirty pages: a second fsync would succeed and prove nothing.
             raise self.go_offline(f"fsync failed: {error}") from error

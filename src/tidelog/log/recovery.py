@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.common.clock import Clock
-from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, write_partition_metadata
+from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, write_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
@@ -51,13 +51,11 @@ class LastKnown:
 def create_log(
     topic: str, partition: int, directory: Path, topic_id: uuid.UUID | None, config: LogConfig, clock: Clock
 ) -> PartitionLog:
-    """A new, empty log in a new directory, which survives a power cut once this returns."""
+    """A new, empty log in a new directory. It is flushed with its first records: an empty one can be made again."""
     directory.mkdir()
     if topic_id is not None:
         write_partition_metadata(directory, topic_id)
     segment = Segment.create(directory, 0, config, created_ms=clock.now_ms())
-    fsync_directory(directory)
-    fsync_directory(directory.parent)
     state = LogState(
         segments=SegmentList(directory, [segment]),
         epochs=LeaderEpochs(directory),

@@ -43,12 +43,17 @@ def test_partition_metadata_has_kafkas_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "version: 1\ntopic_id: ASNFZ4mrze8BI0VniavN7w\n", "version: 0\n", "version: 0\ntopic_id: x"]
+    "text", ["version: 1\ntopic_id: ASNFZ4mrze8BI0VniavN7w\n", "version: 0\n", "version: 0\ntopic_id: x"]
 )
 def test_broken_partition_metadata_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "partition.metadata").write_text(text)
     with pytest.raises(CorruptCheckpointError, match="metadata"):
         checkpoints.read_partition_metadata(tmp_path)
+
+
+def test_empty_partition_metadata_tells_nothing(tmp_path: Path) -> None:
+    (tmp_path / "partition.metadata").write_text("")
+    assert checkpoints.read_partition_metadata(tmp_path) is None
 
 
 def test_clean_shutdown_marker(tmp_path: Path) -> None:
