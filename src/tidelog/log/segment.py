@@ -267,6 +267,7 @@ class Segment:
     def check_indexes(self) -> None:
         """Look at sizes and last entries, and rebuild what can't be right. No log data is read unless it is wrong."""
         if not self.size_bytes:
+            self.reset_indexes()
             return
         try:
             self.offset_index.check(self.size_bytes)
@@ -319,16 +320,17 @@ class Segment:
 
     def truncate_to(self, position: int, offset: int) -> None:
         """Cut the file at a batch's position and forget index entries of this offset and above."""
-        self.offset_index.truncate_to(offset)
-        self.time_index.truncate_to(offset)
         os.ftruncate(self.file.fd, position)
         self.size_bytes = position
+        if not position:
+            self.reset_indexes()
+            return
+        self.offset_index.truncate_to(offset)
+        self.time_index.truncate_to(offset)
         slot = bisect.bisect_left(self._tail_positions, position)
         del self._tail_last_offsets[slot:]
         del self._tail_positions[slot:]
         self._bytes_since_index_entry = 0
-        if not position:
-            self._first_timestamp = None
         self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry()
         for _, header in self.headers_from(self._offset_of_max_timestamp):
             if header.max_timestamp > self._max_timestamp:
