@@ -41,5 +41,9 @@ compat: setup kcat $(JAVA_DRIVERS)
 bench: setup kcat
 	$(BIN)/tidelog bench broker
 
+# A broker, a topic, records written, read back and compared, with figures; about ten seconds, nothing is left behind.
+demo: setup
+	$(BIN)/tidelog demo
+
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)

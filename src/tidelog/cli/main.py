@@ -27,6 +27,7 @@ COMMANDS = {
     "consume": "tidelog.cli.consume",
     "configs": "tidelog.cli.configs",
     "log": "tidelog.cli.log_files",
+    "demo": "tidelog.cli.demo",
     "version": "tidelog.cli.version",
 }
 
