@@ -27,11 +27,18 @@ from tidelog.log.log_state import AppendResult, LogState
 from tidelog.log.producer_replay import coordinator_epoch, find_duplicate, restore_producers
 from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
 from tidelog.log.producer_state import ProducerEntry
-from tidelog.log.reading import LogRead, TimestampOffset, find_by_timestamp, find_max_timestamp, read_segments
+from tidelog.log.reading import (
+    LogRead,
+    RecordTime,
+    TimestampOffset,
+    find_by_timestamp,
+    find_max_timestamp,
+    read_segments,
+)
 from tidelog.log.segment import Segment, SegmentBrokenError
 from tidelog.log.validation import AppendOrigin, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import BatchHeader, Record, assign_offsets
+from tidelog.records import BatchHeader, assign_offsets
 
 
 class PartitionLog(LogHealth):
@@ -327,7 +334,7 @@ class PartitionLog(LogHealth):
             return None
         return self._timestamp_offset(record)
 
-    def _timestamp_offset(self, record: Record) -> TimestampOffset:
+    def _timestamp_offset(self, record: RecordTime) -> TimestampOffset:
         return TimestampOffset(record.timestamp, record.offset, self._epochs.epoch_for(record.offset))
 
     # Offsets and epochs

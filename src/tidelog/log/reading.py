@@ -10,13 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import Segment
-from tidelog.records import BatchHeader, CorruptBatchError, Record, decode_records
+from tidelog.records import BatchHeader, CorruptBatchError, check_crc, find_timestamp
 
 logger = logging.getLogger(__name__)
+
+
+# A batch is opened to look for a time in it only so far: the event loop waits, and a few kB can hold a GiB.
+_OPENED_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -38,6 +43,13 @@ class TimestampOffset:
     timestamp: int
     offset: int
     leader_epoch: int
+
+
+class RecordTime(NamedTuple):
+    """A record found by its time."""
+
+    timestamp: int
+    offset: int
 
 
 def read_segments(
@@ -75,14 +87,14 @@ def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int |
     return segment.size_bytes if beyond is None else beyond.position
 
 
-def find_by_timestamp(segment: Segment, timestamp: int, start_offset: int) -> Record | None:
+def find_by_timestamp(segment: Segment, timestamp: int, start_offset: int) -> RecordTime | None:
     """The first record from an offset on whose timestamp is not below this one."""
     from_offset = max(_indexed_offset(segment, timestamp), start_offset)
     for position, header in segment.headers_from(from_offset, walk=True):
         if header.max_timestamp >= timestamp and header.last_offset >= start_offset and not _is_empty(header):
-            for record in _decode_batch(segment, position, header):
-                if record.timestamp >= timestamp and record.offset >= start_offset:
-                    return record
+            record = _find_in_batch(segment, position, header, timestamp, start_offset)
+            if record is not None:
+                return record
     return None
 
 
@@ -101,23 +113,32 @@ def _indexed_offset(segment: Segment, timestamp: int) -> int:
     return entry[1]
 
 
-def find_max_timestamp(segment: Segment) -> Record | None:
+def find_max_timestamp(segment: Segment) -> RecordTime | None:
     """The first record that has the segment's largest timestamp."""
     max_timestamp = segment.max_timestamp
     for position, header in segment.headers_from(segment.offset_of_max_timestamp):
         if header.max_timestamp >= max_timestamp and not _is_empty(header):
-            for record in _decode_batch(segment, position, header):
-                if record.timestamp >= max_timestamp:
-                    return record
+            record = _find_in_batch(segment, position, header, max_timestamp, header.base_offset)
+            if record is not None:
+                return record
     return None
 
 
-def _decode_batch(segment: Segment, position: int, header: BatchHeader) -> list[Record]:
-    """The records of one batch in the file; raises CorruptSegmentError."""
+def _find_in_batch(
+    segment: Segment, position: int, header: BatchHeader, timestamp: int, start_offset: int
+) -> RecordTime | None:
+    """The first such record of one batch in the file; raises CorruptSegmentError where its CRC is wrong."""
+    batch = segment.read_batch(position, header)
     try:
-        return decode_records(segment.read_batch(position, header))
+        check_crc(batch, header)
     except CorruptBatchError as error:
         raise CorruptSegmentError(segment.path, position, error.reason) from error
+    try:
+        found = find_timestamp(batch, header, timestamp, start_offset, max_bytes=_OPENED_BYTES_MAX)
+    except CorruptBatchError:
+        # Its producer wrote it so, or it opens to very much. A reader who starts with the batch misses nothing.
+        return RecordTime(header.max_timestamp, max(header.base_offset, start_offset))
+    return None if found is None else RecordTime(*found)
 
 
 def _is_empty(header: BatchHeader) -> bool:

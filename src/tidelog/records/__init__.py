@@ -23,14 +23,18 @@ from tidelog.records.batch import (
 from tidelog.records.codec import (
     NewRecord,
     RecordsSummary,
+    check_records,
+    close_records,
     decode_records,
     encode_batch,
+    find_timestamp,
+    open_records,
     recompress,
     validate_records,
 )
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
 from tidelog.records.control import ControlRecord, ControlRecordType, encode_control_batch, parse_control_record
-from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
+from tidelog.records.errors import CorruptBatchError, OversizedBatchError, UnsupportedMagicError
 from tidelog.records.kernel import Record
 
 __all__ = [
@@ -44,19 +48,24 @@ __all__ = [
     "ControlRecordType",
     "CorruptBatchError",
     "NewRecord",
+    "OversizedBatchError",
     "Record",
     "RecordsSummary",
     "TimestampType",
     "UnsupportedMagicError",
     "assign_offsets",
     "check_crc",
+    "check_records",
+    "close_records",
     "compress",
     "decode_records",
     "decompress",
     "encode_batch",
     "encode_control_batch",
+    "find_timestamp",
     "iter_headers",
     "kernel_is_compiled",
+    "open_records",
     "parse_control_record",
     "parse_header",
     "recompress",

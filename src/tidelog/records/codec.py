@@ -190,7 +190,11 @@ def validate_records(
     buffer: Buffer, header: BatchHeader, position: int = 0, *, max_bytes: int = DECOMPRESSED_BYTES_MAX
 ) -> RecordsSummary:
     """Open a producer's batch and check that deltas count from 0 and that sizes add up. The CRC is not checked."""
-    data = open_records(buffer, header, position, max_bytes)
+    return check_records(open_records(buffer, header, position, max_bytes), header)
+
+
+def check_records(data: bytes, header: BatchHeader) -> RecordsSummary:
+    """The same for records that were opened already."""
     scan = kernel.scan_records(data, header.records_count, header.base_timestamp, KEYLESS_INDEXES_MAX)
     max_timestamp, index = scan.max_timestamp, scan.index_of_max_timestamp
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -205,6 +209,25 @@ def validate_records(
     )
 
 
+def find_timestamp(
+    buffer: Buffer, header: BatchHeader, timestamp: int, first_offset: int, *, max_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> tuple[int, int] | None:
+    """Timestamp and offset of the batch's first record that is not older and not below an offset; no CRC is checked.
+
+    No objects are made: a batch may hold a million records, or one record a million headers.
+    """
+    return kernel.find_timestamp(
+        open_records(buffer, header, max_bytes=max_bytes),
+        header.records_count,
+        header.base_offset,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+        timestamp,
+        first_offset,
+    )
+
+
 def recompress(
     buffer: Buffer,
     target: Compression,
@@ -215,7 +238,12 @@ def recompress(
 ) -> bytearray:
     """The batch at `position` with its records compressed by `target`; everything else stays as it is."""
     header = parse_header(buffer, position)
+    return close_records(open_records(buffer, header, position, max_bytes), header, target, level)
+
+
+def close_records(data: bytes, header: BatchHeader, target: Compression, level: int | None = None) -> bytearray:
+    """The batch of that header with records that were opened already, compressed by `target`."""
     result = bytearray(BATCH_HEADER_SIZE)
-    result += compress(target, open_records(buffer, header, position, max_bytes), level)
+    result += compress(target, data, level)
     write_header(result, header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | target))
     return result

@@ -11,7 +11,7 @@ import struct
 from types import ModuleType
 
 from tidelog.records.batch import Buffer, Compression
-from tidelog.records.errors import CorruptBatchError
+from tidelog.records.errors import CorruptBatchError, OversizedBatchError
 
 DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024  # above the largest request a broker takes, far below what could hurt it
 
@@ -56,7 +56,7 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
 
 
 def decompress(codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """`data` decompressed, or CorruptBatchError when it is damaged or holds more than `max_bytes`."""
+    """`data` decompressed; CorruptBatchError when it is damaged, OversizedBatchError above `max_bytes`."""
     if codec is Compression.NONE:
         return bytes(data)
     if not len(data):
@@ -93,7 +93,7 @@ def _decompress_growing(codec: Compression, module: ModuleType, data: Buffer, ma
             if _OUTPUT_FULL not in str(error):
                 raise CorruptBatchError(f"the {codec.label} data can't be decompressed: {error}") from error
             if size >= max_bytes:
-                raise CorruptBatchError(f"the {codec.label} data holds more than {max_bytes} bytes") from error
+                raise OversizedBatchError(f"the {codec.label} data holds more than {max_bytes} bytes") from error
             size = min(max_bytes, 4 * size)
             continue
         with memoryview(output) as view:
@@ -140,7 +140,7 @@ def _decompress_snappy_raw(data: memoryview, max_bytes: int, size_before: int) -
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if size_before + size > max_bytes:
-            raise CorruptBatchError(f"the snappy data holds more than {max_bytes} bytes")
+            raise OversizedBatchError(f"the snappy data holds more than {max_bytes} bytes")
         if size > _SNAPPY_EXPANSION_MAX * len(data):
             raise CorruptBatchError(f"the snappy data announces {size} bytes, which {len(data)} can't hold")
         return bytes(cramjam.snappy.decompress_raw(data))

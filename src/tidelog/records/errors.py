@@ -1,4 +1,4 @@
-"""The one error of this layer: bytes that are not what a record batch must be."""
+"""The one kind of error of this layer: bytes that are not what a record batch must be."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ class CorruptBatchError(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class OversizedBatchError(CorruptBatchError):
+    """The records open to more bytes than the caller allows; they may be sound, or a bomb."""
 
 
 class UnsupportedMagicError(CorruptBatchError):

@@ -79,6 +79,19 @@ cpdef RecordsScan scan_records(
 )
 
 
+@cython.locals(reader=RecordReader)
+cpdef tuple find_timestamp(
+    const unsigned char[::1] data,
+    Py_ssize_t count,
+    int64_t base_offset,
+    int64_t base_timestamp,
+    int64_t log_append_time,
+    bint is_stamped,
+    int64_t timestamp,
+    int64_t first_offset,
+)
+
+
 @cython.final
 cdef class RecordWriter:
     cdef bytearray out

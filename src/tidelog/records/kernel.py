@@ -306,6 +306,27 @@ def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_m
     return scan
 
 
+def find_timestamp(
+    data: Bytes,
+    count: int,
+    base_offset: int,
+    base_timestamp: int,
+    log_append_time: int,
+    is_stamped: bool,
+    timestamp: int,
+    first_offset: int,
+) -> tuple[int, int] | None:
+    """Timestamp and offset of the first record at or after both; what follows it is not looked at."""
+    reader = RecordReader(data, count, base_offset, base_timestamp, log_append_time, is_stamped)
+    for _ in range(count):
+        reader.next_record()
+        if reader.timestamp >= timestamp and reader.offset >= first_offset:
+            return reader.timestamp, reader.offset
+        reader.skip_headers()
+        reader.end_record()
+    return None
+
+
 class RecordWriter:
     """Writes records behind one another into a bytearray and keeps what the batch header will say of them."""
 

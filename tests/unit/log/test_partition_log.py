@@ -7,10 +7,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crc32c import crc32c
 
 from tidelog.log import AppendOrigin, FileSlice, LogConfig, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import ControlRecordType, Record, encode_control_batch, iter_headers, parse_header
+from tidelog.records import (
+    Compression,
+    ControlRecordType,
+    Record,
+    encode_batch,
+    encode_control_batch,
+    iter_headers,
+    parse_header,
+)
 
 if TYPE_CHECKING:
     from tests.unit.log.conftest import MakeBatch, Store
@@ -207,6 +216,28 @@ def test_offsets_by_timestamp(store: Store, make_batch: MakeBatch) -> None:
         latest = log.offset_of_max_timestamp()
         assert latest is not None
         assert (latest.timestamp, latest.offset) == (now_ms + 30, 10)
+
+
+def test_a_time_in_a_batch_that_is_not_opened_leads_to_its_start(store: Store, make_batch: MakeBatch) -> None:
+    """Records are stored as the producer made them: ones that are no records, and ones that open to very much."""
+    now_ms = store.clock.now_ms()
+    log = store.create()
+    log.append_as_leader(make_batch([b"before"], timestamps=[now_ms]), leader_epoch=0)
+    no_records = make_batch([b"a", b"b"], timestamps=[now_ms + 1, now_ms + 2])
+    no_records[61:] = b"\xff" * (len(no_records) - 61)
+    no_records[17:21] = crc32c(no_records[21:]).to_bytes(4, "big")
+    bomb = encode_batch(
+        [(None, b"", (), now_ms + 3), (None, bytes(20 << 20), (), now_ms + 4)], compression=Compression.ZSTD
+    )
+    for batch in (no_records, memoryview(bomb)):
+        log.append_as_leader(batch, leader_epoch=0)
+    for target, offset in ((0, 0), (1, 1), (2, 1), (3, 3), (4, 3)):
+        found = log.offset_for_timestamp(now_ms + target)
+        assert found is not None
+        assert found.offset == offset, target
+    latest = log.offset_of_max_timestamp()
+    assert latest is not None
+    assert (latest.timestamp, latest.offset) == (now_ms + 4, 3)
 
 
 def test_no_timestamps_in_an_empty_log(store: Store) -> None:

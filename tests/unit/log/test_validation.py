@@ -72,7 +72,7 @@ def test_a_batch_passes_as_it_is() -> None:
 
 
 def test_records_are_not_opened_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("decode_records", "validate_records", "recompress"):
+    for name in ("decode_records", "open_records", "check_records", "close_records"):
         monkeypatch.setattr(f"tidelog.log.validation.{name}", None)
     validate(batch_of([b"a", b"b"], compression=Compression.ZSTD))
 
@@ -192,3 +192,36 @@ def test_runs_of_a_followers_batches_fit_into_segments() -> None:
     with pytest.raises(KafkaError) as refused:
         split_into_runs(memoryview(data), 10, 2 * size)
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
+
+
+OPENING = [
+    LogConfig(cleanup_policy=frozenset({"compact"})),
+    LogConfig(compression_type="uncompressed"),
+    LogConfig(compression_type="lz4"),
+]
+
+
+@pytest.mark.parametrize("config", OPENING, ids=["compacted", "uncompressed", "recompressed"])
+@pytest.mark.parametrize("codec", [Compression.GZIP, Compression.ZSTD])
+def test_a_batch_that_opens_to_too_much_is_refused(config: LogConfig, codec: Compression) -> None:
+    bomb = batch_of([bytes(17 << 20)], keys=[b"key"], compression=codec)
+    assert len(bomb) < config.max_message_bytes
+    error = refusal(bomb, config)
+    assert error.code is ErrorCode.MESSAGE_TOO_LARGE
+    assert error.message is not None
+    assert "send smaller batches" in error.message
+
+
+def test_how_much_a_batch_may_open_to_follows_max_message_bytes() -> None:
+    batch = batch_of([bytes(17 << 20)], keys=[b"key"], compression=Compression.ZSTD)
+    validate(batch, LogConfig(cleanup_policy=frozenset({"compact"}), max_message_bytes=2 << 20))
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_records_to_blame_are_not_looked_for_in_bombs(count: int) -> None:
+    """One batch with one huge value, one with very many records: neither is worth making objects of."""
+    value = bytes(4 << 20) if count == 1 else b""
+    batch = batch_of([value] * count, timestamps=[NOW_MS + 2 * HOUR_MS] * count, compression=Compression.ZSTD)
+    error = refusal(batch)
+    assert error.code is ErrorCode.INVALID_TIMESTAMP
+    assert not error.record_errors

@@ -56,6 +56,12 @@ def scan(twin: Twin, data: bytes, count: int, base_timestamp: int) -> object:
     return outcome(call)
 
 
+def find(twin: Twin, data: bytes, count: int, base_timestamp: int, timestamp: int, first_offset: int) -> object:
+    return outcome(
+        lambda: twin.kernel.find_timestamp(data, count, 0, base_timestamp, 77, False, timestamp, first_offset)
+    )
+
+
 def encode(twin: Twin, records: list[RecordTuple]) -> tuple[bytes, int, int, int]:
     out = bytearray()
     written = twin.kernel.encode_objects(out, records, 5)
@@ -82,6 +88,11 @@ def test_objects(
         (base_offset + index, 5 if timestamp is None else timestamp, key, value, tuple(headers))
         for index, (key, value, headers, timestamp) in enumerate(records)
     ]
+    wanted, first_offset = max(first, 0) + 1, len(records) // 3
+    stamps = [5 if timestamp is None else timestamp for _, _, _, timestamp in records]
+    assert find(compiled, data, count, first, wanted, first_offset) == next(
+        ((stamp, index) for index, stamp in enumerate(stamps) if stamp >= wanted and index >= first_offset), None
+    )
     # With any base the sums may leave 64 bits, and then both say so.
     assert decode(compiled, data, count, 0, base_timestamp) == decode(interpreted, data, count, 0, base_timestamp)
     assert scan(compiled, data, count, base_timestamp) == scan(interpreted, data, count, base_timestamp)
@@ -92,6 +103,7 @@ def test_objects(
 def test_random_bytes(compiled: Twin, interpreted: Twin, data: bytes, count: int) -> None:
     assert decode(compiled, data, count, 0, 0) == decode(interpreted, data, count, 0, 0)
     assert scan(compiled, data, count, 0) == scan(interpreted, data, count, 0)
+    assert find(compiled, data, count, 0, 3, 1) == find(interpreted, data, count, 0, 3, 1)
 
 
 def test_mutated_records(compiled: Twin, interpreted: Twin) -> None:
@@ -106,5 +118,8 @@ def test_mutated_records(compiled: Twin, interpreted: Twin) -> None:
         result = decode(compiled, bytes(mutated), count, 0, first)
         assert result == decode(interpreted, bytes(mutated), count, 0, first)
         assert scan(compiled, bytes(mutated), count, first) == scan(interpreted, bytes(mutated), count, first)
+        assert find(compiled, bytes(mutated), count, first, 2**40, 1) == find(
+            interpreted, bytes(mutated), count, first, 2**40, 1
+        )
         refused += isinstance(result, str)
     assert 1_000 < refused < 5_000
