@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 
-from tidelog.protocol import ProtocolError, decode, encode
+from tidelog.protocol import ProtocolError, RequestHeader, decode, decode_request_header, encode, encode_request_header
 from tidelog.protocol.messages.k00_produce import ProduceRequest
-from tidelog.protocol.messages.k01_fetch import FetchRequest, FetchTopic
-from tidelog.protocol.messages.k03_metadata import MetadataRequest, MetadataResponse
+from tidelog.protocol.messages.k01_fetch import FetchRequest, FetchTopic, ForgottenTopic
+from tidelog.protocol.messages.k03_metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
 from tidelog.protocol.messages.k18_api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.k19_create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.k20_delete_topics import DeleteTopicsRequest
+from tidelog.protocol.wire import ELEMENTS_MAX
 
 _MUTATIONS = 60  # of each message in each version
 _MEMORY_BYTES_MAX = 256 * 1024  # many times what a refused message of a few hundred bytes needs
@@ -148,3 +154,34 @@ def test_known_tag_that_does_not_fill_its_size() -> None:
     for section in (b"\x01\x00\x03\x02c\x00", b"\x01\x00\x01\x02c"):
         with pytest.raises(ProtocolError):
             decode(FetchRequest, data[:-5] + section, 12)
+
+
+def test_a_request_has_a_bounded_number_of_elements() -> None:
+    half = [FetchTopic(topic="x")] * (ELEMENTS_MAX // 2)
+    numbers = [ForgottenTopic(topic="x", partitions=[1] * (ELEMENTS_MAX // 2 - 1) * 8)]
+    fits = encode(FetchRequest(topics=half, forgotten_topics_data=numbers), 12)
+    assert len(decode(FetchRequest, fits, 12).topics) == len(half)
+    too_many = encode(FetchRequest(topics=half, forgotten_topics_data=numbers * 2), 12)
+    with pytest.raises(ProtocolError, match="elements"):
+        decode(FetchRequest, too_many, 12)
+
+
+def test_tagged_fields_count_as_elements() -> None:
+    tags = b"\x7f\x00" * (ELEMENTS_MAX + 1)
+    count = b"\xb1\xea\x01"  # 30,001 as a varint
+    empty = encode(MetadataRequest(topics=[]), 12)
+    with pytest.raises(ProtocolError, match="elements"):
+        decode(MetadataRequest, empty[:-1] + count + tags, 12)
+    header = encode_request_header(RequestHeader(3, 12, 1, None))
+    with pytest.raises(ProtocolError, match="elements"):
+        decode_request_header(header[:-1] + count + tags)
+
+
+def test_a_response_has_any_number_of_elements() -> None:
+    topics = [MetadataResponseTopic(name="x")] * (ELEMENTS_MAX + 1)
+    assert len(decode(MetadataResponse, encode(MetadataResponse(topics=topics), 12), 12).topics) == len(topics)
+
+
+def test_a_request_of_the_largest_number_of_elements() -> None:
+    topics = [MetadataRequestTopic(name="x")] * ELEMENTS_MAX
+    assert len(decode(MetadataRequest, encode(MetadataRequest(topics=topics), 12), 12).topics or ()) == len(topics)

@@ -21,6 +21,7 @@ from tidelog.broker.memory import BUFFER_BYTES, ReceiveMemory, is_unshared
 from tidelog.broker.outgoing import OutgoingQueue, SliceCutShort
 from tidelog.broker.registry import CloseConnection, find_handler
 from tidelog.broker.request_context import ClientSession
+from tidelog.protocol.messages.k00_produce import PRODUCE
 
 if TYPE_CHECKING:
     from tidelog.broker.connection_set import ConnectionSet
@@ -31,6 +32,13 @@ IN_FLIGHT_MAX = 64
 # How many requests of one connection are handled before others have their turn.
 FRAMES_PER_TURN = 16
 READS_PER_TURN = 4
+
+# Sound small requests are many in 16 frames; large ones may each take the loop a tenth of a second.
+BYTES_PER_TURN = 256 * 1024
+
+# Only a produce brings records and may be as large as socket.request.max.bytes. The largest of the others list
+# partitions or carry what group members tell one another; a thousandth of this is usual.
+OTHER_REQUEST_BYTES_MAX = 16 * 1024 * 1024
 
 # Requests that wait behind an unfinished one are read this far, so that the end of the connection is still noticed.
 _BACKLOG_MAX_BYTES = 64 * 1024
@@ -258,15 +266,16 @@ class Connection:
 
     def _handle_frames(self) -> None:
         """Start every request that is complete and may start; what is left waits in the buffer."""
-        handled = 0
+        handled = handled_bytes = 0
         while self._end > self._start and not self._closed and not self._draining:
             size_bytes = self._next_frame()
             if size_bytes is None or not self._may_start():
                 break
-            if handled == FRAMES_PER_TURN:
+            if handled == FRAMES_PER_TURN or handled_bytes >= BYTES_PER_TURN:
                 self._continue_soon()
                 break
             handled += 1
+            handled_bytes += size_bytes
             assert self._buffer is not None  # a complete frame is in it
             body = self._start + 4
             self._start += 4 + size_bytes
@@ -287,6 +296,15 @@ class Connection:
                 f"announced a request of {size_bytes} bytes; the limit is {self._request_bytes_max}", logging.WARNING
             )
             return None
+        if size_bytes > OTHER_REQUEST_BYTES_MAX and waiting_bytes >= 6:
+            api_key = api_key_of(self._buffer, self._start + 4)
+            if api_key != PRODUCE.key:
+                self.close(
+                    f"announced a request of {size_bytes} bytes for API key {api_key}; "
+                    f"only a produce may have more than {OTHER_REQUEST_BYTES_MAX}",
+                    logging.WARNING,
+                )
+                return None
         self._frame_bytes = 4 + size_bytes
         return size_bytes if waiting_bytes >= self._frame_bytes else None
 

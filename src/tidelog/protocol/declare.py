@@ -165,6 +165,7 @@ class Declaration(NamedTuple):
     annotations: dict[str, str]
     versions: Versions
     flexible_from: int | None
+    is_request: bool = False
 
     def is_flexible(self, version: int) -> bool:
         return self.flexible_from is not None and version >= self.flexible_from
@@ -216,7 +217,7 @@ def _compile_init(cls: type[Message]) -> Callable[..., None]:
     return init
 
 
-def _declare(cls: type, versions: Versions, flexible_from: int | None) -> type[Message]:
+def _declare(cls: type, versions: Versions, flexible_from: int | None, *, is_request: bool = False) -> type[Message]:
     """The slotted class that replaces the one written down, though type checkers go on reading the latter."""
     annotations: dict[str, str] = getattr(cls, "__annotations__", {})  # it has no bases to inherit them from
     fields: dict[str, FieldSpec] = {}
@@ -232,7 +233,7 @@ def _declare(cls: type, versions: Versions, flexible_from: int | None) -> type[M
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__annotations__": annotations,
-        "__declaration__": Declaration(fields, annotations, versions, flexible_from),
+        "__declaration__": Declaration(fields, annotations, versions, flexible_from, is_request),
     }
     return type(cls.__name__, (Message,), namespace)
 
@@ -241,7 +242,7 @@ def _declare(cls: type, versions: Versions, flexible_from: int | None) -> type[M
 def request(api: Api) -> Callable[[type[T]], type[T]]:
     def decorate(cls: type[T]) -> type[T]:
         api.name = cls.__name__.removesuffix("Request")
-        api.request_class = _declare(cls, api.versions, api.flexible_from)
+        api.request_class = _declare(cls, api.versions, api.flexible_from, is_request=True)
         return cast("type[T]", api.request_class)
 
     return decorate

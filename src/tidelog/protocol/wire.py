@@ -11,6 +11,15 @@ from tidelog.protocol.types import STRING_LENGTH_MAX, Part
 
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))  # the varints that take one byte
 _UVARINT_MAX: Final = 0xFFFFFFFF
+
+ELEMENTS_MAX: Final = 30_000
+"""How many elements the arrays of one request may have together, and tagged fields.
+
+A broker reads and answers on its event loop: 30,000 partitions of a Fetch take it 150 ms, as many topics of a Metadata
+request 100 ms, and a tiny element on the wire becomes 50 times its size in memory. A cluster ten times larger than one
+broker should hold still fits.
+"""
+
 _ZERO_ID: Final = bytes(16)
 
 _new_object = object.__new__
@@ -79,6 +88,8 @@ def records_size_bytes(records: Part) -> int:
 def skip_tags(buffer: bytes | bytearray | memoryview, offset: int, end: int) -> int:
     """The offset after a section of tagged fields of which none is known here."""
     count, offset = read_uvarint(buffer, offset)
+    if count > ELEMENTS_MAX:
+        raise elements_refused("the tagged fields of the header")
     for _ in range(count):
         _, offset = read_uvarint(buffer, offset)
         size, offset = read_uvarint(buffer, offset)
@@ -94,6 +105,10 @@ def null_refused(path: str) -> ProtocolError:
 
 def length_refused(path: str, length: int, left: int) -> ProtocolError:
     return ProtocolError(f"{path} announces {length} where {left} bytes remain")
+
+
+def elements_refused(path: str) -> ProtocolError:
+    return ProtocolError(f"{path} brings the request above {ELEMENTS_MAX} elements")
 
 
 def field_refused(path: str, version: int) -> ProtocolError:

@@ -9,12 +9,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from tidelog.broker.connection import OTHER_REQUEST_BYTES_MAX
+from tidelog.protocol.messages.k00_produce import PRODUCE
 from tidelog.protocol.messages.k03_metadata import (
     METADATA,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
+from tidelog.protocol.wire import ELEMENTS_MAX
 from tidelog.testing.broker import Broker
 from tidelog.testing.raw_client import RawClient, frame
 
@@ -107,4 +112,27 @@ def test_a_request_of_exactly_the_largest_size_is_taken(start_broker: StartBroke
     client.sock.sendall(request)
     assert client.receive(METADATA, MetadataResponse, 1)[1].brokers
     client.sock.sendall(struct.pack(">i", limit + 1))
+    assert client.was_closed()
+
+
+def test_only_a_produce_may_be_very_large(broker: Broker, connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    size_bytes = OTHER_REQUEST_BYTES_MAX + 1
+    producer, other = connect(broker), connect(broker)
+    producer.sock.sendall(struct.pack(">ihhi", size_bytes, PRODUCE.key, 9, 1))
+    # The size alone tells nothing; the API key that follows does.
+    other.sock.sendall(struct.pack(">i", size_bytes))
+    other.sock.sendall(struct.pack(">h", METADATA.key))
+    assert other.was_closed()
+    assert f"announced a request of {size_bytes} bytes for API key {METADATA.key}" in caplog.text
+    assert len(broker.server.connections) == 1
+    producer.end_sending()
+    assert producer.was_closed()
+
+
+def test_a_request_of_too_many_elements_closes_its_connection(broker: Broker, connect: Connect) -> None:
+    """They are tiny on the wire; reading and answering them would hold up everybody."""
+    client = connect(broker)
+    client.send(METADATA, MetadataRequest(topics=[MetadataRequestTopic(name="x")] * ELEMENTS_MAX), 4)
+    assert len(client.receive(METADATA, MetadataResponse, 4)[1].topics) == 1
+    client.send(METADATA, MetadataRequest(topics=[MetadataRequestTopic(name="x")] * (ELEMENTS_MAX + 1)), 4)
     assert client.was_closed()

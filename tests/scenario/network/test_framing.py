@@ -102,7 +102,7 @@ def test_requests_of_any_size_arrive_whole_in_pieces_of_any_size(
     shared_broker: Broker, connect: Connect, size: int
 ) -> None:
     client = connect(shared_broker)
-    names = [f"missing-{number}" for number in range(size // 20)]
+    names = [f"missing-{number:0190d}" for number in range(size // 200)]
     request = frame(METADATA, _metadata_of(names), 4)
     for piece in (size, max(1, size // 3), 65_536):
         for start in range(0, len(request), piece):
