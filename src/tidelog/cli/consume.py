@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +19,7 @@ from tidelog.cli.options import (
 from tidelog.cli.text import parse_timestamp
 
 if TYPE_CHECKING:
+    from tidelog.cli.record_format import RecordWriter
     from tidelog.client.consume import Consumer, Start
 
 DEFAULT_FORMAT = "%v"
@@ -86,17 +86,16 @@ def consume(
         _print_records(consumer, write, max_messages)
 
 
-def _print_records(consumer: Consumer, write: Callable[..., bytes], max_messages: int | None) -> None:
-    output = sys.stdout.buffer
+def _print_records(consumer: Consumer, write: RecordWriter, max_messages: int | None) -> None:
     remaining = max_messages if max_messages is not None else sys.maxsize
-    for (topic, partition), records in consumer:
-        for record in records[:remaining]:
-            output.write(write(topic, partition, record))
-            output.write(b"\n")
-        remaining -= len(records)
-        output.flush()
-        if remaining <= 0:
-            return
+    # Not sys.stdout.buffer: that is unbuffered, a system call a record, where PYTHONUNBUFFERED is set.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        for (topic, partition), records in consumer:
+            output.writelines(write(topic, partition, record) + b"\n" for record in records[:remaining])
+            output.flush()
+            remaining -= len(records)
+            if remaining <= 0:
+                return
 
 
 def _start(from_beginning: bool, offset: int | None, timestamp: str | None) -> Start:

@@ -1,8 +1,8 @@
 """The options of `tidelog serve`, declared once, and a reader for plain uses of them that needs no library.
 
-Why: typer costs `tidelog serve` 75 ms and 10 MB (measured; of the 500 ms to the first client and 80 MB idle that are
-promised), and a broker uses it for a few lines at its start. What always holds: `parse_plain` reads an option exactly
-as typer would, or gives None; then typer takes over, for help, abbreviations, mistakes and their explanations.
+Why: typer costs `tidelog serve` 75 ms and 10 MB (measured on two cores), of the 500 ms to the first client and 80 MB
+idle that are promised, for a few lines at its start. What always holds: `parse_plain` reads an option exactly as typer
+would, or gives None; then typer takes over, for help, abbreviations, mistakes and their explanations.
 """
 
 from __future__ import annotations
