@@ -28,6 +28,7 @@ COMMANDS = {
     "configs": "tidelog.cli.configs",
     "log": "tidelog.cli.log_files",
     "demo": "tidelog.cli.demo",
+    "bench": "tidelog.cli.bench",
     "version": "tidelog.cli.version",
 }
 
