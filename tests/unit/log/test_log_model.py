@@ -99,7 +99,7 @@ class LogModel(RuleBasedStateMachine):
         self.start = max(self.start, int(self.start + share * (self.high_watermark - self.start)))
         self.log.set_log_start_offset(self.start)
         for path in self.log.take_removed_paths(self.clock.now_ms()):
-            path.unlink()
+            path.unlink(missing_ok=True)
         # A real broker writes it in the background; a crash before that would bring records back, which is allowed.
         self.manager.checkpoint()
 
