@@ -1,0 +1,73 @@
+"""The README's commands and programs run, print what it says they print, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.is_file()
+)
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@contextmanager
+def served(runner: Any) -> Iterator[str]:  # the class lives in the conftest, which can't be imported
+    """`tidelog serve` as the README starts it, but on a free port; gives the line it prints."""
+    with subprocess.Popen(
+        ["tidelog", "serve", "--listen", "127.0.0.1:0", "--log-level", "error"],
+        cwd=runner.directory,
+        env=runner.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            ready = re.search(r"ready on (\S+)", line)
+            assert ready is not None, f"the broker printed {line!r}"
+            runner.bootstrap = ready[1]
+            yield line
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def test_the_tour_runs_as_written(examples: Callable[[str], list[Any]], runner: Any) -> None:
+    start, *tour = examples("README.md")
+    # The first is what got this test an installed tidelog, the second runs for as long as the tour does.
+    assert start.code.splitlines() == ["pip install .", "tidelog serve"]
+    with served(runner) as line:
+        runner.check_output(start, line)
+        for example in tour:
+            runner.run(example)
+    assert {example.language for example in tour} == {"sh", "python"}
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of headings."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in _HEADING.findall(re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in _LINK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / name if name else ROOT / page
+        assert target.exists(), f"{page} links to {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page} links to {link}"
