@@ -1,8 +1,8 @@
 """Records waiting to be acknowledged, a queue a partition: the order they keep and what an answer does to them.
 
-What always holds: batches of a partition are acknowledged, or given up, in the order they were filled; once one has
-failed, nothing of that partition is sent before all its batches under way are answered, and then they go out again in
-order; a batch's sequence numbers never change unless `renumber` is called. No sockets and no clock live here.
+What always holds: batches of a partition reach the broker in the order they were filled; once one has failed, nothing
+of that partition is sent before all its batches under way are answered, and then they go out again in order, one by
+one; a batch's sequence numbers never change unless `renumber` is called. No sockets and no clock live here.
 """
 
 from __future__ import annotations
@@ -95,9 +95,10 @@ class PartitionQueue:
     def next_to_send(self, in_flight_max: int, now_s: float) -> Batch | None:
         """The oldest batch not under way, when order and the pause after a failure allow it to go."""
         in_flight = self.in_flight
-        if not self._is_established:
+        if not self._is_established or (self.batches and self.batches[0].attempts):
             # A broker that doesn't know the producer yet takes any sequence number for its first, so nothing may
-            # overtake the first batch.
+            # overtake the first batch. It knows only the last five batches again, so nothing may overtake one that
+            # was sent before and may have been stored: it would be taken for a gap once five others had passed it.
             in_flight_max = 1
         if in_flight >= in_flight_max or now_s < self.retry_at_s or (self._recovering and in_flight):
             return None
