@@ -126,6 +126,11 @@ class Connection:
         """Whether the peer waits for something."""
         return bool(self._exchanges or self._outgoing)
 
+    @property
+    def waits_for_answer(self) -> bool:
+        """Whether the next move is ours: a peer that does not read its answer, or has said goodbye, is idle itself."""
+        return bool(self._exchanges) and not self._outgoing and not self._eof
+
     def drain(self) -> None:
         """Take up no more requests; close once the answers under way are sent."""
         self._draining = True

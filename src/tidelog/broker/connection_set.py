@@ -1,7 +1,8 @@
 """All open connections of a broker: their limits, their idle time, their counts, and their end.
 
 What always holds: no more connections are open than max.connections and max.connections.per.ip allow; one timer finds
-the idle ones among all of them; a connection that waits for an answer is not idle.
+the idle ones among all of them; a connection that waits for an answer is not idle, one that does not take its answer
+or will send no more is.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class ConnectionSet:
         self.tick += 1
         oldest_tick = self.tick - _TICKS_PER_IDLE_TIME
         for connection in tuple(self._open):
-            if connection.is_busy:
+            if connection.waits_for_answer:
                 connection.idle_since_tick = self.tick
             elif connection.idle_since_tick < oldest_tick:
                 connection.close(f"was idle for {self.limits.idle_ms_max} ms")

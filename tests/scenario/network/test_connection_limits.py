@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tidelog.broker.connection import OTHER_REQUEST_BYTES_MAX
-from tidelog.protocol.messages.k00_produce import PRODUCE
+from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
+from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
 from tidelog.protocol.messages.k03_metadata import (
     METADATA,
     MetadataRequest,
@@ -21,7 +22,7 @@ from tidelog.protocol.messages.k03_metadata import (
 )
 from tidelog.protocol.wire import ELEMENTS_MAX
 from tidelog.testing.broker import Broker
-from tidelog.testing.raw_client import RawClient, frame
+from tidelog.testing.raw_client import RawClient, fetch_request, frame, produce_request
 
 Connect = Callable[[Broker], RawClient]
 StartBroker = Callable[..., Broker]
@@ -72,6 +73,35 @@ def test_idle_connections_are_closed_and_slow_ones_are_not(
     assert time.monotonic() - started_s >= 0.39
     slow.sock.sendall(request[sent:])
     assert slow.receive(METADATA, MetadataResponse, 1)[1].brokers
+
+
+def test_a_client_that_said_goodbye_in_a_long_poll_is_not_kept_for_ever(
+    start_broker: StartBroker, connect: Connect, wait_until: WaitUntil
+) -> None:
+    broker = start_broker(settings={"connections.max.idle.ms": 400})
+    broker.create_topic("orders")
+    waiting, gone = connect(broker), connect(broker)
+    for client in (waiting, gone):
+        client.send(FETCH, fetch_request("orders", 0, max_wait_ms=600_000), 11)
+    gone.end_sending()
+    assert gone.was_closed()
+    wait_until(lambda: len(broker.server.connections) == 1, "only the client that still waits is kept")
+    with RawClient(broker.port) as producer:
+        producer.ask(PRODUCE, produce_request("orders", b"x"), ProduceResponse, 7)
+    assert waiting.receive(FETCH, FetchResponse, 11)[1].responses
+
+
+def test_a_client_that_does_not_read_its_answer_is_closed_in_time(
+    start_broker: StartBroker, connect: Connect, wait_until: WaitUntil
+) -> None:
+    broker = start_broker(settings={"connections.max.idle.ms": 400})
+    broker.create_topic("orders")
+    with RawClient(broker.port) as producer:
+        for _ in range(16):
+            producer.ask(PRODUCE, produce_request("orders", bytes(1_000_000)), ProduceResponse, 7)
+    client = connect(broker)
+    client.send(FETCH, fetch_request("orders", 0), 11)
+    wait_until(lambda: len(broker.server.connections) == 0, "the client that takes nothing is given up")
 
 
 def test_the_memory_of_all_requests_together_is_bounded(
