@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.log.checkpoints import LEADER_EPOCH_FILE, read_rows, write_rows
+from tidelog.log.checkpoints import LEADER_EPOCH_FILE, encode_rows, read_rows, write_unflushed
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -123,7 +123,7 @@ class LeaderEpochs:
         rows = (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
         # Flushed with the log, before anything counts as flushed; what was not is found again in the batches
         # themselves. A start with thousands of partitions would otherwise wait for the disk once for each.
-        write_rows(self._directory / LEADER_EPOCH_FILE, rows, sync=False)
+        write_unflushed(self._directory / LEADER_EPOCH_FILE, encode_rows(rows))
         self._is_written = True
 
     def _assign(self, epoch: int, start_offset: int) -> bool:

@@ -16,10 +16,9 @@ class LogFile:
 
     __slots__ = ("fd",)
 
-    def __init__(self, path: Path, *, create: bool = False, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.fd = -1
-        flags = (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self.fd = os.open(path, flags, 0o644)
+        self.fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         if self.fd >= 0:

@@ -2,8 +2,8 @@
 
 What always holds: a log is known once by topic and partition; a partition whose files are corrupt is known as offline
 and can neither be read nor made anew, while all others serve; the clean-shutdown marker is written last, after
-everything it vouches for. Methods are called on the event loop unless they say that they block. It decides nothing
-about leaders.
+everything it vouches for. Logs are made and deleted by one thread at a time, which need not be the event loop's;
+methods that block say so, the others are called on the event loop. It decides nothing about leaders.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from tidelog.common.clock import Clock
 from tidelog.common.settings import Settings
-from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata
+from tidelog.log.checkpoints import PartitionKey, read_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import LogDirectory
 from tidelog.log.errors import CorruptCheckpointError, LogStorageError
@@ -66,10 +68,12 @@ class LogManager:
         self._clock = clock
         self._directories = {path: LogDirectory(path) for path in map(Path, log_dirs)}
         self._logs: dict[PartitionKey, PartitionLog] = {}
+        self._logs_count: Counter[Path] = Counter()
         self._offline: dict[PartitionKey, tuple[LogStorageError, _Found]] = {}
         # Deleted partitions that the checkpoint files may still name; a new log of that name must not inherit them.
         self._stale: set[PartitionKey] = set()
         self._doomed: list[tuple[int, Path]] = []
+        self._doomed_guard = threading.Lock()
         self.was_clean_shutdown = False
 
     @property
@@ -116,6 +120,7 @@ class LogManager:
                 item = pending[future]
                 try:
                     self._logs[item.key] = future.result()
+                    self._logs_count[item.path.parent] += 1
                 except LogStorageError as error:
                     self._offline[item.key] = error, item
                     logger.error("%s", error.message)
@@ -136,7 +141,7 @@ class LogManager:
             if not entry.is_dir():
                 continue
             if entry.name.endswith(DELETE_SUFFIX):
-                self._doomed.append((self._clock.now_ms(), Path(entry.path)))
+                self._doom(self._clock.now_ms(), Path(entry.path))
                 continue
             topic, dash, partition = entry.name.rpartition("-")
             if not dash or not topic or not partition.isdigit():
@@ -165,7 +170,7 @@ class LogManager:
         return log
 
     def create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
-        """Make a new log; raises LogStorageError when the disk does not let it."""
+        """Make a new log; raises LogStorageError when the disk does not let it. Blocks."""
         key = topic, partition
         if self.get(topic, partition) is not None:
             raise ValueError(f"{topic}-{partition} exists")
@@ -177,10 +182,14 @@ class LogManager:
         except OSError as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be created: {error}") from error
         self._logs[key] = log
+        self._logs_count[directory.path] += 1
+        if directory.offline_reason is not None:
+            # It went offline while the log was made, and may have been looked for in vain.
+            log.take_offline(directory.offline_reason)
         return log
 
     def get_or_create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
-        """The log with these settings. One that belongs to another topic of the same name is refused."""
+        """The log with these settings; one that belongs to another topic of the same name is refused. Blocks."""
         log = self.get(topic, partition)
         if log is None:
             return self.create(topic, partition, topic_id, config)
@@ -197,14 +206,13 @@ class LogManager:
         online = [directory for directory in self.directories if directory.offline_reason is None]
         if not online:
             raise LogStorageError("all data directories are offline")
-        counts = dict.fromkeys((directory.path for directory in online), 0)
-        if len(online) > 1:
-            for log in self.logs():  # a copy: partitions are made by several threads at once
-                counts[log.directory.parent] = counts.get(log.directory.parent, 0) + 1
-        return min(online, key=lambda directory: counts[directory.path])
+        return min(online, key=lambda directory: self._logs_count[directory.path])
 
     def delete(self, topic: str, partition: int) -> None:
-        """Take a log out at once; its files go after file.delete.delay.ms, and those who read it are not disturbed."""
+        """Take a log out at once; its files go after file.delete.delay.ms, and those who read it are not disturbed.
+
+        Blocks. After a power cut they may be back under their old name, and are removed again: the topic's id tells.
+        """
         key = topic, partition
         log = self._logs.pop(key, None)
         _, found = self._offline.pop(key, (None, None))
@@ -213,23 +221,27 @@ class LogManager:
         name = f"{topic}-{partition}"[: _FILE_NAME_BYTES_MAX - len(suffix)] + suffix
         try:
             if log is not None:
+                self._logs_count[log.directory.parent] -= 1
                 target = log.directory.parent / name
                 log.move(target)
                 log.close(clean=False)
-                self._doomed.append((self._clock.now_ms() + log.config.file_delete_delay_ms, target))
-                fsync_directory(target.parent)
+                self._doom(self._clock.now_ms() + log.config.file_delete_delay_ms, target)
             elif found is not None:
                 target = found.path.parent / name
                 os.rename(found.path, target)
-                self._doomed.append((self._clock.now_ms(), target))
+                self._doom(self._clock.now_ms(), target)
         except OSError as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be deleted: {error}") from error
+
+    def _doom(self, due_ms: int, path: Path) -> None:
+        with self._doomed_guard:
+            self._doomed.append((due_ms, path))
 
     def take_directory_offline(self, path: Path, reason: str) -> None:
         """Stop using a data directory whose disk failed: its logs refuse everything."""
         directory = self._directories[path]
         directory.take_offline(reason)
-        for log in self._logs.values():
+        for log in self.logs():
             if log.directory.parent == path:
                 log.take_offline(reason)
 
@@ -289,7 +301,7 @@ class LogManager:
         now_ms = self._clock.now_ms()
         due = [
             log
-            for log in self._logs.values()
+            for log in self.logs()
             if log.flushed_offset < log.log_end_offset
             and not log.is_offline
             and (log.has_unflushed_segments or now_ms - log.last_flush_ms >= log.config.flush_ms)
@@ -300,14 +312,19 @@ class LogManager:
     async def _roll_due(self) -> None:
         now_ms = self._clock.now_ms()
         for log in self.logs():
-            if not log.is_offline:
+            if log.is_offline:
+                continue
+            try:
                 log.maybe_roll(now_ms)
+            except LogStorageError as error:
+                logger.error("%s", error.message)
 
     async def _remove_due(self) -> None:
         now_ms = self._clock.now_ms()
-        paths = [path for log in self._logs.values() for path in log.take_removed_paths(now_ms)]
-        paths += [path for due_ms, path in self._doomed if due_ms <= now_ms]
-        self._doomed = [(due_ms, path) for due_ms, path in self._doomed if due_ms > now_ms]
+        paths = [path for log in self.logs() for path in log.take_removed_paths(now_ms)]
+        with self._doomed_guard:
+            paths += [path for due_ms, path in self._doomed if due_ms <= now_ms]
+            self._doomed = [(due_ms, path) for due_ms, path in self._doomed if due_ms > now_ms]
         if paths:
             await asyncio.to_thread(_remove_all, paths)
 

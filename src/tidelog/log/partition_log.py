@@ -56,7 +56,6 @@ class PartitionLog(LogHealth):
         "_log_end_offset",
         "_log_start_offset",
         "_producers",
-        "_random",
         "_segments",
         "config",
         "directory",
@@ -78,7 +77,6 @@ class PartitionLog(LogHealth):
         self.config = config
         self.topic_id = topic_id
         self._clock = clock
-        self._random = random.Random()
         self._segments = state.segments
         self._epochs = state.epochs
         self._producers = state.producers
@@ -279,7 +277,7 @@ class PartitionLog(LogHealth):
             base_offset,
             config,
             created_ms=self._clock.now_ms(),
-            roll_jitter_ms=self._random.randint(0, jitter_ms) if jitter_ms else 0,
+            roll_jitter_ms=random.randint(0, jitter_ms) if jitter_ms else 0,
         )
 
     def _remove_segments(self, first: int, end: int) -> None:

@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import re
+import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,12 +54,20 @@ def create_log(
 ) -> PartitionLog:
     """A new, empty log in a new directory. It is flushed with its first records: an empty one can be made again."""
     directory.mkdir()
-    if topic_id is not None:
-        write_partition_metadata(directory, topic_id)
-    segment = Segment.create(directory, 0, config, created_ms=clock.now_ms())
+    epochs = LeaderEpochs(directory)
+    try:
+        if topic_id is not None:
+            write_partition_metadata(directory, topic_id)
+        segment = Segment.create(directory, 0, config, created_ms=clock.now_ms(), in_new_directory=True)
+        # Here a thread waits for the file system to make the file, at the first append the event loop would.
+        epochs.write()
+    except OSError:
+        # Half a partition would be in the way of the next attempt.
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     state = LogState(
         segments=SegmentList(directory, [segment]),
-        epochs=LeaderEpochs(directory),
+        epochs=epochs,
         producers=ProducerState(),
         log_start_offset=0,
         log_end_offset=0,

@@ -97,16 +97,25 @@ class Segment:
 
     @classmethod
     def create(
-        cls, directory: Path, base_offset: int, config: LogConfig, *, created_ms: int, roll_jitter_ms: int = 0
+        cls,
+        directory: Path,
+        base_offset: int,
+        config: LogConfig,
+        *,
+        created_ms: int,
+        roll_jitter_ms: int = 0,
+        in_new_directory: bool = False,
     ) -> Segment:
-        """A new segment with an empty file."""
+        """A new segment with an empty file; in a new directory nothing of an earlier one can be in the way."""
         segment = cls(
             directory, base_offset, config, created_ms=created_ms, size_bytes=0, roll_jitter_ms=roll_jitter_ms
         )
-        file = LogFile(segment.path, create=True)
-        os.ftruncate(file.fd, 0)
-        segment.offset_index.remove()
-        segment.time_index.remove()
+        os.close(os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        for index in (segment.offset_index, segment.time_index):
+            if in_new_directory:
+                index.start_empty()
+            else:
+                index.remove()
         segment._max_timestamp = -1
         return segment
 
