@@ -22,7 +22,7 @@ from tidelog.protocol.messages.k03_metadata import (
 from tidelog.protocol.messages.k18_api_versions import ApiVersionsRequest
 from tidelog.protocol.messages.k19_create_topics import CreateTopicsRequest
 from tidelog.protocol.messages.k20_delete_topics import DeleteTopicsRequest
-from tidelog.protocol.wire import ELEMENTS_MAX
+from tidelog.protocol.wire import ELEMENTS_MAX, write_uvarint
 
 _MUTATIONS = 60  # of each message in each version
 _MEMORY_BYTES_MAX = 256 * 1024  # many times what a refused message of a few hundred bytes needs
@@ -168,7 +168,7 @@ def test_a_request_has_a_bounded_number_of_elements() -> None:
 
 def test_tagged_fields_count_as_elements() -> None:
     tags = b"\x7f\x00" * (ELEMENTS_MAX + 1)
-    count = b"\xb1\xea\x01"  # 30,001 as a varint
+    count = write_uvarint(ELEMENTS_MAX + 1)
     empty = encode(MetadataRequest(topics=[]), 12)
     with pytest.raises(ProtocolError, match="elements"):
         decode(MetadataRequest, empty[:-1] + count + tags, 12)

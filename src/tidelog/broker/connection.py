@@ -149,14 +149,16 @@ class Connection:
         uvloop reports a broken connection once, together with the last bytes that came, and never again. So whoever
         sends no answer has to look once more behind those bytes, or a client that is gone would be kept.
         """
-        for _ in range(READS_PER_TURN):
+        reads = handled_bytes = 0
+        while reads < READS_PER_TURN and handled_bytes < BYTES_PER_TURN:
             if not self._make_room() or not self._receive():
                 break
             filled = self._buffer is not None and self._end == len(self._buffer)
             sent_bytes = self._outgoing.sent_bytes
-            self._handle_frames()
+            handled_bytes += self._handle_frames()
             if self._closed or (not filled and self._outgoing.sent_bytes != sent_bytes):
                 return
+            reads += 1
         else:
             self._loop.call_soon(self._read_on)
         self._update_reading()
@@ -269,8 +271,8 @@ class Connection:
 
     # Handling
 
-    def _handle_frames(self) -> None:
-        """Start every request that is complete and may start; what is left waits in the buffer."""
+    def _handle_frames(self) -> int:
+        """Start every request that is complete and may start; what is left waits in the buffer. Gives their bytes."""
         handled = handled_bytes = 0
         while self._end > self._start and not self._closed and not self._draining:
             size_bytes = self._next_frame()
@@ -287,6 +289,7 @@ class Connection:
             self._start_request(memoryview(self._buffer)[body : body + size_bytes])
         if not self._closed:
             self._settle()
+        return handled_bytes
 
     def _next_frame(self) -> int | None:
         """The size of the frame that waits, None when it is not complete."""

@@ -12,12 +12,11 @@ from tidelog.protocol.types import STRING_LENGTH_MAX, Part
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))  # the varints that take one byte
 _UVARINT_MAX: Final = 0xFFFFFFFF
 
-ELEMENTS_MAX: Final = 30_000
+ELEMENTS_MAX: Final = 20_000
 """How many elements the arrays of one request may have together, and tagged fields.
 
-A broker reads and answers on its event loop: 30,000 partitions of a Fetch take it 150 ms, as many topics of a Metadata
-request 100 ms, and a tiny element on the wire becomes 50 times its size in memory. A cluster ten times larger than one
-broker should hold still fits.
+A broker reads and answers on its event loop: 20,000 partitions of a Fetch take it 100 ms, as many topics of a Metadata
+request 70 ms, and a tiny element on the wire becomes 50 times its size in memory. Brokers hold thousands of partitions.
 """
 
 _ZERO_ID: Final = bytes(16)

@@ -8,6 +8,8 @@ the first offset on local disk (KIP-405), 9 for the last tiered one (KIP-1005), 
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tidelog.broker.partition import ListedOffset
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
@@ -46,8 +48,17 @@ _LEADER_EPOCH_FROM = 4
 def handle_list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     replicas = context.services.replicas
     response = ListOffsetsResponse()
+    # A look-up by time may open a batch, so asking for the same partition thousands of times is refused, as in Kafka.
+    asked = Counter((topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions)
     for topic in request.topics:
-        answers = [_answer(replicas, topic.name, wanted, request, context.version) for wanted in topic.partitions]
+        answers = [
+            _answer(replicas, topic.name, wanted, request, context.version)
+            if asked[topic.name, wanted.partition_index] == 1
+            else ListOffsetsPartitionResponse(
+                partition_index=wanted.partition_index, error_code=ErrorCode.INVALID_REQUEST
+            )
+            for wanted in topic.partitions
+        ]
         response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return response
 

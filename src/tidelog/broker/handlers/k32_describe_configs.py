@@ -35,8 +35,10 @@ from tidelog.protocol.messages.k32_describe_configs import (
 
 @handles(DESCRIBE_CONFIGS, "1-4")
 def handle_describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+    # Each is answered once, however often it is asked for: an answer has some forty rows.
+    resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
     return DescribeConfigsResponse(
-        results=[_result(resource, request, context) for resource in request.resources],
+        results=[_result(resource, request, context) for resource in resources.values()],
     )
 
 

@@ -21,7 +21,7 @@ def handle_describe_producers(request: DescribeProducersRequest, context: Reques
     replicas = context.services.replicas
     response = DescribeProducersResponse()
     for topic in request.topics:
-        answers = [_answer(replicas, topic.name, index) for index in topic.partition_indexes]
+        answers = [_answer(replicas, topic.name, index) for index in dict.fromkeys(topic.partition_indexes)]
         response.topics.append(TopicResponse(name=topic.name, partitions=answers))
     return response
 

@@ -1,0 +1,226 @@
+"""Brokers as processes of their own, to be killed, starved and lied to; and a client that behaves beside all that."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tidelog.bench.brokers import TidelogBroker
+from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
+from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
+from tidelog.protocol.messages.k19_create_topics import (
+    CREATE_TOPICS,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tidelog.records import decode_records, iter_headers
+from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
+
+START_WAIT_S = 30.0
+ANSWER_WAIT_S = 60.0
+GOOD_TOPIC = "good"
+
+
+class ServedBroker(TidelogBroker):
+    """`tidelog serve` with settings of the test's choice."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, object], port: int | None = None) -> None:
+        super().__init__(directory, port)
+        self.settings = dict(settings)
+
+    @property
+    def data_dir(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.data_dir / "broker-1"
+
+    def command(self) -> list[str]:
+        command = super().command()
+        for name, value in self.settings.items():
+            command += ["--set", f"{name}={value}"]
+        return command
+
+    def output(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def fail_to_start(self) -> tuple[int, list[str]]:
+        """Start it where it can't; its exit code and the lines it wrote on standard error."""
+        done = subprocess.run(self.command(), capture_output=True, text=True, timeout=START_WAIT_S)
+        return done.returncode, done.stderr.splitlines()
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        topic = CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            configs=[CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()],
+        )
+        with RawClient(self.port) as client:
+            request = CreateTopicsRequest(topics=[topic], timeout_ms=30_000)
+            (created,) = client.ask(CREATE_TOPICS, request, CreateTopicsResponse, 5).topics
+            assert created.error_code == 0, f"{name}: {created.error_message}"
+
+
+StartServed = Callable[..., ServedBroker]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[StartServed]:
+    """Starts brokers as processes: `serve(settings)`; each is killed after the test."""
+    brokers: list[ServedBroker] = []
+
+    def start(settings: Mapping[str, object] | None = None, directory: Path | None = None) -> ServedBroker:
+        broker = ServedBroker(directory or tmp_path / f"broker-{len(brokers)}", settings or {})
+        brokers.append(broker)
+        broker.start()
+        return broker
+
+    yield start
+    for broker in brokers:
+        broker.kill()
+
+
+class Progress(NamedTuple):
+    """What the good client saw since it was last asked, `slowest_ms` being the longest that one request took.
+
+    `problem` is empty as long as all went well.
+    """
+
+    round_trips: int
+    slowest_ms: float
+    problem: str
+
+
+class GoodClient:
+    """Writes one record and reads it back, over and over, in a process of its own.
+
+    Its own process, so that the test's work does not look like a stall of the broker.
+    """
+
+    def __init__(self, broker: ServedBroker) -> None:
+        broker.create_topic(GOOD_TOPIC)
+        context = get_context("fork")
+        self._control, far_end = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(broker.port, broker.pid, far_end, self._control), daemon=True
+        )
+        self._process.start()
+        far_end.close()
+
+    def report(self) -> Progress:
+        """What it saw since the last report."""
+        return self._ask("report")
+
+    def finish(self) -> Progress:
+        """The last report, after it read every record that it ever wrote once more."""
+        progress = self._ask("finish")
+        self._process.join(ANSWER_WAIT_S)
+        return progress
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.join(ANSWER_WAIT_S)
+        self._process.close()
+
+    def _ask(self, what: str) -> Progress:
+        self._control.send(what)
+        assert self._control.poll(ANSWER_WAIT_S), "the good client is stuck"
+        progress: Progress = self._control.recv()
+        return progress
+
+
+@pytest.fixture
+def good_client() -> Iterator[Callable[[ServedBroker], GoodClient]]:
+    with ExitStack() as clients:
+
+        def start(broker: ServedBroker) -> GoodClient:
+            client = GoodClient(broker)
+            clients.callback(client.close)
+            return client
+
+        yield start
+
+
+def _work(port: int, broker_pid: int, control: Connection, test_end: Connection) -> None:
+    test_end.close()  # a copy; the end of the test could not be seen otherwise
+    written = round_trips = 0
+    slowest_s = 0.0
+    problem = ""
+    with RawClient(port) as client:
+        while True:
+            # The pause leaves the machine's few cores to the broker.
+            try:
+                order = control.recv() if control.poll(0.002) else "go on"
+            except EOFError:
+                return
+            if order == "finish" and not problem:
+                problem = _find_lost(client, written)
+            if order != "go on":
+                control.send(Progress(round_trips, slowest_s * 1000, problem))
+                round_trips, slowest_s = 0, 0.0
+            if order == "finish":
+                return
+            if problem:
+                continue
+            try:
+                for step in (_write, _read_back):
+                    began_s = time.perf_counter() - _waited_for_cpu_s(broker_pid)
+                    step(client, written)
+                    slowest_s = max(slowest_s, time.perf_counter() - _waited_for_cpu_s(broker_pid) - began_s)
+            except (AssertionError, OSError) as error:
+                problem = f"record {written}: {error!r}"
+            written += 1
+            round_trips += 1
+
+
+def _waited_for_cpu_s(broker_pid: int) -> float:
+    """How long the broker's event loop and this process were ready to run while the machine ran something else.
+
+    Tests share their machine: such waits are no fault of the broker's and are not counted as a stall.
+    """
+    schedstats = (Path(f"/proc/{pid}/schedstat").read_text().split() for pid in (broker_pid, "self"))
+    return sum(int(waited_ns) for _, waited_ns, _ in schedstats) / 1e9
+
+
+def _write(client: RawClient, number: int) -> None:
+    produced = client.ask(PRODUCE, produce_request(GOOD_TOPIC, b"good-%d" % number), ProduceResponse, 9)
+    (answer,) = produced.responses[0].partition_responses
+    assert (answer.error_code, answer.base_offset) == (0, number)
+
+
+def _read_back(client: RawClient, number: int) -> None:
+    assert _read(client, number) == [(number, b"good-%d" % number)]
+
+
+def _read(client: RawClient, offset: int) -> list[tuple[int, bytes | None]]:
+    fetched = client.ask(FETCH, fetch_request(GOOD_TOPIC, offset), FetchResponse, 11)
+    (partition,) = fetched.responses[0].partitions
+    assert partition.error_code == 0
+    assert isinstance(partition.records, memoryview)
+    return [
+        (record.offset, record.value)
+        for position, _ in iter_headers(partition.records)
+        for record in decode_records(partition.records, position)
+    ]
+
+
+def _find_lost(client: RawClient, written: int) -> str:
+    found: list[tuple[int, bytes | None]] = []
+    while len(found) < written:
+        found += _read(client, len(found))
+    return "" if found == [(number, b"good-%d" % number) for number in range(written)] else "records are lost"
