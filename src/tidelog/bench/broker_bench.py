@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tidelog.bench.bare import Latency, fetch_batches, produce_batches, round_trips
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 from tidelog.bench.processes import resident_bytes_of
 from tidelog.bench.report import Row, median_row
-from tidelog.bench.workload import Latency, Load, Throughput, consume, produce, round_trips, write_lines
+from tidelog.bench.workload import Load, Throughput, consume, produce, write_lines
 from tidelog.client.admin import Admin
 from tidelog.client.admin_types import NewTopic
 from tidelog.client.cluster import Cluster
@@ -64,6 +65,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
             for broker in brokers:
                 broker.start()
             rows += _latencies(plan, brokers, progress)
+            rows += _saturations(plan, brokers, progress)
             for load in plan.loads():
                 rows += _throughputs(plan, load, brokers, work, progress)
         finally:
@@ -115,6 +117,23 @@ def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress)
             higher_is_better=False, target=LATENCY_GOAL,
         ),
     ]  # fmt: skip
+
+
+def _saturations(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress) -> list[Row]:
+    """What the brokers can do when the client's own work is out of the way."""
+    samples = [_Samples() for _ in brokers]
+    for run in range(plan.runs):
+        progress(f"ready-made batches, run {run + 1} of {plan.runs}")
+        for broker, kept in zip(brokers, samples, strict=True):
+            with _topic(broker, f"saturation-{run}") as topic:
+                produced = produce_batches(broker, topic, 100, plan.megabytes, acks=1)
+                kept.produce.append(produced)
+                kept.consume.append(fetch_batches(broker, topic, 100, produced.records))
+    ours, theirs = samples
+    return [
+        *_throughput_rows("produce 100 B, acks=1, ready-made 1 MB batches", ours.produce, theirs.produce),
+        *_throughput_rows("fetch the same, 1 MB at a time", ours.consume, theirs.consume),
+    ]
 
 
 def _throughputs(plan: Plan, load: Load, brokers: Sequence[BrokerProcess], work: Path, progress: Progress) -> list[Row]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import socket
-import statistics
 import subprocess
 import time
 from dataclasses import dataclass
@@ -21,26 +19,8 @@ from tidelog.bench.processes import Cpu, cpu_of
 from tidelog.client.admin import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.client.cluster import Cluster, TopicPartition
-from tidelog.protocol import (
-    ErrorCode,
-    RequestHeader,
-    decode,
-    decode_response_header,
-    encode,
-    encode_request_header,
-)
-from tidelog.protocol.messages.k00_produce import (
-    PRODUCE,
-    PartitionProduceData,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-)
-from tidelog.records import encode_batch
 
 KCAT_DEADLINE_S = 600.0
-WARM_UP_SENDS = 500
-ROUND_TRIP_VERSION = 9  # the first flexible one, which both brokers serve; 13 names topics by id
 # One batch a request and large ones: what a throughput-minded user sets.
 PRODUCER_SETTINGS = (
     "batch.size=1000000",
@@ -88,14 +68,6 @@ class Throughput:
         return self.broker_cpu.total_s / (self.payload_bytes / 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Round trips of one-record produce requests, in microseconds."""
-
-    p50_us: float
-    p99_us: float
-
-
 def write_lines(path: Path, load: Load, seed: int = 7) -> None:
     """Lines that look like events: compressible as real ones are, none like another, each of the exact size."""
     source = random.Random(seed)
@@ -126,50 +98,6 @@ def consume(broker: BrokerProcess, topic: str, load: Load) -> Throughput:
     arguments = ["-C", "-p", "0", "-o", "beginning", "-q", "-c", str(load.records)]
     seconds, cpu = _run_kcat(broker, topic, arguments)
     return Throughput(seconds, load.records, load.payload_bytes, cpu)
-
-
-def round_trips(broker: BrokerProcess, topic: str, count: int) -> Latency:
-    """The broker's own latency: one connection, one record of 100 bytes, acks=all, the next when the answer is in."""
-    frame = _produce_frame(topic)
-    samples_us: list[float] = []
-    with socket.create_connection(("127.0.0.1", broker.port), timeout=30.0) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for _ in range(WARM_UP_SENDS + count):
-            began = time.perf_counter_ns()
-            connection.sendall(frame)
-            answer = _receive_frame(connection)
-            samples_us.append((time.perf_counter_ns() - began) / 1000)
-            _check_accepted(broker, answer)
-    measured = samples_us[WARM_UP_SENDS:]
-    quantiles = statistics.quantiles(measured, n=100)
-    return Latency(p50_us=statistics.median(measured), p99_us=quantiles[98])
-
-
-def _produce_frame(topic: str) -> bytes:
-    batch = encode_batch([(None, b"x" * 100, (), None)], now_ms=time.time_ns() // 1_000_000)
-    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=memoryview(batch))])
-    request = ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=[data])
-    header = RequestHeader(api_key=PRODUCE.key, api_version=ROUND_TRIP_VERSION, correlation_id=1, client_id="bench")
-    body = encode_request_header(header) + encode(request, ROUND_TRIP_VERSION)
-    return len(body).to_bytes(4, "big") + body
-
-
-def _receive_frame(connection: socket.socket) -> bytes:
-    data = connection.recv(65536)
-    while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-        more = connection.recv(65536)
-        if not more:
-            raise RuntimeError("the broker closed the connection in the middle of an answer")
-        data += more
-    return data[4:]
-
-
-def _check_accepted(broker: BrokerProcess, answer: bytes) -> None:
-    _, position = decode_response_header(PRODUCE, ROUND_TRIP_VERSION, answer)
-    response = decode(ProduceResponse, answer, ROUND_TRIP_VERSION, position)
-    code = response.responses[0].partition_responses[0].error_code
-    if code != ErrorCode.NONE:
-        raise RuntimeError(f"{broker.name} refused a record: {ErrorCode(code).name}")
 
 
 def _options(settings: list[str]) -> list[str]:
