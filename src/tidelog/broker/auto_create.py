@@ -17,6 +17,7 @@ from tidelog.metadata.store import MetadataStoreError
 from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
+    from tidelog.broker.replica_manager import ReplicaManager
     from tidelog.controller import Controller
 
 logger = logging.getLogger(__name__)
@@ -29,18 +30,18 @@ class AutoTopicCreation:
         self._in_work: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, controller: Controller, names: Sequence[str]) -> None:
+    def start(self, controller: Controller, replicas: ReplicaManager, names: Sequence[str]) -> None:
         """Have the controller create these topics with the broker's defaults, in the background."""
         wanted = [name for name in names if name not in self._in_work]
         if not wanted:
             return
         self._in_work.update(wanted)
-        task = asyncio.get_running_loop().create_task(self._create(controller, wanted))
+        task = asyncio.get_running_loop().create_task(self._create(controller, replicas, wanted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        """Until everything asked for so far is created or refused."""
+        """Until everything asked for so far can be used or is refused."""
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:
@@ -48,9 +49,10 @@ class AutoTopicCreation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _create(self, controller: Controller, names: Sequence[str]) -> None:
+    async def _create(self, controller: Controller, replicas: ReplicaManager, names: Sequence[str]) -> None:
         try:
             results = await controller.create_topics([NewTopic(name) for name in names])
+            await replicas.wait_until_opened(result.topic_id for result in results)
         except MetadataStoreError as error:
             logger.warning("could not create topics %s on a client's first use: %s", ", ".join(names), error)
             return

@@ -1,6 +1,7 @@
 """The cluster image as Metadata answers show it, built once per topic and kept while the topic does not change.
 
-What always holds: an answer built from here is what the image says; the messages are shared between answers and never
+What always holds: an answer built from here is what the image says, but for partitions that their leader can't serve
+yet, which have no leader for clients; the messages are shared between answers and never
 changed. Building 5,000 partitions takes 10 to 16 ms of the event loop, looking them up again 1 ms, and after a start of
 many clients each of them asks for everything.
 """
@@ -8,6 +9,7 @@ many clients each of them asks for everything.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 
 from tidelog.broker.authorized_operations import NOT_ASKED_FOR
 from tidelog.controller.image import EMPTY_IMAGE, NO_LEADER, ClusterImage, PartitionState, TopicImage
@@ -44,8 +46,11 @@ class MetadataView:
             if not broker.fenced
         ]
 
-    def topic(self, topic: TopicImage) -> MetadataResponseTopic:
-        """A topic of the followed image, without authorized operations."""
+    def topic(self, topic: TopicImage, opening: Collection[int] = ()) -> MetadataResponseTopic:
+        """A topic of the followed image, some of its partitions still being opened, without authorized operations."""
+        if opening:
+            # Not remembered: it changes without another image.
+            return self.topic_with_operations(topic, NOT_ASKED_FOR, opening)
         known = self._topics.get(topic.topic_id)
         if known is not None and known[0] is topic:
             return known[1]
@@ -53,17 +58,22 @@ class MetadataView:
         self._topics[topic.topic_id] = (topic, message)
         return message
 
-    def topic_with_operations(self, topic: TopicImage, operations: int) -> MetadataResponseTopic:
+    def topic_with_operations(
+        self, topic: TopicImage, operations: int, opening: Collection[int] = ()
+    ) -> MetadataResponseTopic:
         return MetadataResponseTopic(
             name=topic.name,
             topic_id=topic.topic_id,
             is_internal=topic.is_internal,
-            partitions=[self._partition(index, state) for index, state in enumerate(topic.partitions)],
+            partitions=[
+                self._partition(index, state, is_opening=index in opening)
+                for index, state in enumerate(topic.partitions)
+            ],
             topic_authorized_operations=operations,
         )
 
-    def _partition(self, index: int, state: PartitionState) -> MetadataResponsePartition:
-        has_leader = state.leader in self.live_brokers
+    def _partition(self, index: int, state: PartitionState, *, is_opening: bool) -> MetadataResponsePartition:
+        has_leader = state.leader in self.live_brokers and not is_opening
         return MetadataResponsePartition(
             error_code=ErrorCode.NONE if has_leader else ErrorCode.LEADER_NOT_AVAILABLE,
             partition_index=index,

@@ -1,9 +1,10 @@
 """One partition as this broker holds it: replicas and leader as the controller decided, its log, its high watermark.
 
-What always holds: only the leader appends, and only after its epoch and the epoch's first offset are on disk; the high
-watermark is the smallest log end offset in the ISR and never goes back within one leadership; an offset counts for the
-leader itself only as far as its flush settings allow it to be acknowledged. One path serves one replica and many. It
-does no IO but through its log, starts no threads and wakes nobody: the replica manager does.
+What always holds: only the leader appends, and its log writes down an epoch and where it starts before the epoch's
+first batch (KIP-101); the high watermark is the smallest log end offset in the ISR and never goes back within one
+leadership; an offset counts for the leader itself only as far as its flush settings allow it to be acknowledged. One
+path serves one replica and many. It does no IO but through its log, starts no threads and wakes nobody: the replica
+manager does.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ class Partition:
     def _make_leader(self, state: PartitionState) -> None:
         if state.leader_epoch == self.leader_epoch and self.is_leader:
             return
-        # The epoch is on disk before the first append, so that no batch of an unknown epoch is ever found (KIP-101).
         # What followers had fetched from the former leader proves nothing about what they hold now.
-        self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
+        # The log writes down the epoch with the first append of it and not before: a broker that starts leads thousands
+        # of partitions at once, most of which get no append for a long time.
         self.leader_epoch_start_offset = self.log.log_end_offset
         self._acknowledgeable_end_offset = self.log.high_watermark
         self.remote_log_end_offsets.clear()
@@ -238,9 +239,25 @@ class Partition:
             return self.log.log_end_offset
         return self.log.last_stable_offset if read_committed else self.log.high_watermark
 
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest epoch not above this one and the offset at which it ended; (-1, -1) when that can't be known.
+
+        For leaders. The leader's own epoch counts from its start, though the log learns it with the first append only.
+        """
+        latest_epoch = self.log.latest_epoch
+        if latest_epoch < epoch <= self.leader_epoch and latest_epoch < self.leader_epoch:
+            if epoch == self.leader_epoch or latest_epoch == NO_EPOCH:
+                return epoch, self.log.log_end_offset
+            return latest_epoch, self.log.log_end_offset
+        return self.log.end_offset_for_epoch(epoch)
+
+    def epoch_for_offset(self, offset: int) -> int:
+        """The epoch in which the offset was written, or will be. For leaders."""
+        return self.leader_epoch if offset >= self.leader_epoch_start_offset else self.log.epoch_for_offset(offset)
+
     def find_divergence(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
         """Where this log parted from that of a reader whose last record is of that epoch (KIP-595), or None."""
-        epoch, end_offset = self.log.end_offset_for_epoch(last_fetched_epoch)
+        epoch, end_offset = self.end_offset_for_epoch(last_fetched_epoch)
         if epoch == NO_EPOCH or end_offset == NO_OFFSET:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         if epoch < last_fetched_epoch or end_offset < fetch_offset:
@@ -283,7 +300,7 @@ class Partition:
 
     def earliest_offset(self) -> ListedOffset:
         log = self.log
-        return ListedOffset(log.log_start_offset, leader_epoch=log.epoch_for_offset(log.log_start_offset))
+        return ListedOffset(log.log_start_offset, leader_epoch=self.epoch_for_offset(log.log_start_offset))
 
     def offset_by_timestamp(self, timestamp: int, replica_id: int, read_committed: bool) -> ListedOffset:
         """The first record at or after that time, as far as the reader may see; nothing found is no error."""

@@ -2,8 +2,8 @@
 
 What always holds: a partition is served only while the image has its topic (by id, so that a topic made anew under an
 old name never answers with the old one's records) and its disk works; whatever changes a partition wakes those who wait
-for it. It runs on the event loop; only disk waits run in threads: flushes, one for a partition at a time, each serving
-all that was appended before it began, and the opening of many logs at once, for which the loop waits.
+for it. It runs on the event loop; disk waits run in threads: flushes, one for a partition at a time, each serving all
+that was appended before it began, and the making and removing of files, by `partition_files`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
 from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
 from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
 from tidelog.broker.partition import Partition, PartitionRead
+from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
-from tidelog.broker.topic_config import effective_log_config
+from tidelog.broker.topic_config import LogConfigs
 from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import AppendResult, LogConfig, LogManager, LogStorageError, PartitionLog
+from tidelog.log import AppendResult, LogConfig, LogManager, LogStorageError
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -35,21 +35,7 @@ logger = logging.getLogger(__name__)
 ResponseT = TypeVar("ResponseT")
 
 DISK_THREADS = 16
-"""Disk waits of different partitions run side by side: a disk orders and merges them better than we could."""
-
-PARALLEL_CHANGES_FROM = 4
-"""Below this many partitions a hand-over to threads costs more than it saves."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A partition that has a new state, and (without a partition) a log to open."""
-
-    topic: TopicImage
-    index: int
-    state: PartitionState
-    partition: Partition | None
-    config: LogConfig
+"""Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
 
 
 class ReplicaManager:
@@ -64,33 +50,35 @@ class ReplicaManager:
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
         self._logs = logs
-        self._settings = settings
-        self._table = table
+        self._log_configs = LogConfigs(settings, table)
         self._by_name: dict[tuple[str, int], Partition] = {}
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
         self._loop = asyncio.get_running_loop()
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
+        self._files = PartitionFiles(logs, self._on_opened)
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="partition-disk")
 
     async def close(self) -> None:
-        """Wait for running flushes; the logs are closed by their manager."""
+        """Wait for what threads are doing; the logs are closed by their manager."""
+        await self._files.close()
         await self._loop.run_in_executor(None, self._threads.shutdown)
 
     # The cluster image
 
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Make the replicas what the new image says; whatever did not change since the old one is not looked at."""
+        """Make the replicas what the new image says; whatever did not change since the old one is not looked at.
+
+        Deleted topics are gone when this returns. New partitions are served once their files are there, which this
+        does not wait for: see `wait_until_opened`.
+        """
         self.image = new
-        for topic_id, topic in old.topics_by_id.items():
-            if topic_id not in new.topics_by_id:
-                self._delete(topic)
-        changes = [
-            change
-            for topic_id, topic in new.topics_by_id.items()
-            if old.topics_by_id.get(topic_id) is not topic
-            for change in self._changes(topic)
-        ]
-        self._apply_changes(changes)
+        if old.topics_by_id is not new.topics_by_id:
+            for topic_id, topic in old.topics_by_id.items():
+                if topic_id not in new.topics_by_id:
+                    self._delete(topic)
+            for topic_id, topic in new.topics_by_id.items():
+                if old.topics_by_id.get(topic_id) is not topic:
+                    self._apply_topic(topic)
         if old.configs is not new.configs:
             all_topics = any(
                 old.broker_configs(node_id) is not new.broker_configs(node_id) for node_id in (self.node_id, None)
@@ -99,61 +87,54 @@ class ReplicaManager:
                 if all_topics or old.topic_configs(topic.name) is not new.topic_configs(topic.name):
                     self._apply_config(topic)
 
-    def _changes(self, topic: TopicImage) -> Iterator[_Change]:
-        config = None
+    async def wait_until_opened(
+        self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
+    ) -> set[uuid.UUID]:
+        """Wait until all partitions of these topics can be used or have failed; the topics left at the deadline."""
+        return await self._files.wait_until_opened(topic_ids, deadline_s)
+
+    def opening(self, topic_id: uuid.UUID) -> Collection[int]:
+        """The partitions of a topic that can't be used yet because their files are being made."""
+        return self._files.opening(topic_id)
+
+    async def settled(self) -> None:
+        """Wait until the files of all partitions are as the image says."""
+        await self._files.settled()
+
+    def _apply_topic(self, topic: TopicImage) -> None:
+        to_open = []
         for index, state in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
             if partition is not None:
-                if state.partition_epoch > partition.partition_epoch:
-                    yield _Change(topic, index, state, partition, partition.log.config)
-            elif self.node_id in state.replicas:
-                if config is None:
-                    config = effective_log_config(self._settings, self._table, self.image, topic.name)
-                yield _Change(topic, index, state, None, config)
+                self._apply_state(partition, state)
+            elif self.node_id in state.replicas and not self._files.is_opening(topic.topic_id, index):
+                to_open.append(index)
+        if to_open:
+            self._files.open(topic, to_open, self._log_config(topic))
 
-    def _apply_changes(self, changes: Sequence[_Change]) -> None:
-        """Bring partitions to their new states, in threads where there are many: each waits for the disk."""
-        if len(changes) > PARALLEL_CHANGES_FROM:
-            applied: Iterable[tuple[Partition, bool] | None] = self._threads.map(self._apply_change, changes)
-        else:
-            applied = map(self._apply_change, changes)
-        for result in applied:
-            if result is None:
+    def _apply_state(self, partition: Partition, state: PartitionState) -> None:
+        if partition.apply(state):
+            self._purgatory.check(partition)
+        self._progress(partition)
+
+    def _on_opened(self, opened: Iterable[Opened]) -> None:
+        """Serve partitions whose logs were opened, in the states that they have by now."""
+        for topic_id, index, log in opened:
+            if log is None:
                 continue
-            partition, leadership_changed = result
-            self._by_id[partition.topic_id, partition.partition] = partition
-            self._by_name[partition.topic, partition.partition] = partition
-            if leadership_changed:
-                self._purgatory.check(partition)
-            if partition.log.is_offline:
+            topic = self.image.topics_by_id[topic_id]
+            log.update_config(self._log_config(topic))
+            partition = Partition(topic.name, index, topic_id, log, self.node_id)
+            self._by_id[topic_id, index] = self._by_name[topic.name, index] = partition
+            self._apply_state(partition, topic.partitions[index])
+            if log.is_offline:
                 self._check_storage(partition)
-            self._progress(partition)
 
-    def _apply_change(self, change: _Change) -> tuple[Partition, bool] | None:
-        """Open the log if need be and take over the state. May run in a thread: it touches this one partition only."""
-        topic, partition = change.topic, change.partition
-        try:
-            if partition is None:
-                log = self._open_log(topic, change.index, change.config)
-                partition = Partition(topic.name, change.index, topic.topic_id, log, self.node_id)
-            return partition, partition.apply(change.state)
-        except LogStorageError as error:
-            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
-            logger.error("partition %s-%d is offline: %s", topic.name, change.index, error)
-            return None if partition is None else (partition, False)
-
-    def _open_log(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
-        try:
-            return self._logs.get_or_create(topic.name, index, topic.topic_id, config)
-        except KafkaError as error:
-            if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
-                raise
-            # The files are of a topic of that name that was deleted while this broker was away.
-            self._logs.delete(topic.name, index)
-            return self._logs.create(topic.name, index, topic.topic_id, config)
+    def _log_config(self, topic: TopicImage) -> LogConfig:
+        return self._log_configs.effective(self.image, topic.name)
 
     def _apply_config(self, topic: TopicImage) -> None:
-        config = effective_log_config(self._settings, self._table, self.image, topic.name)
+        config = self._log_config(topic)
         for index in range(len(topic.partitions)):
             partition = self._by_id.get((topic.topic_id, index))
             if partition is not None and partition.log.config != config:
@@ -162,18 +143,16 @@ class ReplicaManager:
                 self._progress(partition)
 
     def _delete(self, topic: TopicImage) -> None:
-        for index, state in enumerate(topic.partitions):
-            if self.node_id not in state.replicas:
-                continue
+        """Serve the topic no more, and tell those who wait for it; its files follow."""
+        for index in range(len(topic.partitions)):
             partition = self._by_id.pop((topic.topic_id, index), None)
             if partition is not None:
                 del self._by_name[topic.name, index]
                 partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
                 self._purgatory.check(partition)
-            try:
-                self._logs.delete(topic.name, index)
-            except LogStorageError as error:
-                logger.error("the files of %s-%d stay behind: %s", topic.name, index, error)
+        here = [index for index, state in enumerate(topic.partitions) if self.node_id in state.replicas]
+        if here:
+            self._files.delete(topic, here)
 
     # Finding partitions
 
@@ -196,9 +175,11 @@ class ReplicaManager:
             return KafkaError(unknown_topic)
         if not 0 <= index < len(topic.partitions):
             return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if self.node_id in topic.partitions[index].replicas:
+        is_replica = self.node_id in topic.partitions[index].replicas
+        if is_replica and not self._files.is_opening(topic.topic_id, index):
             # It should be here, so its log could not be opened.
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
+        # Also while its files are being made: every client asks again after this error, some give up after others.
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def find_leader(self, topic: str, index: int, current_leader_epoch: int = -1) -> Partition:
@@ -215,11 +196,16 @@ class ReplicaManager:
         return self._purgatory.waiting(partition)
 
     def leader_state(self, topic: str, topic_id: uuid.UUID, index: int) -> PartitionState | None:
-        """What the image says of a partition named by id, or by name where the id is zero."""
-        if topic_id != ZERO_UUID:
-            found = self.image.topics_by_id.get(topic_id)
-            topic = found.name if found is not None else ""
-        return self.image.partition(topic, index)
+        """Who leads a partition, named by id or by name where the id is zero, for clients to be sent there (KIP-951).
+
+        None while this broker is to lead it and does not yet: a client sent here again would go in circles, and without
+        being sent anywhere it waits a little.
+        """
+        image = self.image
+        found = image.topics.get(topic) if topic_id == ZERO_UUID else image.topics_by_id.get(topic_id)
+        if found is None or not 0 <= index < len(found.partitions) or self._files.is_opening(found.topic_id, index):
+            return None
+        return found.partitions[index]
 
     def endpoints(self, node_ids: Iterable[int]) -> list[BrokerInfo]:
         """The brokers of these ids that are known, for clients to be sent to (KIP-951)."""

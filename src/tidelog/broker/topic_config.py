@@ -8,16 +8,40 @@ default; every value has the type that its row says. How values are shown to cli
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable
 from tidelog.controller.image import ClusterImage
 from tidelog.log.config import LogConfig
 
+_KNOWN_MAX: Final = 1_000
+"""How many different sets of settings are remembered: more than people make up, less than what changes pile up."""
+
 
 def effective_log_config(settings: Settings, table: SettingsTable, image: ClusterImage, topic: str) -> LogConfig:
     """What the logs of this topic's partitions go by on this broker."""
     return LogConfig.from_values(topic_values(settings, table, image, image.topic_configs(topic)))
+
+
+class LogConfigs:
+    """The same, remembered: most topics set nothing or the same, and there may be thousands of them."""
+
+    def __init__(self, settings: Settings, table: SettingsTable) -> None:
+        self._settings = settings
+        self._table = table
+        self._brokers: tuple[Mapping[str, str], ...] = ()
+        self._known: dict[frozenset[tuple[str, str]], LogConfig] = {}
+
+    def effective(self, image: ClusterImage, topic: str) -> LogConfig:
+        brokers = (image.broker_configs(self._settings["node.id"]), image.broker_configs(None))
+        if brokers != self._brokers or len(self._known) >= _KNOWN_MAX:
+            self._brokers = brokers
+            self._known.clear()
+        overrides = frozenset(image.topic_configs(topic).items())
+        config = self._known.get(overrides)
+        if config is None:
+            config = self._known[overrides] = effective_log_config(self._settings, self._table, image, topic)
+        return config
 
 
 def topic_values(

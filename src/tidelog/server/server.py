@@ -1,6 +1,6 @@
 """One broker put together: store, controller, logs, replicas, network; started and stopped in the right order.
 
-What always holds: a client is served only after every log is recovered and the broker is registered; after `stop` every
+What always holds: a client is served only after every log is open and the broker is registered; after `stop` every
 acknowledged record is flushed and the clean-shutdown marker stands, so that the next start recovers nothing; after a
 start that failed nothing is left open. Signals, standard output and the process itself are `serve`'s business.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from tidelog.broker.listener import Listener, bind
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.services import BrokerServices
-from tidelog.broker.topic_config import effective_log_config
+from tidelog.broker.topic_config import LogConfigs
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.common.endpoint import Endpoint, parse_endpoint
 from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
 from tidelog.controller import ClusterImage, Controller
 from tidelog.controller.image import EMPTY_IMAGE
-from tidelog.log import DataDirectoryError, LogManager
+from tidelog.log import DataDirectoryError, LogConfig, LogManager
 from tidelog.metadata import MetadataStoreError, SqliteStore
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class BrokerServer:
             [directory.directory_id for directory in logs.directories if directory.directory_id is not None],
             clean_shutdown=logs.was_clean_shutdown,
         )
+        await services.replicas.settled()
         self._start_background_tasks(logs)
         self._listen(limits, sockets, services)
 
@@ -163,11 +165,13 @@ class BrokerServer:
     async def _load_logs(self, logs: LogManager, image: ClusterImage) -> None:
         for directory in logs.directories:
             directory.identify(image.cluster_id, self.node_id)
-        configs = {
-            topic: effective_log_config(self.settings, self.settings.table, image, topic) for topic in image.topics
-        }
+        log_configs = LogConfigs(self.settings, self.settings.table)
+        configs = {topic: log_configs.effective(image, topic) for topic in image.topics}
         self._open.push_async_callback(self._close_logs, logs)
-        await asyncio.to_thread(logs.load, configs)
+        await asyncio.to_thread(self._load_and_clear, logs, configs, image)
+
+    def _load_and_clear(self, logs: LogManager, configs: Mapping[str, LogConfig], image: ClusterImage) -> None:
+        logs.load(configs)
         for log in logs.logs():
             topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
             if topic is None or topic.name != log.topic or log.partition >= len(topic.partitions):

@@ -112,6 +112,7 @@ class Broker:
             (result,) = await server.services.controller.create_topics([topic])
             if result.error:
                 raise ValueError(f"topic {name!r} was not created: {result.message or result.error.name}")
+            await server.services.replicas.wait_until_opened([result.topic_id])
 
         self.call(create)
 

@@ -8,7 +8,8 @@ Versions served: 0-13.
 - 13: an error of the whole answer (KIP-1102), which this broker never needs.
 
 A topic that does not exist is answered with UNKNOWN_TOPIC_OR_PARTITION; if it may be created it is, in the background,
-and the client finds it when it asks again.
+and the client finds it when it asks again. Partitions that are still being opened are answered with
+LEADER_NOT_AVAILABLE, so that clients wait for them instead of being refused.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import uuid
 from collections.abc import Iterator
 
 from tidelog.broker.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED_FOR, TOPIC_OPERATIONS
-from tidelog.broker.metadata_view import MetadataView
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.broker.services import BrokerServices
 from tidelog.common.checks import topic_name_problem
 from tidelog.common.ids import ZERO_UUID
 from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, TopicImage
@@ -40,7 +41,7 @@ def handle_metadata(request: MetadataRequest, context: RequestContext) -> Metada
     image, view = context.services.controller.image, context.services.metadata_view
     view.follow(image)
     if request.topics is None or (context.version == 0 and not request.topics):
-        topics = [_topic(topic, request, view) for topic in image.topics.values()]
+        topics = [_topic(topic, request, context.services) for topic in image.topics.values()]
     else:
         topics = list(_wanted_topics(request, context, image))
     return MetadataResponse(
@@ -67,7 +68,7 @@ def _wanted_topics(
         seen.add(key)
         found = _find(wanted, image, context.version)
         if isinstance(found, TopicImage):
-            yield _topic(found, request, context.services.metadata_view)
+            yield _topic(found, request, context.services)
             continue
         if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create and wanted.name not in INTERNAL_TOPICS:
             to_create.append(wanted.name or "")
@@ -75,13 +76,15 @@ def _wanted_topics(
         name = wanted.name if context.version >= _TOPIC_IDS_FROM_VERSION else wanted.name or ""
         yield MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id)
     if to_create:
-        context.services.auto_topic_creation.start(context.services.controller, to_create)
+        services = context.services
+        services.auto_topic_creation.start(services.controller, services.replicas, to_create)
 
 
-def _topic(topic: TopicImage, request: MetadataRequest, view: MetadataView) -> MetadataResponseTopic:
+def _topic(topic: TopicImage, request: MetadataRequest, services: BrokerServices) -> MetadataResponseTopic:
+    view, opening = services.metadata_view, services.replicas.opening(topic.topic_id)
     if request.include_topic_authorized_operations:
-        return view.topic_with_operations(topic, TOPIC_OPERATIONS)
-    return view.topic(topic)
+        return view.topic_with_operations(topic, TOPIC_OPERATIONS, opening)
+    return view.topic(topic, opening)
 
 
 def _find(wanted: MetadataRequestTopic, image: ClusterImage, version: int) -> TopicImage | ErrorCode:

@@ -5,12 +5,13 @@ Versions served: 2-7.
   replicas ask for the broker's defaults (KIP-464). 5: flexible; the answer tells the new topic's settings (KIP-525).
 - 6: THROTTLING_QUOTA_EXCEEDED may be answered (KIP-599). 7: the answer has the topic id (KIP-516).
 
-A topic that is answered without an error can be used at once: the controller's image holds it before the answer goes
-out.
+A topic that is answered without an error can be used at once: the answer waits until its partitions are open. A topic
+that takes longer than timeout_ms is answered with REQUEST_TIMED_OUT and comes into being all the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from tidelog.broker.config_description import describe_topic
@@ -43,8 +44,14 @@ async def handle_create_topics(request: CreateTopicsRequest, context: RequestCon
             new_topics.append(_new_topic(topic))
         else:
             refused[topic.name] = problem
+    deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
     results = await context.services.controller.create_topics(new_topics, validate_only=request.validate_only)
-    answers = {result.name: _answer(result, context) for result in results}
+    describe = _ConfigsDescription(context)
+    answers = {result.name: _answer(result, describe) for result in results}
+    made = {result.topic_id: result.name for result in results if result.error is ErrorCode.NONE}
+    for topic_id in await context.services.replicas.wait_until_opened(made, deadline_s):
+        message = "the topic was created, but not all of its partitions are open yet"
+        answers[made[topic_id]] = _refusal(made[topic_id], ErrorCode.REQUEST_TIMED_OUT, message)
     answers.update(refused)
     return CreateTopicsResponse(topics=[answers[name] for name in counts])
 
@@ -77,7 +84,7 @@ def _new_topic(topic: CreatableTopic) -> NewTopic:
     )
 
 
-def _answer(result: TopicResult, context: RequestContext) -> CreatableTopicResult:
+def _answer(result: TopicResult, describe: _ConfigsDescription) -> CreatableTopicResult:
     if result.error is not ErrorCode.NONE:
         return _refusal(result.name, result.error, result.message or result.error.description)
     return CreatableTopicResult(
@@ -86,19 +93,35 @@ def _answer(result: TopicResult, context: RequestContext) -> CreatableTopicResul
         error_message=None,
         num_partitions=result.partitions,
         replication_factor=result.replication_factor,
-        configs=_configs(result, context) if context.version >= _CONFIGS_FROM_VERSION else [],
+        configs=describe.configs(result),
     )
 
 
-def _configs(result: TopicResult, context: RequestContext) -> list[CreatableTopicConfigs]:
-    services = context.services
-    return [
-        CreatableTopicConfigs(
-            name=described.row.name,
-            value=described.value,
-            read_only=described.read_only,
-            config_source=described.source,
-            is_sensitive=described.row.sensitive,
-        )
-        for described in describe_topic(services.settings, services.table, services.controller.image, result.configs)
-    ]
+class _ConfigsDescription:
+    """The settings of new topics, told once for all that set the same: a request may name thousands of topics."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._known: dict[frozenset[tuple[str, str]], list[CreatableTopicConfigs]] = {}
+
+    def configs(self, result: TopicResult) -> list[CreatableTopicConfigs]:
+        if self._context.version < _CONFIGS_FROM_VERSION:
+            return []
+        overrides = frozenset(result.configs.items())
+        if overrides not in self._known:
+            self._known[overrides] = self._describe(result)
+        return self._known[overrides]
+
+    def _describe(self, result: TopicResult) -> list[CreatableTopicConfigs]:
+        services = self._context.services
+        image = services.controller.image
+        return [
+            CreatableTopicConfigs(
+                name=described.row.name,
+                value=described.value,
+                read_only=described.read_only,
+                config_source=described.source,
+                is_sensitive=described.row.sensitive,
+            )
+            for described in describe_topic(services.settings, services.table, image, result.configs)
+        ]

@@ -37,5 +37,5 @@ def _answer(replicas: ReplicaManager, topic: str, wanted: OffsetForLeaderPartiti
         partition = replicas.find_leader(topic, wanted.partition, wanted.current_leader_epoch)
     except KafkaError as error:
         return EpochEndOffset(partition=wanted.partition, error_code=error.code)
-    epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
+    epoch, end_offset = partition.end_offset_for_epoch(wanted.leader_epoch)
     return EpochEndOffset(partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)

@@ -3,11 +3,14 @@
 Versions served: 0-3.
 - 1: throttled after the answer (KIP-219). 2: flexible. 3: THROTTLING_QUOTA_EXCEEDED may be answered (KIP-599).
 
-Every topic asked for gets its row in the answer; a topic that stands twice gets one row, an error.
+Every topic asked for gets its row in the answer; a topic that stands twice gets one row, an error. A row without an
+error is answered when the new partitions are open; those that take longer than timeout_ms get REQUEST_TIMED_OUT and
+come into being all the same.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from tidelog.broker.registry import handles
@@ -27,8 +30,10 @@ from tidelog.protocol.messages.k37_create_partitions import (
 async def handle_create_partitions(
     request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
+    deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+    controller = context.services.controller
     counts = Counter(topic.name for topic in request.topics)
-    results = await context.services.controller.create_partitions(
+    results = await controller.create_partitions(
         [_new_partitions(topic) for topic in request.topics if counts[topic.name] == 1],
         validate_only=request.validate_only,
     )
@@ -40,6 +45,11 @@ async def handle_create_partitions(
         )
         for result in results
     ]
+    topics = controller.image.topics
+    grown = {topics[row.name].topic_id: row for row in rows if row.error_code == ErrorCode.NONE and row.name in topics}
+    for topic_id in await context.services.replicas.wait_until_opened(grown, deadline_s):
+        grown[topic_id].error_code = ErrorCode.REQUEST_TIMED_OUT
+        grown[topic_id].error_message = "the partitions were created, but not all of them are open yet"
     rows += [
         CreatePartitionsTopicResult(
             name=name,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -23,6 +24,7 @@ from tidelog.broker.handlers import (  # noqa: F401 - importing a handler regist
     k75_describe_topic_partitions,
 )
 from tidelog.broker.registry import find_handler
+from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.services import BrokerServices
 from tidelog.common.clock import VirtualClock
@@ -39,6 +41,22 @@ ResponseT = TypeVar("ResponseT")
 ValueT = TypeVar("ValueT")
 
 
+class Replicas:
+    """As much of the replicas as the admin handlers ask: whether new partitions can be used."""
+
+    def __init__(self) -> None:
+        self.are_slow = False
+        self.opening_indexes: set[int] = set()
+
+    def opening(self, topic_id: uuid.UUID) -> Collection[int]:
+        return self.opening_indexes
+
+    async def wait_until_opened(
+        self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
+    ) -> set[uuid.UUID]:
+        return set(topic_ids) if self.are_slow else set()
+
+
 class AdminBroker:
     """What admin handlers need of a broker; requests and answers go through their bytes, as a client's would."""
 
@@ -48,6 +66,7 @@ class AdminBroker:
         self.settings = settings
         self.controller = self.run(self._started(clock))
         unused: Any = None  # the admin handlers touch no logs
+        self.replicas = Replicas()
         self.services = BrokerServices(
             node_id=NODE_ID,
             cluster_id=self.controller.image.cluster_id,
@@ -56,7 +75,7 @@ class AdminBroker:
             table=TABLE,
             controller=self.controller,
             logs=unused,
-            replicas=unused,
+            replicas=cast(ReplicaManager, self.replicas),
             producer_ids=unused,
             host="127.0.0.1",
             port=9092,

@@ -155,6 +155,17 @@ def test_a_fenced_broker_s_partitions_have_no_leader(broker: AdminBroker, monkey
     assert (partition.error_code, partition.leader_id, partition.offline_replicas) == (5, -1, [1])
 
 
+@pytest.mark.parametrize("with_operations", [False, True])
+def test_partitions_that_are_being_opened_have_no_leader_yet(broker: AdminBroker, with_operations: bool) -> None:
+    create(broker, "a", partitions=3)
+    broker.replicas.opening_indexes = {1, 2}
+    partitions = ask(broker, ["a"], 10, with_operations=with_operations).topics[0].partitions
+    assert [(each.error_code, each.leader_id) for each in partitions] == [(0, 1), (5, -1), (5, -1)]
+    broker.replicas.opening_indexes.clear()
+    partitions = ask(broker, ["a"], 10, with_operations=with_operations).topics[0].partitions
+    assert [(each.error_code, each.leader_id) for each in partitions] == [(0, 1)] * 3
+
+
 def test_many_clients_that_ask_at_once_create_a_topic_once(broker: AdminBroker) -> None:
     revisions: list[int] = []
     broker.controller.subscribe(lambda old, new: revisions.append(new.revision))

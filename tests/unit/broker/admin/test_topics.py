@@ -161,6 +161,23 @@ def test_validate_only_answers_the_same_and_changes_nothing(broker: AdminBroker)
     assert not broker.image.topics
 
 
+def test_partitions_that_are_not_open_in_time_are_told(broker: AdminBroker) -> None:
+    broker.replicas.are_slow = True
+    made, refused = create(broker, topic("a"), topic("b", 0)).topics
+    assert (made.error_code, refused.error_code) == (7, 37)
+    assert made.error_message == "the topic was created, but not all of its partitions are open yet"
+    assert "a" in broker.image.topics
+    [result] = create(broker, topic("a")).topics
+    assert result.error_code == 36
+    assert grow(broker, 3, CreatePartitionsTopic(name="a", count=2, assignments=None)) == [("a", 7, True)]
+    assert len(broker.image.topics["a"].partitions) == 2
+
+
+def test_topics_with_the_same_settings_are_told_the_same(broker: AdminBroker) -> None:
+    one, two, three = create(broker, topic("a"), topic("b", retention_ms="5"), topic("c")).topics
+    assert one.configs == three.configs != two.configs
+
+
 def test_minus_one_asks_for_the_broker_s_defaults(make_broker: Callable[..., AdminBroker]) -> None:
     """Behaviour 15."""
     broker = make_broker("num.partitions=6")

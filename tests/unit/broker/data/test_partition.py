@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
+from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
 from tidelog.log import AppendResult, LogConfig, PartitionLog
+from tidelog.log.recovery import create_log
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.records import encode_batch
 
 NODE = 1
 BATCH = memoryview(bytearray(61))
@@ -36,11 +40,13 @@ class CountingLog:
     def flush_is_due(self) -> bool:
         return self.log_end_offset - self.flushed_offset >= self.config.flush_messages
 
-    def assign_epoch(self, epoch: int, start_offset: int) -> None:
-        self.epochs.append((epoch, start_offset))
+    @property
+    def latest_epoch(self) -> int:
+        return self.epochs[-1][0] if self.epochs else -1
 
     def append_as_leader(self, records: memoryview, *, leader_epoch: int) -> AppendResult:
-        assert self.epochs[-1][0] == leader_epoch
+        if leader_epoch > self.latest_epoch:
+            self.epochs.append((leader_epoch, self.log_end_offset))
         self.log_end_offset += 1
         offset = self.log_end_offset - 1
         return AppendResult(offset, offset, -1, self.log_start_offset, False)
@@ -81,16 +87,43 @@ def fails(code: ErrorCode) -> pytest.RaisesExc[KafkaError]:
     return pytest.RaisesExc(KafkaError, check=lambda error: error.code is code)
 
 
-def test_the_epoch_is_assigned_before_the_first_append() -> None:
+def test_a_new_leadership_commits_what_its_log_holds() -> None:
     partition = make(NODE, log=CountingLog(log_end_offset=7, flushed_offset=7))
-    assert counting_log(partition).epochs == [(3, 7)]
     assert partition.log.high_watermark == 7
-    partition.append(BATCH, ACKS_LEADER)
     # The same leadership with another ISR is no new one.
-    partition.apply(replace(state(partition), partition_epoch=6))
-    assert counting_log(partition).epochs == [(3, 7)]
+    partition.append(BATCH, ACKS_LEADER)
+    assert not partition.apply(replace(state(partition), partition_epoch=6))
+    assert partition.leader_epoch_start_offset == 7
     assert partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=7))
-    assert counting_log(partition).epochs == [(3, 7), (4, 8)]
+    assert partition.leader_epoch_start_offset == 8
+
+
+@pytest.mark.parametrize("written_in", [(), (0, 0, 2)])
+def test_an_epoch_is_told_before_its_first_append(tmp_path: Path, written_in: tuple[int, ...]) -> None:
+    """36: nobody can tell whether the log has written down the epoch of its leader yet."""
+
+    def lead(name: str) -> Partition:
+        log = create_log(name, 0, tmp_path / name, uuid.uuid4(), LogConfig(), VirtualClock())
+        for epoch in written_in:
+            log.append_as_leader(memoryview(encode_batch([(b"k", b"v", (), 0)], now_ms=0)), leader_epoch=epoch)
+        partition = Partition(name, 0, uuid.uuid4(), log, NODE)
+        partition.apply(PartitionState((NODE,), (NODE,), NODE, leader_epoch=4, partition_epoch=4))
+        return partition
+
+    def told(partition: Partition) -> list[object]:
+        ends = [partition.end_offset_for_epoch(epoch) for epoch in range(-1, 6)]
+        epochs = [partition.epoch_for_offset(offset) for offset in range(4)]
+        return [ends, epochs, partition.earliest_offset(), partition.latest_offset(-1, False)]
+
+    lazy, eager = lead("lazy"), lead("eager")
+    eager.log.assign_epoch(4, len(written_in))
+    checkpoint = tmp_path / "lazy" / "leader-epoch-checkpoint"
+    assert "\n4 " not in checkpoint.read_text()
+    assert told(lazy) == told(eager)
+    for partition in (lazy, eager):
+        partition.append(memoryview(encode_batch([(b"k", b"v", (), 0)], now_ms=0)), ACKS_LEADER)
+    assert f"\n4 {len(written_in)}\n" in checkpoint.read_text()
+    assert told(lazy) == told(eager)
 
 
 def test_an_older_state_changes_nothing() -> None:

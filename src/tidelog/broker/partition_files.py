@@ -1,0 +1,214 @@
+"""The files of partitions, made, opened and removed by one thread while the event loop goes on serving.
+
+What always holds: what concerns one topic name happens in the order it was asked for, so a topic that is deleted and
+made anew never meets its old files; topics take turns, so a small one does not wait for all of a large one's
+partitions; results are handed over on the event loop, a few at a time. One thread and not more: this is many short
+system calls, and threads that pass the interpreter's lock to each other between them get less done, not more. It
+decides nothing about leaders and serves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tidelog.controller.image import TopicImage
+from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
+from tidelog.protocol import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
+
+STEPS_PER_TURN: Final = 64
+"""Partitions handed to the thread at a time: some 20 ms of work for it, under 1 ms for the loop that takes it over."""
+
+
+class Opened(NamedTuple):
+    """A partition whose log is open; without a log the disk did not let it be."""
+
+    topic_id: uuid.UUID
+    partition: int
+    log: PartitionLog | None
+
+
+class _Step(NamedTuple):
+    """A partition to open with its settings, or without settings to delete."""
+
+    topic: TopicImage
+    partition: int
+    config: LogConfig | None
+
+
+@dataclass(slots=True)
+class _Work:
+    """The same for several partitions of one topic."""
+
+    topic: TopicImage
+    indexes: deque[int]
+    config: LogConfig | None
+
+
+class _Opening:
+    """The partitions of a topic that are not open yet, and those who wait for them."""
+
+    __slots__ = ("done", "indexes")
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self.indexes: set[int] = set()
+        self.done = done
+
+
+class PartitionFiles:
+    """Work on partitions' files, with its queue on the event loop."""
+
+    def __init__(self, logs: LogManager, on_opened: Callable[[Collection[Opened]], None]) -> None:
+        """To be made on the running event loop; `on_opened` is called there, before those who wait are woken."""
+        self._logs = logs
+        self._on_opened = on_opened
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="partition-files")
+        # Work by topic name, whoever's turn it is first.
+        self._queue: dict[str, deque[_Work]] = {}
+        self._opening: dict[uuid.UUID, _Opening] = {}
+        self._running: asyncio.Future[list[Opened]] | None = None
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._is_closed = False
+
+    def open(self, topic: TopicImage, indexes: Collection[int], config: LogConfig) -> None:
+        """Open the logs of these partitions, made anew where they are not there yet."""
+        opening = self._opening.get(topic.topic_id)
+        if opening is None:
+            opening = self._opening[topic.topic_id] = _Opening(self._loop.create_future())
+        opening.indexes.update(indexes)
+        self._add(_Work(topic, deque(indexes), config))
+
+    def delete(self, topic: TopicImage, indexes: Iterable[int]) -> None:
+        """Take away the files of these partitions, and all that was still to be done for that topic."""
+        queued = self._queue.get(topic.name, ())
+        self._queue[topic.name] = deque(work for work in queued if work.topic.topic_id != topic.topic_id)
+        self._forget(topic.topic_id)
+        self._add(_Work(topic, deque(indexes), None))
+
+    def is_opening(self, topic_id: uuid.UUID, index: int) -> bool:
+        return index in self.opening(topic_id)
+
+    def opening(self, topic_id: uuid.UUID) -> Collection[int]:
+        """The partitions of a topic that are still to be opened."""
+        opening = self._opening.get(topic_id)
+        return opening.indexes if opening is not None else ()
+
+    async def wait_until_opened(
+        self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
+    ) -> set[uuid.UUID]:
+        """Wait until no partition of these topics is still to be opened; those left at that time of the event loop."""
+        awaited = {topic_id: self._opening[topic_id].done for topic_id in topic_ids if topic_id in self._opening}
+        if awaited:
+            timeout_s = None if deadline_s is None else max(0.0, deadline_s - self._loop.time())
+            await asyncio.wait(awaited.values(), timeout=timeout_s)
+        return {topic_id for topic_id, done in awaited.items() if not done.done()}
+
+    async def settled(self) -> None:
+        """Wait until nothing is left to be done."""
+        await self._settled.wait()
+
+    async def close(self) -> None:
+        """Finish what runs and drop the rest, which the next start finds undone and does."""
+        self._is_closed = True
+        self._queue.clear()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+        for topic_id in tuple(self._opening):
+            self._forget(topic_id)
+        self._settled.set()
+        self._thread.shutdown()
+
+    def _add(self, work: _Work) -> None:
+        self._queue.setdefault(work.topic.name, deque()).append(work)
+        self._settled.clear()
+        if self._running is None:
+            self._run_next()
+
+    def _forget(self, topic_id: uuid.UUID) -> None:
+        opening = self._opening.pop(topic_id, None)
+        if opening is not None:
+            opening.done.set_result(None)
+
+    def _run_next(self) -> None:
+        steps = self._take_steps()
+        if not steps:
+            self._settled.set()
+            return
+        self._running = self._loop.run_in_executor(self._thread, self._carry_out, steps)
+        self._running.add_done_callback(self._on_carried_out)
+
+    def _take_steps(self) -> list[_Step]:
+        steps: list[_Step] = []
+        while self._queue and len(steps) < STEPS_PER_TURN:
+            name, works = next(iter(self._queue.items()))
+            del self._queue[name]
+            while works and len(steps) < STEPS_PER_TURN:
+                work = works[0]
+                count = min(len(work.indexes), STEPS_PER_TURN - len(steps))
+                steps.extend(_Step(work.topic, work.indexes.popleft(), work.config) for _ in range(count))
+                if not work.indexes:
+                    works.popleft()
+            if works:
+                # The others first.
+                self._queue[name] = works
+        return steps
+
+    def _on_carried_out(self, running: asyncio.Future[list[Opened]]) -> None:
+        self._running = None
+        opened = running.result()
+        if self._is_closed:
+            return
+        # A topic that was deleted meanwhile is waited for no more, and its files go next.
+        opened = [one for one in opened if self.is_opening(one.topic_id, one.partition)]
+        self._on_opened(opened)
+        for topic_id, index, _ in opened:
+            opening = self._opening[topic_id]
+            opening.indexes.discard(index)
+            if not opening.indexes:
+                self._forget(topic_id)
+        self._run_next()
+
+    # In the thread
+
+    def _carry_out(self, steps: Iterable[_Step]) -> list[Opened]:
+        opened = []
+        for topic, index, config in steps:
+            if config is None:
+                self._delete(topic, index)
+            else:
+                opened.append(Opened(topic.topic_id, index, self._open(topic, index, config)))
+        return opened
+
+    def _open(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog | None:
+        try:
+            return self._get_or_create(topic, index, config)
+        except LogStorageError as error:
+            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
+            logger.error("partition %s-%d is offline: %s", topic.name, index, error)
+            return None
+
+    def _get_or_create(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
+        try:
+            return self._logs.get_or_create(topic.name, index, topic.topic_id, config)
+        except KafkaError as error:
+            if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
+                raise
+            # The files are of a topic of that name that was deleted while this broker was away.
+            self._logs.delete(topic.name, index)
+            return self._logs.create(topic.name, index, topic.topic_id, config)
+
+    def _delete(self, topic: TopicImage, index: int) -> None:
+        try:
+            self._logs.delete(topic.name, index)
+        except LogStorageError as error:
+            logger.error("the files of %s-%d stay behind: %s", topic.name, index, error)
