@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
 
@@ -43,6 +43,7 @@ ROUND_TRIPS = 500
 ROUND_TRIPS_SECONDS_MAX = 2.0
 PROGRESS_EVERY_RECORDS = 2000
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PADDING = bytes(ord("a") + number % 26 for number in range(VALUE_BYTES))
 
 # Takes the share that is done, 0 to 1, and the records so far.
@@ -122,12 +123,12 @@ def demo(
 
         checked(parse_addresses, bootstrap, "--bootstrap")
     tell = _say_nothing if json else _say
-    with _ended_by_signals(), ExitStack() as cleanup:
-        place = _prepare(bootstrap, cleanup, tell)
+    with _Interruption().caught() as interruption, ExitStack() as cleanup:
+        place = _prepare(bootstrap, cleanup, interruption, tell)
         with connected(place.bootstrap, TIMEOUT_S) as cluster:
-            round_trips, written = _produce(cluster, place.topic, seconds, tell)
+            round_trips, written = _produce(cluster, place.topic, seconds, interruption, tell)
             tell(f"wrote {written.text()}")
-            read = _consume(cluster, place.topic, written.records + len(round_trips.latencies_ms))
+            read = _consume(cluster, place.topic, written.records + len(round_trips.latencies_ms), interruption)
             tell(f"read  {read.text()}")
             tell(f"compared: all {count_text(read.records)} records came back as sent, in order")
     if json:
@@ -156,9 +157,11 @@ class _Place:
     start_seconds: float | None = None  # of the demo's own broker
 
 
-def _prepare(bootstrap: str | None, cleanup: ExitStack, tell: Callable[[str], None]) -> _Place:
+def _prepare(
+    bootstrap: str | None, cleanup: ExitStack, interruption: _Interruption, tell: Callable[[str], None]
+) -> _Place:
     if bootstrap is None:
-        own_bootstrap, start_seconds = cleanup.enter_context(_own_broker())
+        own_bootstrap, start_seconds = cleanup.enter_context(_own_broker(interruption))
         tell(f"started a broker on {own_bootstrap} in {start_seconds:.2f} s")
         place = _Place(own_bootstrap, "demo", round(start_seconds, 3))
         _create_topic(own_bootstrap, place.topic)
@@ -185,7 +188,7 @@ def _value(number: int) -> bytes:
 
 
 def _produce(
-    cluster: Cluster, topic: str, seconds: float, tell: Callable[[str], None]
+    cluster: Cluster, topic: str, seconds: float, interruption: _Interruption, tell: Callable[[str], None]
 ) -> tuple[RoundTrips, Throughput]:
     from tidelog.client.produce import Producer
 
@@ -194,6 +197,7 @@ def _produce(
     number = 0
     started_s = time.perf_counter()
     while number < ROUND_TRIPS and time.perf_counter() - started_s < ROUND_TRIPS_SECONDS_MAX:
+        interruption.check()
         sent_s = time.perf_counter()
         producer.send(topic, _value(number), key=_key(number), partition=number % PARTITIONS)
         producer.flush()
@@ -206,6 +210,7 @@ def _produce(
         started_s = time.perf_counter()
         deadline_s = started_s + seconds
         while time.perf_counter() < deadline_s:
+            interruption.check()
             for _ in range(PROGRESS_EVERY_RECORDS):
                 producer.send(topic, _value(number), key=_key(number), partition=number % PARTITIONS)
                 number += 1
@@ -224,7 +229,7 @@ def _check_delivered(error: Exception | None) -> None:
         raise CommandError(f"records could not be delivered: {error}")
 
 
-def _consume(cluster: Cluster, topic: str, sent_records: int) -> Throughput:
+def _consume(cluster: Cluster, topic: str, sent_records: int, interruption: _Interruption) -> Throughput:
     """Read everything and compare it; only the reading is timed."""
     from tidelog.client.cluster import TopicPartition
     from tidelog.client.consume import BEGINNING, Consumer
@@ -234,6 +239,7 @@ def _consume(cluster: Cluster, topic: str, sent_records: int) -> Throughput:
     read = Throughput()
     with _progress("reading") as advanced:
         while not consumer.is_done:
+            interruption.check()
             polled_s = time.perf_counter()
             fetched = consumer.poll()
             read.seconds += time.perf_counter() - polled_s
@@ -285,7 +291,7 @@ def _delete_topic(bootstrap: str, topic: str) -> None:
 
 
 @contextmanager
-def _own_broker() -> Iterator[tuple[str, float]]:
+def _own_broker(interruption: _Interruption) -> Iterator[tuple[str, float]]:
     """A broker as `tidelog serve` starts it; gives its address and the seconds until it was ready."""
     with tempfile.TemporaryDirectory(prefix="tidelog-demo-", ignore_cleanup_errors=True) as directory:
         log = Path(directory) / "broker.log"
@@ -300,7 +306,7 @@ def _own_broker() -> Iterator[tuple[str, float]]:
                 start_new_session=True,
             )
         try:
-            bootstrap = _ready_address(process)
+            bootstrap = _ready_address(process, interruption)
             if bootstrap is None:
                 lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
                 raise CommandError(f"the broker did not start: {lines[-1] if lines else 'it said nothing'}")
@@ -309,13 +315,16 @@ def _own_broker() -> Iterator[tuple[str, float]]:
             _stop(process)
 
 
-def _ready_address(process: subprocess.Popen[bytes]) -> str | None:
+def _ready_address(process: subprocess.Popen[bytes], interruption: _Interruption) -> str | None:
     """The address in the line that a broker prints when it is ready; None when it ends or stays silent."""
     assert process.stdout is not None  # it was asked for
+    deadline_s = time.monotonic() + START_DEADLINE_S
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
-        if not selector.select(START_DEADLINE_S):
-            return None
+        while not selector.select(0.1):
+            interruption.check()
+            if time.monotonic() > deadline_s:
+                return None
     # The line is written at once, so that what is there is all of it.
     found = re.search(rb"ready on (\S+)", process.stdout.readline())
     return None if found is None else found[1].decode()
@@ -332,19 +341,38 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the command as Ctrl-C does: with its cleaning up."""
+class _Interruption:
+    """Ctrl-C, SIGTERM and a closed terminal end the demo between two steps, when it is known what to clean up.
 
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    An exception out of a signal handler may come up anywhere, even where Python drops it. A second signal does so.
+    """
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def check(self) -> None:
+        """Raise if the demo is to end."""
+        if self._number is not None:
+            self._raise(self._number)
+
+    @contextmanager
+    def caught(self) -> Iterator[Self]:
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._number is not None:
+            self._raise(number)
+        self._number = number
+
+    def _raise(self, number: int) -> NoReturn:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)  # as a shell counts it
 
 
 # What is shown

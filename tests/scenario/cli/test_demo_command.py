@@ -60,8 +60,8 @@ def test_an_early_end_leaves_nothing_behind(
     (broker,) = psutil.Process(process.pid).children()
     assert process.stdout.readline().startswith(b"created topic")
     process.send_signal(number)
-    assert process.wait(30) == code
-    assert process.stderr.read() == b""
+    process.wait(30)
+    assert (process.returncode, process.stderr.read()) == (code, b"")
     wait_until(lambda: not broker.is_running(), "the demo's broker still runs")
     assert not list(temporary.iterdir())
 
