@@ -33,6 +33,7 @@ from tidelog.protocol import ErrorCode, KafkaError
 logger = logging.getLogger(__name__)
 
 DELETE_SUFFIX = "-delete"
+STRAY_SUFFIX = "-stray"
 _FILE_NAME_BYTES_MAX = 255
 _PROGRESS_INTERVAL_MS = 2_000
 # How often the loop looks whether rolled segments wait for their flush or removed files for their end.
@@ -143,6 +144,9 @@ class LogManager:
             if entry.name.endswith(DELETE_SUFFIX):
                 self._doom(self._clock.now_ms(), Path(entry.path))
                 continue
+            if entry.name.endswith(STRAY_SUFFIX):
+                logger.warning("%s was set aside earlier; delete it when it is not needed", entry.path)
+                continue
             topic, dash, partition = entry.name.rpartition("-")
             if not dash or not topic or not partition.isdigit():
                 logger.warning("%s is no partition's directory and is left alone", entry.path)
@@ -213,11 +217,23 @@ class LogManager:
 
         Blocks. After a power cut they may be back under their old name, and are removed again: the topic's id tells.
         """
+        log = self._logs.get((topic, partition))
+        target = self._take_out(topic, partition, DELETE_SUFFIX)
+        if target is not None:
+            delay_ms = log.config.file_delete_delay_ms if log is not None else 0
+            self._doom(self._clock.now_ms() + delay_ms, target)
+
+    def set_aside(self, topic: str, partition: int) -> Path | None:
+        """Take a log out whose topic is unknown; its files stay, renamed, until a person has judged them. Blocks."""
+        return self._take_out(topic, partition, STRAY_SUFFIX)
+
+    def _take_out(self, topic: str, partition: int, suffix: str) -> Path | None:
+        """Rename a log's directory and forget the log; gives its new path, None when there is no such log."""
         key = topic, partition
         log = self._logs.pop(key, None)
         _, found = self._offline.pop(key, (None, None))
         self._stale.add(key)
-        suffix = f".{uuid.uuid4().hex}{DELETE_SUFFIX}"
+        suffix = f".{uuid.uuid4().hex}{suffix}"
         name = f"{topic}-{partition}"[: _FILE_NAME_BYTES_MAX - len(suffix)] + suffix
         try:
             if log is not None:
@@ -225,13 +241,14 @@ class LogManager:
                 target = log.directory.parent / name
                 log.move(target)
                 log.close(clean=False)
-                self._doom(self._clock.now_ms() + log.config.file_delete_delay_ms, target)
             elif found is not None:
                 target = found.path.parent / name
                 os.rename(found.path, target)
-                self._doom(self._clock.now_ms(), target)
+            else:
+                return None
         except OSError as error:
-            raise LogStorageError(f"partition {topic}-{partition} can't be deleted: {error}") from error
+            raise LogStorageError(f"partition {topic}-{partition} can't be taken out: {error}") from error
+        return target
 
     def _doom(self, due_ms: int, path: Path) -> None:
         with self._doomed_guard:

@@ -175,9 +175,12 @@ class BrokerServer:
         for log in logs.logs():
             topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
             if topic is None or topic.name != log.topic or log.partition >= len(topic.partitions):
-                # The directory belongs to this cluster, so its topic was deleted while the files could not follow.
-                logger.warning("removing %s-%d, whose topic was deleted", log.topic, log.partition)
-                logs.delete(log.topic, log.partition)
+                # Deleted while the files could not follow, or made after the metadata was saved that is used now: only
+                # a person can tell, so nothing is lost here.
+                path = logs.set_aside(log.topic, log.partition)
+                logger.warning(
+                    "%s-%d belongs to no topic of this cluster; it is set aside as %s", log.topic, log.partition, path
+                )
 
     async def _close_logs(self, logs: LogManager) -> None:
         await asyncio.to_thread(logs.close, clean=self._is_clean, broker_epoch=self.broker_epoch)

@@ -123,6 +123,22 @@ def test_deleting_a_log(store: Store, make_batch: MakeBatch) -> None:
     assert part.read()
 
 
+def test_a_log_set_aside_keeps_its_files_and_is_not_loaded_again(store: Store, make_batch: MakeBatch) -> None:
+    log = store.create()
+    log.append_as_leader(make_batch([b"kept"]), leader_epoch=0)
+    content = store.files(".log")[0].read_bytes()
+    path = store.manager.set_aside("topic", 0)
+    assert path is not None
+    assert path.name.endswith("-stray")
+    assert store.manager.set_aside("topic", 0) is None
+    store.stop(clean=False)
+    manager = store.start()
+    run(manager, "remove deleted files")
+    assert manager.get("topic", 0) is None
+    (segment,) = path.glob("*.log")
+    assert segment.read_bytes() == content
+
+
 def test_a_deleted_log_does_not_come_back(store: Store) -> None:
     store.create()
     store.manager.delete("topic", 0)
