@@ -1,12 +1,16 @@
-"""What a running process costs, read from /proc: CPU seconds, resident memory, threads."""
+"""What a running process costs, read from /proc: CPU seconds, resident memory; and memory made ready to measure on."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+_TOUCH_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +39,22 @@ def resident_bytes_of(pid: int) -> int:
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise ValueError(f"process {pid} has no resident memory: it is a kernel thread or has ended")
+
+
+def available_memory_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("/proc/meminfo does not tell the available memory")
+
+
+def touch_memory(size_bytes: int) -> None:
+    """Write to that much free memory once.
+
+    A virtual machine gets its memory page by page as it first uses it, at about ten times the cost of using it. Who
+    writes files first would pay for it, in whichever order the brokers come.
+    """
+    content = bytes([1]) * _TOUCH_BYTES
+    with mmap.mmap(-1, size_bytes) as memory:
+        for _ in range(size_bytes // _TOUCH_BYTES):
+            memory.write(content)
