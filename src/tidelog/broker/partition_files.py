@@ -118,14 +118,13 @@ class PartitionFiles:
         await self._settled.wait()
 
     async def close(self) -> None:
-        """Finish what runs and drop the rest, which the next start finds undone and does."""
+        """Finish what runs and all deletions; what is still to be opened, the next start opens."""
         self._is_closed = True
-        self._queue.clear()
-        if self._running is not None:
-            await asyncio.wait([self._running])
+        for name, works in self._queue.items():
+            self._queue[name] = deque(work for work in works if work.config is None)
+        await self._settled.wait()
         for topic_id in tuple(self._opening):
             self._forget(topic_id)
-        self._settled.set()
         self._thread.shutdown()
 
     def _add(self, work: _Work) -> None:
@@ -166,8 +165,11 @@ class PartitionFiles:
     def _on_carried_out(self, running: asyncio.Future[list[Opened]]) -> None:
         self._running = None
         opened = running.result()
-        if self._is_closed:
-            return
+        if not self._is_closed:
+            self._hand_over(opened)
+        self._run_next()
+
+    def _hand_over(self, opened: Iterable[Opened]) -> None:
         # A topic that was deleted meanwhile is waited for no more, and its files go next.
         opened = [one for one in opened if self.is_opening(one.topic_id, one.partition)]
         self._on_opened(opened)
@@ -176,7 +178,6 @@ class PartitionFiles:
             opening.indexes.discard(index)
             if not opening.indexes:
                 self._forget(topic_id)
-        self._run_next()
 
     # In the thread
 
@@ -187,6 +188,10 @@ class PartitionFiles:
                 self._delete(topic, index)
             else:
                 opened.append(Opened(topic.topic_id, index, self._open(topic, index, config)))
+        try:
+            self._logs.flush_deletions()
+        except LogStorageError as error:
+            logger.error("%s", error.message)
         return opened
 
     def _open(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog | None:

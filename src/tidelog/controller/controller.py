@@ -75,6 +75,8 @@ class Controller:
         self._session_ttl_ms = session_ttl_ms
         self._image = EMPTY_IMAGE
         self._next_producer_id = 0
+        # Topics that the store remembered as deleted when it was last loaded.
+        self.deleted_topic_ids: frozenset[uuid.UUID] = frozenset()
         # Epochs of the brokers that registered with this object; whoever is not in it may be dead.
         self._registered: dict[int, int] = {}
         self._subscribers: list[Subscriber] = []
@@ -299,6 +301,7 @@ class Controller:
         rev = await ledger.write(writes) if writes else ledger.elected_rev
         async with self._lock:
             self._next_producer_id = loaded.next_producer_id
+            self.deleted_topic_ids = loaded.deleted_topic_ids
             self._resigned.clear()
             self._ledger = ledger
             self._publish(replace(image, revision=rev))

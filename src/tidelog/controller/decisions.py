@@ -49,7 +49,7 @@ def decide_new_topic(
         factor = _count_or_default(new.replication_factor, settings, "default.replication.factor")
         replicas = place_replicas(live_brokers(image), count, factor, first=topic_id.int)
     configs = check_topic_configs(new.configs, settings.table)
-    partitions = tuple(new_partition(assigned, image) for assigned in replicas)
+    partitions = _new_partitions(replicas, image)
     return TopicDecision(TopicImage(new.name, topic_id, partitions, new.name in INTERNAL_TOPICS, created_ms), configs)
 
 
@@ -116,6 +116,12 @@ def new_partition(replicas: Replicas, image: ClusterImage) -> PartitionState:
     return PartitionState(replicas=replicas, isr=isr, leader=isr[0])
 
 
+def _new_partitions(replicas: Sequence[Replicas], image: ClusterImage) -> tuple[PartitionState, ...]:
+    """First states of partitions; those with the same replicas share one, which thousands may do."""
+    made = {assigned: new_partition(assigned, image) for assigned in dict.fromkeys(replicas)}
+    return tuple(made[assigned] for assigned in replicas)
+
+
 def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterImage) -> TopicImage:
     """The topic grown to its new count; raises KafkaError."""
     current = len(topic.partitions)
@@ -139,8 +145,7 @@ def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterI
                 f"{added} partition(s) are to be added, but {len(replicas)} assignment(s) are given.",
             )
         _check_same_length(replicas, topic.replication_factor)
-    grown = tuple(new_partition(assigned, image) for assigned in replicas)
-    return replace(topic, partitions=topic.partitions + grown)
+    return replace(topic, partitions=topic.partitions + _new_partitions(replicas, image))
 
 
 def _count_or_default(asked: int, settings: Settings, name: str) -> int:

@@ -98,10 +98,13 @@ def topic_tombstone(topic_id: uuid.UUID) -> Record:
     return {"deleted": uuid_to_text(topic_id)}
 
 
-def parse_topic(record: Record) -> TopicRecord | None:
-    """None for a tombstone."""
-    if "deleted" in record:
-        return None
+def parse_tombstone(record: Record) -> uuid.UUID | None:
+    """The id of the topic that was deleted; None for a topic that exists."""
+    return uuid_from_text(record["deleted"]) if "deleted" in record else None
+
+
+def parse_topic(record: Record) -> TopicRecord:
+    """A topic that exists."""
     return TopicRecord(
         uuid_from_text(record["id"]), int(record["partitions"]), int(record["created_ms"]), dict(record["configs"])
     )

@@ -8,6 +8,7 @@ A topic whose chunks are missing is damage, and stops the controller.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -30,6 +31,8 @@ from tidelog.metadata.store import MetadataStoreError
 class Loaded:
     image: ClusterImage
     garbage: list[str]
+    # Topics whose deletion the store remembers; brokers may not have removed all of their files.
+    deleted_topic_ids: frozenset[uuid.UUID]
     next_producer_id: int
 
 
@@ -53,7 +56,7 @@ async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]
     for key, record in (await ledger.read(layout.BROKER_CONFIGS)).items():
         resource = ConfigResource(ResourceType.BROKER, layout.broker_configs_name(key))
         configs[resource] = record["configs"]
-    topics, garbage = await _load_topics(ledger, configs)
+    topics, garbage, deleted_topic_ids = await _load_topics(ledger, configs)
     producer_ids = (await ledger.read(layout.PRODUCER_IDS)).get(layout.PRODUCER_IDS, {"next": 0})
     image = ClusterImage(
         cluster_id=cluster.get("id", ""),
@@ -61,30 +64,33 @@ async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]
         brokers=brokers,
         configs=configs,
     )
-    return Loaded(image.with_topics(topics), garbage, producer_ids["next"])
+    return Loaded(image.with_topics(topics), garbage, frozenset(deleted_topic_ids), producer_ids["next"])
 
 
 async def _load_topics(
     ledger: Ledger, configs: dict[ConfigResource, Mapping[str, str]]
-) -> tuple[list[TopicImage], list[str]]:
+) -> tuple[list[TopicImage], list[str], list[uuid.UUID]]:
     chunks: dict[str, list[tuple[str, Record]]] = {}
     for key, record in (await ledger.read(layout.PARTITIONS)).items():
         chunks.setdefault(key.split("/")[1], []).append((key, record))
     topics = []
     garbage = []
+    deleted_topic_ids = []
     for key, record in (await ledger.read(layout.TOPICS)).items():
         name = key.removeprefix(layout.TOPICS)
-        parsed = layout.parse_topic(record)
-        if parsed is None:
+        deleted_topic_id = layout.parse_tombstone(record)
+        if deleted_topic_id is not None:
             garbage.append(key)
+            deleted_topic_ids.append(deleted_topic_id)
             continue
+        parsed = layout.parse_topic(record)
         found = sorted(chunks.pop(uuid_to_text(parsed.topic_id), []))
         states = [state for _, chunk in found for state in layout.parse_chunk(chunk)]
         topics.append(_topic(name, parsed, states))
         if parsed.configs:
             configs[ConfigResource(ResourceType.TOPIC, name)] = parsed.configs
     garbage.extend(key for orphans in chunks.values() for key, _ in orphans)
-    return topics, garbage
+    return topics, garbage, deleted_topic_ids
 
 
 def _topic(name: str, record: layout.TopicRecord, states: list[PartitionState]) -> TopicImage:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tidelog.common.clock import Clock
 from tidelog.common.settings import Settings
-from tidelog.log.checkpoints import PartitionKey, read_partition_metadata
+from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import LogDirectory
 from tidelog.log.errors import CorruptCheckpointError, LogStorageError
@@ -75,6 +75,8 @@ class LogManager:
         self._stale: set[PartitionKey] = set()
         self._doomed: list[tuple[int, Path]] = []
         self._doomed_guard = threading.Lock()
+        # Data directories in which deletions were made that are not flushed.
+        self._unflushed: set[Path] = set()
         self.was_clean_shutdown = False
 
     @property
@@ -215,13 +217,23 @@ class LogManager:
     def delete(self, topic: str, partition: int) -> None:
         """Take a log out at once; its files go after file.delete.delay.ms, and those who read it are not disturbed.
 
-        Blocks. After a power cut they may be back under their old name, and are removed again: the topic's id tells.
+        Blocks. `flush_deletions` makes sure that a power cut does not bring them back.
         """
         log = self._logs.get((topic, partition))
         target = self._take_out(topic, partition, DELETE_SUFFIX)
         if target is not None:
+            self._unflushed.add(target.parent)
             delay_ms = log.config.file_delete_delay_ms if log is not None else 0
             self._doom(self._clock.now_ms() + delay_ms, target)
+
+    def flush_deletions(self) -> None:
+        """Make the deletions so far survive a power cut; once for many is enough. Blocks."""
+        unflushed, self._unflushed = self._unflushed, set()
+        for path in unflushed:
+            try:
+                fsync_directory(path)
+            except OSError as error:
+                raise LogStorageError(f"deletions in {path} can't be flushed: {error}") from error
 
     def set_aside(self, topic: str, partition: int) -> Path | None:
         """Take a log out whose topic is unknown; its files stay, renamed, until a person has judged them. Blocks."""

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def run(
 ) -> int:
     """Serve until a signal says to stop; returns the exit code."""
     set_up_logging(log_level, as_json=log_json)
+    _raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings, data_dir))
@@ -39,6 +41,15 @@ def run(
         print(f"tidelog: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
     return EXIT_OK
+
+
+def _raise_file_limit() -> None:
+    """Ask for as many open files as this user may have: every connection is one, and every partition in use."""
+    wanted, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
+    except (OSError, ValueError) as error:
+        logger.warning("no more than %d files can be open at once: %s", wanted, error)
 
 
 async def _serve(settings: Settings, data_dir: Path) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+import uuid
+from collections import Counter
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
 from tidelog.controller import ClusterImage, Controller
 from tidelog.controller.image import EMPTY_IMAGE
-from tidelog.log import DataDirectoryError, LogConfig, LogManager
+from tidelog.log import DataDirectoryError, LogManager
 from tidelog.metadata import MetadataStoreError, SqliteStore
 
 logger = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ class BrokerServer:
         sockets = self._bind(limits)
         logs = self._lock_logs()
         controller = await self._start_controller()
-        await self._load_logs(logs, controller.image)
+        await self._load_logs(logs, controller)
         services = self._services = self._make_services(controller, logs)
         self._open.push_async_callback(services.auto_topic_creation.close)
         self.broker_epoch = await controller.register_broker(
@@ -162,25 +164,15 @@ class BrokerServer:
         self._open.push_async_callback(controller.close)
         return controller
 
-    async def _load_logs(self, logs: LogManager, image: ClusterImage) -> None:
+    async def _load_logs(self, logs: LogManager, controller: Controller) -> None:
+        image = controller.image
         for directory in logs.directories:
             directory.identify(image.cluster_id, self.node_id)
         log_configs = LogConfigs(self.settings, self.settings.table)
         configs = {topic: log_configs.effective(image, topic) for topic in image.topics}
         self._open.push_async_callback(self._close_logs, logs)
-        await asyncio.to_thread(self._load_and_clear, logs, configs, image)
-
-    def _load_and_clear(self, logs: LogManager, configs: Mapping[str, LogConfig], image: ClusterImage) -> None:
-        logs.load(configs)
-        for log in logs.logs():
-            topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
-            if topic is None or topic.name != log.topic or log.partition >= len(topic.partitions):
-                # Deleted while the files could not follow, or made after the metadata was saved that is used now: only
-                # a person can tell, so nothing is lost here.
-                path = logs.set_aside(log.topic, log.partition)
-                logger.warning(
-                    "%s-%d belongs to no topic of this cluster; it is set aside as %s", log.topic, log.partition, path
-                )
+        await asyncio.to_thread(logs.load, configs)
+        await asyncio.to_thread(_take_out_strangers, logs, image, controller.deleted_topic_ids)
 
     async def _close_logs(self, logs: LogManager) -> None:
         await asyncio.to_thread(logs.close, clean=self._is_clean, broker_epoch=self.broker_epoch)
@@ -239,3 +231,24 @@ class BrokerServer:
             self._open.callback(listener.close)
             self._listeners.append(listener)
             listener.start()
+
+
+def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids: Collection[uuid.UUID]) -> None:
+    """Partitions of topics that are not there: those known to be deleted go, the others are set aside."""
+    removed: Counter[str] = Counter()
+    for log in logs.logs():
+        topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
+        if topic is not None and topic.name == log.topic and log.partition < len(topic.partitions):
+            continue
+        if log.topic_id in deleted_topic_ids:
+            logs.delete(log.topic, log.partition)
+            removed[log.topic] += 1
+            continue
+        # Deleted long ago while the files could not follow, or made after the metadata was saved that is used now: only
+        # a person can tell, so nothing is lost here.
+        path = logs.set_aside(log.topic, log.partition)
+        logger.warning(
+            "%s-%d belongs to no topic of this cluster; it is set aside as %s", log.topic, log.partition, path
+        )
+    for name, count in removed.items():
+        logger.info("removed the files of %d partitions of topic %s, which was deleted", count, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -94,6 +95,18 @@ def test_both_signals_end_it(serve: Serve, number: signal.Signals) -> None:
     _ready_port(process)
     process.send_signal(number)
     assert process.wait(30) == 0
+
+
+def test_it_may_open_as_many_files_as_its_user_may(serve: Serve) -> None:
+    """Systems start processes with a limit of 1024, which is less than a broker's partitions."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        process = serve("listeners=127.0.0.1:0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    _ready_port(process)
+    assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_a_second_signal_ends_it_at_once(serve: Serve) -> None:

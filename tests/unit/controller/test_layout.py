@@ -47,7 +47,8 @@ def test_a_topic_survives_the_store() -> None:
     topic = TopicImage("a", TOPIC_ID, (STATE,) * 3, created_ms=5)
     record = layout.decode(layout.encode(layout.topic_record(topic, {"retention.ms": "1"})))
     assert layout.parse_topic(record) == layout.TopicRecord(TOPIC_ID, 3, 5, {"retention.ms": "1"})
-    assert layout.parse_topic(layout.topic_tombstone(TOPIC_ID)) is None
+    assert layout.parse_tombstone(record) is None
+    assert layout.parse_tombstone(layout.topic_tombstone(TOPIC_ID)) == TOPIC_ID
 
 
 def test_only_chunks_with_a_change_are_written() -> None:

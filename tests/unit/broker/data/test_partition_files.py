@@ -29,6 +29,7 @@ class RecordedLogs:
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, str, int]] = []
+        self.flushes = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.refused: set[tuple[str, int]] = set()
@@ -48,6 +49,9 @@ class RecordedLogs:
     def delete(self, topic: str, partition: int) -> None:
         self._note("delete", topic, partition)
         self.topic_ids.pop((topic, partition), None)
+
+    def flush_deletions(self) -> None:
+        self.flushes += 1
 
     def _note(self, step: str, topic: str, partition: int) -> None:
         assert self.may_go_on.wait(DEADLINE_S)
@@ -215,11 +219,21 @@ def test_a_partition_that_fails_is_told_and_the_others_go_on(run: Run, caplog: p
     assert "the files of t-1 stay behind: " in caplog.text
 
 
-def test_closing_finishes_a_turn_and_drops_the_rest(run: Run) -> None:
+def test_many_deletions_are_flushed_together(run: Run) -> None:
     async def scenario(files: Files) -> None:
-        topic = topic_of("t", 1000)
+        files.files.delete(topic_of("t", 10 * STEPS_PER_TURN), range(10 * STEPS_PER_TURN))
+        await files.files.settled()
+        assert files.logs.flushes == 10
+
+    run(scenario)
+
+
+def test_closing_finishes_a_turn_and_all_deletions_and_drops_the_rest(run: Run) -> None:
+    async def scenario(files: Files) -> None:
+        topic, gone = topic_of("t", 1000), topic_of("gone", 1000)
         files.logs.may_go_on.clear()
         files.files.open(topic, range(1000), CONFIG)
+        files.files.delete(gone, range(1000))
         waits = [asyncio.create_task(files.files.wait_until_opened([topic.topic_id])) for _ in range(2)]
         closing = asyncio.create_task(files.files.close())
         await asyncio.sleep(0)
@@ -227,7 +241,8 @@ def test_closing_finishes_a_turn_and_drops_the_rest(run: Run) -> None:
         files.logs.may_go_on.set()
         await closing
         assert await asyncio.gather(*waits) == [set(), set()]
-        assert len(files.logs.steps) == STEPS_PER_TURN
+        assert len([step for step in files.logs.steps if step[0] == "open"]) == STEPS_PER_TURN
+        assert len([step for step in files.logs.steps if step[0] == "delete"]) == 1000
         assert files.opened == []
         await files.files.settled()
 
