@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,23 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="Input/output"):
         checkpoints.write_offsets(path, {("a", 0): 2})
     assert checkpoints.read_offsets(path) == {("a", 0): 1}
+
+
+def test_a_small_file_is_written_over_and_any_other_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    inodes = []
+    for contents in (b"new", b"longer", b"short", b"x" * 512, b"x" * 513, b""):
+        checkpoints.write_unflushed(path, contents)
+        assert path.read_bytes() == contents
+        inodes.append(path.stat().st_ino)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    # Only what grows and fits a sector can be written over without the danger of a mixture.
+    changed = [before != after for before, after in pairwise(inodes)]
+    assert changed == [False, True, False, True, True]
+
+
+def test_a_small_file_for_which_there_is_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    monkeypatch.setattr("os.pwrite", lambda fd, contents, position: len(contents) - 1)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.write_unflushed(path, b"new")

@@ -14,8 +14,16 @@ import pytest
 
 from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
-from tidelog.log import DataDirectoryLockedError, InconsistentClusterIdError, LogConfig, LogManager, LogStorageError
+from tidelog.log import (
+    DataDirectoryLockedError,
+    InconsistentClusterIdError,
+    LogConfig,
+    LogManager,
+    LogStorageError,
+    PartitionLog,
+)
 from tidelog.log.manager import BackgroundTask
+from tidelog.log.recovery import create_log
 from tidelog.protocol import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
@@ -137,6 +145,56 @@ def test_a_log_set_aside_keeps_its_files_and_is_not_loaded_again(store: Store, m
     assert manager.get("topic", 0) is None
     (segment,) = path.glob("*.log")
     assert segment.read_bytes() == content
+
+
+def test_many_deletions_are_flushed_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for partition in range(5):
+        store.manager.create("many", partition, random_uuid(), LogConfig())
+    flushed: list[Path] = []
+    monkeypatch.setattr("tidelog.log.manager.fsync_directory", flushed.append)
+    for partition in range(5):
+        store.manager.delete("many", partition)
+    assert flushed == []
+    store.manager.flush_deletions()
+    store.manager.flush_deletions()
+    assert flushed == [store.path]
+
+
+def test_deletions_that_can_not_be_flushed_are_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.manager.create("one", 0, random_uuid(), LogConfig())
+
+    def fail(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("tidelog.log.manager.fsync_directory", fail)
+    store.manager.delete("one", 0)
+    with pytest.raises(LogStorageError, match="can't be flushed"):
+        store.manager.flush_deletions()
+
+
+def test_a_log_that_can_not_be_made_leaves_nothing_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, contents: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tidelog.log.epochs.write_unflushed", full)
+        with pytest.raises(LogStorageError, match="can't be created"):
+            store.manager.create("new", 0, random_uuid(), LogConfig())
+    assert not (store.path / "new-0").exists()
+    assert store.manager.create("new", 0, random_uuid(), LogConfig()).log_end_offset == 0
+
+
+def test_a_log_made_while_its_directory_fails_is_offline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs are made by a thread while the event loop may meet the error."""
+    manager = store.manager
+
+    def fail_meanwhile(*_: object) -> PartitionLog:
+        log = create_log(*_)  # type: ignore[arg-type] # passed on as they came
+        manager.take_directory_offline(store.path, "broken")
+        return log
+
+    monkeypatch.setattr("tidelog.log.manager.create_log", fail_meanwhile)
+    assert manager.create("late", 0, random_uuid(), LogConfig()).is_offline
 
 
 def test_a_deleted_log_does_not_come_back(store: Store) -> None:
