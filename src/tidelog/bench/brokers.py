@@ -90,7 +90,12 @@ class BrokerProcess(ABC):
         self._output = self.log_path.open("ab")
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            command, stdout=self._output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+            command,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(),
         )
         while not self._answers():
             if self._process.poll() is not None or time.perf_counter() - began > START_DEADLINE_S:
@@ -199,6 +204,11 @@ class KafkaBroker(BrokerProcess):
                 "",
             ]
         )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, but with bytecode kept: pip compiles what it installs, a checkout run by developers may forbid it."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def free_port() -> int:
