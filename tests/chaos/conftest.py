@@ -84,13 +84,16 @@ def serve(tmp_path: Path) -> Iterator[StartServed]:
     """Starts brokers as processes: `serve(settings)`; each is killed after the test."""
     brokers: list[ServedBroker] = []
 
-    def start(settings: Mapping[str, object] | None = None, directory: Path | None = None) -> ServedBroker:
+    def make(
+        settings: Mapping[str, object] | None = None, directory: Path | None = None, *, start: bool = True
+    ) -> ServedBroker:
         broker = ServedBroker(directory or tmp_path / f"broker-{len(brokers)}", settings or {})
         brokers.append(broker)
-        broker.start()
+        if start:
+            broker.start()
         return broker
 
-    yield start
+    yield make
     for broker in brokers:
         broker.kill()
 

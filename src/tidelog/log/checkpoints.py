@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 SECTOR_BYTES = 512
 
 _VERSION = "0"
+_COUNT = re.compile(r"[0-9]{1,10}")
 Row = TypeVar("Row")
 PartitionKey = tuple[str, int]
 
@@ -110,7 +112,7 @@ def read_rows(path: Path, parse: Callable[[str], Row]) -> list[Row] | None:
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(f"{path} is not text: {error}") from error
     lines = text.splitlines()
-    if len(lines) < 2 or lines[0] != _VERSION or not lines[1].isdigit():
+    if len(lines) < 2 or lines[0] != _VERSION or not _COUNT.fullmatch(lines[1]):
         raise CorruptCheckpointError(f"{path} does not start with version {_VERSION} and a count of rows")
     rows = lines[2:]
     if len(rows) != int(lines[1]):

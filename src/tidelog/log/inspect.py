@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.common.checks import offset_in_file_name
 from tidelog.log.checkpoints import LEADER_EPOCH_FILE
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, CorruptSnapshotError
@@ -135,7 +136,10 @@ def verify(directory: Path) -> Iterator[Problem]:
     """Check every file of a partition: batches by CRC and order, indexes against their logs, the rest by format."""
     next_offset = 0
     for path in sorted(directory.glob("*" + LOG_SUFFIX)):
-        base_offset = int(path.stem)
+        base_offset = offset_in_file_name(path.stem)
+        if base_offset is None:
+            yield Problem(path, -1, "no segment has such a name, so the file is not used")
+            continue
         if base_offset < next_offset:
             yield Problem(
                 path, 0, f"the segment starts at {base_offset}, the one before it goes up to {next_offset - 1}"

@@ -19,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.common.checks import partition_of_directory
 from tidelog.common.clock import Clock
 from tidelog.common.settings import Settings
 from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import LogDirectory
-from tidelog.log.errors import CorruptCheckpointError, LogStorageError
+from tidelog.log.errors import CorruptCheckpointError, DataDirectoryError, LogStorageError
 from tidelog.log.manager_config import LogManagerConfig
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.recovery import LastKnown, create_log, open_log
@@ -106,14 +107,19 @@ class LogManager:
             raise
 
     def load(self, configs: Mapping[str, LogConfig] | None = None) -> None:
-        """Open all logs that the directories hold, checking them as far as needed. Blocks; uses threads of its own."""
-        markers = [directory.take_clean_marker() for directory in self.directories]
-        self.was_clean_shutdown = all(markers)
-        found = [
-            item
-            for directory, is_clean in zip(self.directories, markers, strict=True)
-            for item in self._find(directory, is_clean=is_clean)
-        ]
+        """Open all logs that the directories hold, checking them as far as needed. Blocks; uses threads of its own.
+
+        A log that can't be opened is offline; raises DataDirectoryError when a directory as a whole can't be read.
+        """
+        found: list[_Found] = []
+        self.was_clean_shutdown = True
+        for directory in self.directories:
+            try:
+                is_clean = directory.take_clean_marker()
+                found += self._find(directory, is_clean=is_clean)
+            except OSError as error:
+                raise DataDirectoryError(f"can't use the data directory {directory.path}: {error}") from error
+            self.was_clean_shutdown &= is_clean
         if not found:
             return
         started_ms = reported_ms = self._clock.monotonic_ms()
@@ -149,11 +155,10 @@ class LogManager:
             if entry.name.endswith(STRAY_SUFFIX):
                 logger.warning("%s was set aside earlier; delete it when it is not needed", entry.path)
                 continue
-            topic, dash, partition = entry.name.rpartition("-")
-            if not dash or not topic or not partition.isdigit():
+            key = partition_of_directory(entry.name)
+            if key is None:
                 logger.warning("%s is no partition's directory and is left alone", entry.path)
                 continue
-            key = topic, int(partition)
             yield _Found(key, Path(entry.path), known.get(key, LastKnown(is_clean=is_clean)))
 
     def _open_log(self, item: _Found, configs: Mapping[str, LogConfig]) -> PartitionLog:
@@ -238,6 +243,20 @@ class LogManager:
     def set_aside(self, topic: str, partition: int) -> Path | None:
         """Take a log out whose topic is unknown; its files stay, renamed, until a person has judged them. Blocks."""
         return self._take_out(topic, partition, STRAY_SUFFIX)
+
+    def refuse(self, log: PartitionLog, reason: str) -> None:
+        """Keep a log from being used or made anew; its files stay as they are. Blocks."""
+        error = LogStorageError(f"partition {log.name} stays offline: {reason}")
+        logger.error("%s", error.message)
+        known = LastKnown(
+            recovery_point=log.recovery_point,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+        )
+        key = log.topic, log.partition
+        self._offline[key] = error, _Found(key, log.directory, known)
+        del self._logs[key]
+        log.close(clean=False)
 
     def _take_out(self, topic: str, partition: int, suffix: str) -> Path | None:
         """Rename a log's directory and forget the log; gives its new path, None when there is no such log."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from tidelog.common.checks import offset_in_file_name
 from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.producer_state import NO_SEQUENCE, BatchMetadata, ProducerEntry
 
@@ -35,7 +36,7 @@ def snapshot_offsets(directory: Path) -> list[int]:
     """The offsets of the snapshots in a directory, lowest first."""
     names = (entry.name for entry in os.scandir(directory))
     stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX))
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    return sorted(offset for offset in map(offset_in_file_name, stems) if offset is not None)
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:

@@ -17,6 +17,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.common.checks import offset_in_file_name
 from tidelog.common.clock import Clock
 from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, write_partition_metadata
 from tidelog.log.config import LogConfig
@@ -152,14 +153,18 @@ class _Opening:
             stem, _, suffix = entry.name.partition(".")
             if entry.name.endswith(_LEFTOVER_SUFFIXES):
                 os.unlink(entry.path)
-            elif stem.isdigit() and "." + suffix == LOG_SUFFIX:
-                sizes[int(stem)] = entry.stat().st_size
-            elif stem.isdigit() and "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-                others[int(stem)] = entry.path
+                continue
+            base_offset = offset_in_file_name(stem)
+            if base_offset is None:
+                continue
+            if "." + suffix == LOG_SUFFIX:
+                sizes[base_offset] = entry.stat().st_size
+            elif "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                others[base_offset] = entry.path
         self._check_nothing_is_lost(sizes, others)
         if not sizes:
-            base_offset = self._known.log_start_offset
-            return [Segment.create(self._directory, base_offset, self._config, created_ms=self._clock.now_ms())]
+            start_offset = self._known.log_start_offset
+            return [Segment.create(self._directory, start_offset, self._config, created_ms=self._clock.now_ms())]
         return [
             Segment(self._directory, base, self._config, created_ms=self._clock.now_ms(), size_bytes=sizes[base])
             for base in sorted(sizes)

@@ -26,11 +26,13 @@ from tidelog.broker.services import BrokerServices
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.common.endpoint import Endpoint, parse_endpoint
+from tidelog.common.ids import uuid_to_text
 from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
 from tidelog.controller import ClusterImage, Controller
 from tidelog.controller.image import EMPTY_IMAGE
 from tidelog.log import DataDirectoryError, LogManager
+from tidelog.log.checkpoints import PARTITION_METADATA_FILE
 from tidelog.metadata import MetadataStoreError, SqliteStore
 
 logger = logging.getLogger(__name__)
@@ -234,7 +236,7 @@ class BrokerServer:
 
 
 def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids: Collection[uuid.UUID]) -> None:
-    """Partitions of topics that are not there: those known to be deleted go, the others are set aside."""
+    """Partitions of topics that are not there: those known to be deleted go, the others are refused or set aside."""
     removed: Counter[str] = Counter()
     for log in logs.logs():
         topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
@@ -243,6 +245,16 @@ def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids
         if log.topic_id in deleted_topic_ids:
             logs.delete(log.topic, log.partition)
             removed[log.topic] += 1
+            continue
+        namesake = image.topics.get(log.topic)
+        if log.topic_id is not None and namesake is not None and log.partition < len(namesake.partitions):
+            # Made anew it would be empty, and its offsets would be given out again.
+            logs.refuse(
+                log,
+                f"{log.directory / PARTITION_METADATA_FILE} has topic id {uuid_to_text(log.topic_id)}, the cluster's "
+                f"topic has {uuid_to_text(namesake.topic_id)}; restore the file, or remove the directory to start the "
+                "partition empty",
+            )
             continue
         # Deleted long ago while the files could not follow, or made after the metadata was saved that is used now: only
         # a person can tell, so nothing is lost here.
