@@ -30,7 +30,7 @@ MEMORY_TOUCHED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. A run of the default plan takes about ten minutes on two cores."""
+    """How much is measured. A run of the default plan takes about fifteen minutes on two cores."""
 
     runs: int = 3
     megabytes: int = 300
@@ -59,8 +59,6 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     """Measure everything the plan names; rows in the order of the docs' table."""
     progress("bringing Apache Kafka's jars (first time only)")
     kafka_jars()
-    progress("touching the machine's free memory, so that neither broker is the first to use it")
-    touch_memory(int(available_memory_bytes() * MEMORY_TOUCHED))
     with _work_directory(directory) as work:
         rows = _cold_starts(plan, work, progress)
         brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
@@ -122,9 +120,16 @@ def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress)
     ]  # fmt: skip
 
 
+def _touch_free_memory(progress: Progress) -> None:
+    """Before every load: what is free for long, a host may take back."""
+    progress("touching the machine's free memory, so that neither broker is the first to use it")
+    touch_memory(int(available_memory_bytes() * MEMORY_TOUCHED))
+
+
 def _saturations(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress) -> list[Row]:
     """What the brokers can do when the client's own work is out of the way."""
     samples = [_Samples() for _ in brokers]
+    _touch_free_memory(progress)
     for run in range(plan.runs):
         progress(f"ready-made batches, run {run + 1} of {plan.runs}")
         for broker, kept in zip(brokers, samples, strict=True):
@@ -142,6 +147,7 @@ def _saturations(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progres
 def _throughputs(plan: Plan, load: Load, brokers: Sequence[BrokerProcess], work: Path, progress: Progress) -> list[Row]:
     lines = work / "lines.txt"
     write_lines(lines, load)
+    _touch_free_memory(progress)
     samples = [_Samples() for _ in brokers]
     for run in range(plan.runs):
         progress(f"{load.label}: run {run + 1} of {plan.runs}")
