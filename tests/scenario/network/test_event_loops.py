@@ -41,6 +41,7 @@ def test_produce_fetch_wait_and_reset(
 
 
 def test_nothing_is_throttled() -> None:
+    """Behaviour 43: without quotas every answer says so."""
     with Broker() as broker, RawClient(broker.port) as client:
         broker.create_topic("orders")
         produced = client.ask(PRODUCE, produce_request("orders", bytes(900_000)), ProduceResponse, 7)
