@@ -86,7 +86,7 @@ def test_every_version_reads(
 
 
 def test_an_empty_partition_is_waited_for_the_full_time(raw: RawClient, new_topic: NewTopic) -> None:
-    """32: and not longer than asked."""
+    """Behaviour 32: and not longer than asked."""
     topic = new_topic()
     started = time.monotonic()
     answer = raw.fetch(topic, 0, max_wait_ms=300)
@@ -98,7 +98,7 @@ def test_an_empty_partition_is_waited_for_the_full_time(raw: RawClient, new_topi
 def test_an_append_ends_the_wait(
     broker: Broker, connect: Connect, new_topic: NewTopic, batch: MakeBatch, records: RecordsOf
 ) -> None:
-    """32: for all who wait for that partition, and only for them."""
+    """Behaviour 32: for all who wait for that partition, and only for them."""
     topic, other = new_topic(partitions=2), new_topic()
     consumers = [connect(broker) for _ in range(3)]
     ids = [consumer.send(FETCH, 12, request_for(topic, 0, 1, max_wait_ms=60_000)) for consumer in consumers]
@@ -125,7 +125,7 @@ def test_min_bytes_are_waited_for(
     records: RecordsOf,
     flush_messages: str,
 ) -> None:
-    """32: over all partitions together."""
+    """Behaviour 32: over all partitions together."""
     topic = new_topic(partitions=2, flush_messages=flush_messages)
     one = batch(bytes(100))
     consumer, producer = connect(broker), connect(broker)
@@ -141,7 +141,7 @@ def test_min_bytes_are_waited_for(
 
 
 def test_what_is_there_is_given_when_the_time_is_over(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """32: less than min_bytes."""
+    """Behaviour 32: less than min_bytes."""
     topic = new_topic()
     sent = batch(b"little")
     raw.produce(topic, sent)
@@ -153,7 +153,7 @@ def test_what_is_there_is_given_when_the_time_is_over(raw: RawClient, new_topic:
 def test_a_client_that_goes_away_leaves_nothing_waiting(
     broker: Broker, connect: Connect, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
-    """8: a connection lost in the middle of a long poll."""
+    """Behaviour 8: a connection lost in the middle of a long poll."""
     topic = new_topic()
     client = connect(broker)
     client.send(FETCH, 12, request_for(topic, 0, max_wait_ms=600_000))
@@ -164,7 +164,7 @@ def test_a_client_that_goes_away_leaves_nothing_waiting(
 
 
 def test_offsets_outside_the_log(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """33: beyond the end is an error at once, the end itself is not."""
+    """Behaviour 33: beyond the end is an error at once, the end itself is not."""
     topic = new_topic()
     raw.produce(topic, batch(b"a", b"b"))
     for offset in (3, 100, -1):
@@ -176,7 +176,7 @@ def test_offsets_outside_the_log(raw: RawClient, new_topic: NewTopic, batch: Mak
 
 
 def test_limits(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """34: the first batch of the first partition with data comes whole, the rest within max_bytes, in order."""
+    """Behaviour 34: the first batch of the first partition with data is whole, the rest in order within max_bytes."""
     topic = new_topic(partitions=4)
     one = batch(bytes(1000))
     size = len(one)
@@ -195,7 +195,7 @@ def test_limits(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
 
 
 def test_an_offset_within_a_batch_gives_the_whole_batch(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """35: the consumer skips what it has."""
+    """Behaviour 35: the consumer skips what it has."""
     topic = new_topic()
     raw.produce(topic, batch(b"0", b"1"))
     raw.produce(topic, batch(b"2", b"3", b"4"))
@@ -207,7 +207,7 @@ def test_an_offset_within_a_batch_gives_the_whole_batch(raw: RawClient, new_topi
 
 
 def test_leader_epochs(raw: RawClient, broker: Broker, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """36: a newer epoch than the leader's, an older one."""
+    """Behaviour 36: a newer epoch than the leader's, an older one."""
     topic = new_topic()
     raw.produce(topic, batch(b"a"))
     epoch = broker.server.services.replicas.find(topic, 0).leader_epoch
@@ -224,7 +224,7 @@ def test_leader_epochs(raw: RawClient, broker: Broker, new_topic: NewTopic, batc
 def test_zstd_is_kept_from_old_clients(
     raw: RawClient, new_topic: NewTopic, batch: MakeBatch, records: RecordsOf
 ) -> None:
-    """26: they get what comes before it, then an error; nothing is converted silently."""
+    """Behaviour 26: they get what comes before it, then an error; nothing is converted silently."""
     topic = new_topic()
     raw.produce(topic, batch(b"plain"))
     raw.produce(topic, batch(b"packed" * 50, compression=Compression.ZSTD))
@@ -235,7 +235,7 @@ def test_zstd_is_kept_from_old_clients(
 
 
 def test_read_committed(raw: RawClient, new_topic: NewTopic, batch: MakeBatch, records: RecordsOf) -> None:
-    """38: without transactions everything is stable and none was aborted."""
+    """Behaviour 38: without transactions everything is stable and none was aborted."""
     topic = new_topic()
     raw.produce(topic, batch(b"a"))
     answer = raw.fetch(topic, 0, isolation_level=1)
@@ -245,7 +245,7 @@ def test_read_committed(raw: RawClient, new_topic: NewTopic, batch: MakeBatch, r
 
 
 def test_unknown_topics(raw: RawClient, new_topic: NewTopic) -> None:
-    """13, 33: told at once, whatever the wait."""
+    """Behaviours 13 and 33: told at once, whatever the wait."""
     unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert raw.fetch("never made", 0, max_wait_ms=60_000).error_code == unknown
     assert raw.fetch(new_topic(), 0, partition=3, max_wait_ms=60_000).error_code == unknown
@@ -258,7 +258,7 @@ def test_unknown_topics(raw: RawClient, new_topic: NewTopic) -> None:
 
 @pytest.mark.parametrize("version", [12, 13])
 def test_deleting_a_topic_ends_the_wait(broker: Broker, connect: Connect, new_topic: NewTopic, version: int) -> None:
-    """13, 32: who waits for it is told."""
+    """Behaviours 13 and 32: who waits for it is told."""
     topic = new_topic()
     topic_id = broker.server.services.controller.image.topics[topic].topic_id
     client = connect(broker)
@@ -275,7 +275,7 @@ def test_deleting_a_topic_ends_the_wait(broker: Broker, connect: Connect, new_to
 def test_a_topic_made_anew_does_not_answer_with_the_old_records(
     broker: Broker, raw: RawClient, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
-    """13: same name, other id."""
+    """Behaviour 13: same name, other id."""
     topic = new_topic()
     raw.produce(topic, batch(b"old"))
     request = request_for(topic, 0)
@@ -291,7 +291,7 @@ def test_a_topic_made_anew_does_not_answer_with_the_old_records(
 def test_large_reads_come_in_order_through_sendfile(
     raw: RawClient, new_topic: NewTopic, batch: MakeBatch, records: RecordsOf
 ) -> None:
-    """A6: several partitions of a megabyte each in one response."""
+    """Several partitions of a megabyte each in one response."""
     topic = new_topic(partitions=3)
     for partition in range(3):
         for number in range(4):

@@ -1,4 +1,4 @@
-"""Fetch sessions over a plain socket (37)."""
+"""Fetch sessions over a plain socket (behaviour 37)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tidelog.protocol.messages.k01_fetch import (
     FetchTopic,
     ForgottenTopic,
 )
+from tidelog.testing import Broker, VirtualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.scenario.data.conftest import RawClient
 
-    from tidelog.testing import Broker
-
     MakeBatch = Callable[..., bytearray]
     NewTopic = Callable[..., str]
+    Connect = Callable[[Broker], RawClient]
 
 
 class Session:
@@ -69,7 +69,7 @@ def told(response: FetchResponse) -> list[int]:
 def test_an_incremental_fetch_tells_what_changed(
     broker: Broker, raw: RawClient, new_topic: NewTopic, batch: MakeBatch, version: int
 ) -> None:
-    """37: all on epoch 0, then news only; partitions can be changed, added and forgotten."""
+    """Behaviour 37: all on epoch 0, then news only; partitions can be changed, added and forgotten."""
     topic = new_topic(partitions=4)
     session = Session(raw, topic, version, broker)
     first = session.fetch({0: 0, 1: 0, 2: 0})
@@ -90,7 +90,7 @@ def test_an_incremental_fetch_tells_what_changed(
 
 
 def test_errors_of_a_session(broker: Broker, raw: RawClient, new_topic: NewTopic) -> None:
-    """37: an unknown id, an epoch out of step, topic ids where names were used."""
+    """Behaviour 37: an unknown id, an epoch out of step, topic ids where names were used."""
     session = Session(raw, new_topic(), 12, broker)
     session.fetch({0: 0})
     session_id = session.session_id
@@ -107,7 +107,7 @@ def test_errors_of_a_session(broker: Broker, raw: RawClient, new_topic: NewTopic
 
 
 def test_epoch_minus_1_closes_the_session(broker: Broker, raw: RawClient, new_topic: NewTopic) -> None:
-    """37: its answer belongs to no session."""
+    """Behaviour 37: its answer belongs to no session."""
     session = Session(raw, new_topic(), 12, broker)
     session.fetch({0: 0})
     session_id = session.session_id
@@ -120,7 +120,7 @@ def test_epoch_minus_1_closes_the_session(broker: Broker, raw: RawClient, new_to
 def test_small_limits_starve_no_partition(
     broker: Broker, raw: RawClient, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
-    """34: whoever gave data goes to the end of the session's order."""
+    """Behaviour 34: whoever gave data goes to the end of the session's order."""
     topic = new_topic(partitions=3)
     for partition in range(3):
         for _ in range(4):
@@ -148,7 +148,7 @@ def test_small_limits_starve_no_partition(
 def test_errors_in_a_session_are_told_until_they_end(
     broker: Broker, raw: RawClient, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
-    """37: and their end is told too."""
+    """Behaviour 37: and their end is told too."""
     topic = new_topic()
     raw.produce(topic, batch(b"a"))
     session = Session(raw, topic, 12, broker)
@@ -160,3 +160,51 @@ def test_errors_in_a_session_are_told_until_they_end(
     (answer,) = session.fetch({0: 1}).responses[0].partitions
     assert (answer.partition_index, answer.error_code) == (0, 0)
     assert told(session.fetch()) == []
+
+
+def test_sessions_give_way_when_there_is_no_room(connect: Connect, batch: MakeBatch) -> None:
+    """Behaviour 37: a full cache serves without a session; one not used for two minutes is evicted for a new one."""
+    clock = VirtualClock()
+    with Broker(clock=clock, settings={"max.incremental.fetch.session.cache.slots": 2}) as broker:
+        broker.create_topic("t")
+        raw = connect(broker)
+        raw.produce("t", batch(b"a"))
+        used, unused, third = (Session(raw, "t", 12, broker) for _ in range(3))
+        assert used.fetch({0: 0}).session_id
+        assert unused.fetch({0: 0}).session_id
+        for _ in range(2):
+            third.session_id = third.epoch = 0
+            without = third.fetch({0: 0})
+            assert (without.error_code, without.session_id, told(without)) == (0, 0, [0])
+        clock.advance(minutes=1.5)
+        assert used.fetch().session_id == used.session_id
+        clock.advance(minutes=1)
+        third.session_id = third.epoch = 0
+        assert third.fetch({0: 0}).session_id
+        assert unused.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        assert [session.fetch().error_code for session in (used, third)] == [0, 0]
+
+
+def test_epoch_0_with_an_id_replaces_the_session(broker: Broker, raw: RawClient, new_topic: NewTopic) -> None:
+    """Behaviour 37: the client starts anew and the old session is gone."""
+    session = Session(raw, new_topic(), 12, broker)
+    first_id = session.fetch({0: 0}).session_id
+    session.epoch = 0
+    second_id = session.fetch({0: 0}).session_id
+    assert second_id not in (0, first_id)
+    session.session_id, session.epoch = first_id, 1
+    assert session.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+def test_a_restart_forgets_sessions(connect: Connect) -> None:
+    """Behaviour 37: the client is told and begins a new one."""
+    with Broker() as broker:
+        broker.create_topic("t")
+        session = Session(connect(broker), "t", 12, broker)
+        session.fetch({0: 0})
+        broker.stop()
+        broker.start()
+        session.raw = connect(broker)
+        assert session.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        session.session_id = session.epoch = 0
+        assert session.fetch({0: 0}).session_id

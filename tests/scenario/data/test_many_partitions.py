@@ -152,7 +152,7 @@ def test_a_small_topic_comes_up_while_a_large_one_does(connect: Connect, batch: 
 
 
 def test_deleted_and_made_anew_in_quick_succession(connect: Connect, batch: MakeBatch) -> None:
-    """13: a topic never meets the records or files of an earlier one of its name."""
+    """Behaviour 13: a topic never meets the records or files of an earlier one of its name."""
     with Broker() as broker:
         raw = connect(broker)
         for _ in range(10):
@@ -218,7 +218,7 @@ def test_what_takes_too_long_is_told_and_comes_into_being(connect: Connect, batc
 
 
 def test_one_of_many_partitions_that_can_not_be_made(connect: Connect, batch: MakeBatch) -> None:
-    """63: its files can't be made, and all others serve."""
+    """Its files can't be made, and all others serve."""
     with Broker() as broker:
         (broker.data_dir / "broker-1" / "many-150").touch()
         raw = connect(broker)
@@ -231,7 +231,7 @@ def test_one_of_many_partitions_that_can_not_be_made(connect: Connect, batch: Ma
 
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 def test_an_epoch_without_records_is_told(connect: Connect, batch: MakeBatch, ending: str) -> None:
-    """36: an epoch is written down with its first record; before that it is answered for all the same."""
+    """Behaviour 36: an epoch is written down with its first record; before that it is answered for all the same."""
 
     def epoch_of(image: ClusterImage) -> int:
         return image.topics["t"].partitions[0].leader_epoch

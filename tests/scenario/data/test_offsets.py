@@ -77,7 +77,7 @@ def end_of_epoch(
 
 @pytest.mark.parametrize("version", range(1, 12))
 def test_list_offsets_in_every_version(raw: RawClient, new_topic: NewTopic, batch: MakeBatch, version: int) -> None:
-    """39: latest, earliest and by time; what a version does not know yet is refused."""
+    """Behaviour 39: latest, earliest and by time; what a version does not know yet is refused."""
     topic = new_topic()
     base_ms = time.time_ns() // 1_000_000 - 10_000
     for number in range(3):
@@ -101,7 +101,7 @@ def test_list_offsets_in_every_version(raw: RawClient, new_topic: NewTopic, batc
 
 
 def test_list_offsets_of_an_empty_partition(raw: RawClient, new_topic: NewTopic) -> None:
-    """39: nothing found is -1 and no error."""
+    """Behaviour 39: nothing found is -1 and no error."""
     topic = new_topic()
     assert [raw.list_offset(topic, timestamp).offset for timestamp in (LATEST, EARLIEST)] == [0, 0]
     for timestamp in (MAX_TIMESTAMP, 0, 1_000):
@@ -110,7 +110,7 @@ def test_list_offsets_of_an_empty_partition(raw: RawClient, new_topic: NewTopic)
 
 
 def test_timestamps_out_of_order(raw: RawClient, new_topic: NewTopic) -> None:
-    """39: the first offset, in the log's order, whose timestamp is not below; also within a batch."""
+    """Behaviour 39: the first offset, in the log's order, whose timestamp is not below; also within a batch."""
     topic = new_topic()
     base_ms = time.time_ns() // 1_000_000 - 10_000
     for deltas in ((50, 10), (30, 90, 70), (20,)):
@@ -122,7 +122,7 @@ def test_timestamps_out_of_order(raw: RawClient, new_topic: NewTopic) -> None:
 
 
 def test_list_offsets_errors(raw: RawClient, broker: Broker, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """36, 39: unknown partitions, epochs, isolation levels."""
+    """Behaviours 36 and 39: unknown partitions, epochs, isolation levels."""
     topic = new_topic()
     raw.produce(topic, batch(b"a"))
     epoch = broker.server.services.replicas.find(topic, 0).leader_epoch
@@ -135,7 +135,7 @@ def test_list_offsets_errors(raw: RawClient, broker: Broker, new_topic: NewTopic
 
 @pytest.mark.parametrize("version", range(3))
 def test_delete_records(raw: RawClient, new_topic: NewTopic, batch: MakeBatch, version: int) -> None:
-    """40: the low watermark moves up to the high watermark and never back."""
+    """Behaviour 40: the low watermark moves up to the high watermark and never back."""
     topic = new_topic()
     for _ in range(5):
         raw.produce(topic, batch(b"a"))
@@ -156,7 +156,7 @@ def test_delete_records(raw: RawClient, new_topic: NewTopic, batch: MakeBatch, v
 
 
 def test_delete_records_is_refused(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
-    """40: unknown partitions, topics of the brokers, topics that are only compacted."""
+    """Behaviour 40: unknown partitions, topics of the brokers, topics that are only compacted."""
     assert delete_before(raw, "never made", 0).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert delete_before(raw, "__consumer_offsets", 0).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
     topic = new_topic(cleanup_policy="compact")
@@ -168,7 +168,7 @@ def test_delete_records_is_refused(raw: RawClient, new_topic: NewTopic, batch: M
 def test_offset_for_leader_epoch(
     raw: RawClient, broker: Broker, new_topic: NewTopic, batch: MakeBatch, version: int
 ) -> None:
-    """36: the current epoch ends at the end of the log; unknown ones are -1."""
+    """Behaviour 36: the current epoch ends at the end of the log; unknown ones are -1."""
     topic = new_topic()
     raw.produce(topic, batch(b"a", b"b"))
     epoch = broker.server.services.replicas.find(topic, 0).leader_epoch
@@ -186,7 +186,7 @@ def test_offset_for_leader_epoch(
 
 @pytest.mark.parametrize("ending", ["stop", "crash"])
 def test_what_survives_a_restart(connect: Connect, batch: MakeBatch, ending: str) -> None:
-    """36, 40, 30: epochs with their ends, the low watermark, records, the memory of idempotent producers."""
+    """Behaviours 30, 36 and 40: the memory of idempotent producers, epochs with their ends, the low watermark."""
     with Broker() as broker:
         broker.create_topic("t")
         raw = connect(broker)
@@ -259,9 +259,10 @@ def test_describe_producers(raw: RawClient, new_topic: NewTopic, batch: MakeBatc
 def test_settings_of_a_topic_take_effect_at_once(
     raw: RawClient, broker: Broker, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
-    """17: without a restart."""
-    from tidelog.controller.image import ConfigResource, ResourceType
-    from tidelog.controller.requests import AlterOperation, ConfigAlteration, ConfigChange
+    """Behaviour 17: without a restart."""
+    from tidelog.protocol.config_values import ConfigResource, ResourceType
+    from tidelog.controller.requests import ConfigAlteration
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange
 
     topic = new_topic()
     assert raw.produce(topic, batch(bytes(2000))).error_code == 0
