@@ -4,17 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup kcat lint test compat bench demo soak clean
+.PHONY: setup system-packages lint test compat bench demo soak clean
 
-setup: $(VENV)/.installed
+setup: system-packages $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/tidelog/records/kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-kcat:
-	@command -v kcat >/dev/null || { echo "installing kcat (Debian package) for the client tests"; apt-get update -qq && apt-get install -y -qq kcat; }
+# What the tests need from the system: the C client, and a compiler for the record kernel.
+system-packages:
+	@missing=""; \
+	command -v kcat >/dev/null || missing="$$missing kcat"; \
+	command -v cc >/dev/null || missing="$$missing gcc python3-dev"; \
+	if [ -n "$$missing" ]; then \
+		echo "installing$$missing (Debian packages) for the tests"; \
+		apt-get update -qq && apt-get install -y -qq $$missing || { echo "could not install them: as root, run apt-get install$$missing"; exit 1; }; \
+	fi
 
 lint: setup
 	$(BIN)/ruff check .
@@ -22,7 +29,7 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: setup kcat lint
+test: setup lint
 	$(PYTEST) -n 2 --dist loadgroup -m "not compat and not soak"
 
 # The Java clients, built once a version; Kafka's own tools and broker come through tidelog.bench, which the tests use.
@@ -34,16 +41,20 @@ $(JAVA_LIBS)/lib-%/compat-1.jar: tests/compat/java/pom.xml $(shell find tests/co
 	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
 	mvn -q -B -f tests/compat/java/pom.xml package -Dkafka.version=$*
 
-compat: setup kcat $(JAVA_DRIVERS)
+compat: setup $(JAVA_DRIVERS)
 	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
 
-bench: setup kcat
+bench: setup
 	$(BIN)/tidelog bench broker
 
 # A broker, a topic, records written, read back and compared, with figures; about ten seconds, nothing is left behind.
 demo: setup
 	$(BIN)/tidelog demo
+
+# Long fault runs, which have no place in every test run.
+soak: setup
+	$(PYTEST) -m soak
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from tidelog.controller.image import ConfigResource, ResourceType
 from tidelog.controller.requests import ConfigResult
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 _RESOURCE_TYPES = frozenset(ResourceType)
 

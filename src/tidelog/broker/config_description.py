@@ -6,23 +6,13 @@ the value of a sensitive setting is never shown. It reads the image and the sett
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tidelog.broker.topic_config import broker_value, topic_default
 from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable
 from tidelog.controller.image import ClusterImage
-
-
-class ConfigSource(enum.IntEnum):
-    """Where a value comes from, numbered as in DescribeConfigs."""
-
-    DYNAMIC_TOPIC_CONFIG = 1
-    DYNAMIC_BROKER_CONFIG = 2
-    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
-    STATIC_BROKER_CONFIG = 4
-    DEFAULT_CONFIG = 5
+from tidelog.protocol.config_values import ConfigSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
 # order all the same. No other request may: it could see the state that an unfinished request is about to change.
 _OVERLAPPING_API_KEYS = frozenset({0})
 
-# A fetch that waits for records changes nothing and is asked again after a reconnect, so a shutdown need not wait for it.
+# A fetch that waits for records changes nothing and is asked again after a reconnect: a shutdown need not wait for it.
 _CUTTABLE_API_KEYS = frozenset({1})
 
 

@@ -20,7 +20,8 @@ from tidelog.cli.output import print_json, print_line, print_table
 from tidelog.cli.text import parse_pair, plural
 
 if TYPE_CHECKING:
-    from tidelog.client.admin_types import ConfigChange, ConfigEntry, ConfigResource
+    from tidelog.client.admin_types import ConfigEntry
+    from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
 configs = typer.Typer(no_args_is_help=True, help="Show and change settings of topics and brokers.")
 
@@ -83,12 +84,12 @@ def set_(
     json: Json = False,
 ) -> None:
     """Change settings while the broker runs."""
-    from tidelog.client.admin_types import ConfigChange, ConfigOperation
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange
 
     changes = []
     for text in pairs:
         key, value = checked(lambda text: parse_pair(text, "retention.ms=3600000"), text, "KEY=VALUE")
-        changes.append(ConfigChange(key, ConfigOperation.SET, value))
+        changes.append(ConfigChange(key, AlterOperation.SET, value))
     _change(_resource(topic, broker, all_brokers), changes, validate_only, bootstrap, timeout, json)
 
 
@@ -104,9 +105,9 @@ def delete(
     json: Json = False,
 ) -> None:
     """Return settings to their defaults."""
-    from tidelog.client.admin_types import ConfigChange, ConfigOperation
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange
 
-    changes = [ConfigChange(key, ConfigOperation.DELETE) for key in keys]
+    changes = [ConfigChange(key, AlterOperation.DELETE) for key in keys]
     _change(_resource(topic, broker, all_brokers), changes, validate_only, bootstrap, timeout, json)
 
 
@@ -138,7 +139,7 @@ def _change(
 
 
 def _resource(topic: str | None, broker: int | None, all_brokers: bool) -> ConfigResource:
-    from tidelog.client.admin_types import ConfigResource, ResourceType
+    from tidelog.protocol.config_values import ConfigResource, ResourceType
 
     if (topic is not None) + (broker is not None) + all_brokers != 1:
         raise typer.BadParameter("say whose settings: one of --topic TOPIC, --broker ID and --all-brokers")

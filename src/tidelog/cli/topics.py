@@ -159,10 +159,10 @@ def alter(
 ) -> None:
     """Add partitions to a topic, change its settings."""
     from tidelog.client.admin import Admin
-    from tidelog.client.admin_types import ConfigChange, ConfigOperation, ConfigResource, ResourceType
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
-    changes = [ConfigChange(key, ConfigOperation.SET, value) for key, value in map(_pair, config or [])]
-    changes += [ConfigChange(key, ConfigOperation.DELETE) for key in delete_config or []]
+    changes = [ConfigChange(key, AlterOperation.SET, value) for key, value in map(_pair, config or [])]
+    changes += [ConfigChange(key, AlterOperation.DELETE) for key in delete_config or []]
     if partitions is None and not changes:
         raise typer.BadParameter("nothing to do; give --partitions, --config or --delete-config")
     done = []
@@ -247,14 +247,9 @@ def _show_outcomes(
 
 
 def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
-    from tidelog.client.admin_types import (
-        EARLIEST_TIMESTAMP,
-        LATEST_TIMESTAMP,
-        ConfigResource,
-        ConfigSource,
-        ResourceType,
-    )
+    from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
     from tidelog.client.cluster import TopicPartition
+    from tidelog.protocol.config_values import ConfigResource, ConfigSource, ResourceType
 
     led = [TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader_id >= 0]
     first: dict[TopicPartition, ListedOffset] = admin.list_offsets(dict.fromkeys(led, EARLIEST_TIMESTAMP))
@@ -284,7 +279,7 @@ def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
         "topic_id": _id_text(topic),
         "internal": topic.is_internal,
         "replication_factor": _replication_factor(topic),
-        "configs": {entry.name: entry.value for entry in configs if entry.source is ConfigSource.TOPIC_CONFIG},
+        "configs": {entry.name: entry.value for entry in configs if entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG},
         "partitions": partitions,
     }
 

@@ -13,21 +13,18 @@ from typing import TypeVar
 
 from tidelog.client.admin_types import (
     ClusterDescription,
-    ConfigChange,
     ConfigEntry,
-    ConfigResource,
-    ConfigSource,
     ListedOffset,
     LogDir,
     LogDirReplica,
     NewTopic,
-    ResourceType,
     TopicOutcome,
 )
 from tidelog.client.cluster import Cluster, TopicMetadata, TopicPartition
 from tidelog.client.connection import Connection
 from tidelog.client.errors import BrokerError, ClientError, error_code, raise_for
 from tidelog.protocol import ErrorCode
+from tidelog.protocol.config_values import ConfigChange, ConfigResource, ConfigSource, ResourceType
 from tidelog.protocol.messages.k02_list_offsets import (
     LIST_OFFSETS,
     ListOffsetsPartition,

@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tidelog.client.cluster import Node, TopicPartition
 from tidelog.client.errors import BrokerError
+from tidelog.protocol.config_values import ConfigSource
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
 MAX_TIMESTAMP = -3
-
-
-class ResourceType(enum.IntEnum):
-    """What settings belong to, with the numbers of the protocol."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
-class ConfigResource(NamedTuple):
-    """A topic by name, or a broker by id; a broker without a name stands for the default of all brokers."""
-
-    type: ResourceType
-    name: str
-
-    def __str__(self) -> str:
-        if self.type is ResourceType.BROKER and not self.name:
-            return "all brokers"
-        return f"{self.type.name.lower()} {self.name}"
-
-
-class ConfigSource(enum.IntEnum):
-    """Where a setting's value comes from, with the numbers of DescribeConfigs."""
-
-    UNKNOWN = 0
-    TOPIC_CONFIG = 1
-    DYNAMIC_BROKER_CONFIG = 2
-    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
-    STATIC_BROKER_CONFIG = 4
-    DEFAULT_CONFIG = 5
-    DYNAMIC_BROKER_LOGGER_CONFIG = 6
-    CLIENT_METRICS_CONFIG = 7
-    GROUP_CONFIG = 8
-
-    @property
-    def label(self) -> str:
-        return self.name.removesuffix("_CONFIG").lower().replace("_", " ")
-
-
-class ConfigOperation(enum.IntEnum):
-    """What IncrementalAlterConfigs does with a setting."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
-    name: str
-    operation: ConfigOperation
-    value: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

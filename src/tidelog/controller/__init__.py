@@ -7,16 +7,12 @@ from tidelog.controller.image import (
     NO_LEADER,
     BrokerInfo,
     ClusterImage,
-    ConfigResource,
     LeaderRecoveryState,
     PartitionState,
-    ResourceType,
     TopicImage,
 )
 from tidelog.controller.requests import (
-    AlterOperation,
     ConfigAlteration,
-    ConfigChange,
     ConfigReplacement,
     ConfigResult,
     DeleteResult,
@@ -28,13 +24,10 @@ from tidelog.controller.requests import (
 
 __all__ = [
     "NO_LEADER",
-    "AlterOperation",
     "BrokerInfo",
     "ClusterImage",
     "ConfigAlteration",
-    "ConfigChange",
     "ConfigReplacement",
-    "ConfigResource",
     "ConfigResult",
     "Controller",
     "DeleteResult",
@@ -43,7 +36,6 @@ __all__ = [
     "NewTopic",
     "PartitionState",
     "PartitionsResult",
-    "ResourceType",
     "TopicImage",
     "TopicResult",
 ]

@@ -20,7 +20,7 @@ from tidelog.controller import configs as config_rules
 from tidelog.controller import layout
 from tidelog.controller.decisions import check_request_size, decide_new_partitions, decide_new_topic
 from tidelog.controller.elections import registration_changes
-from tidelog.controller.image import BrokerInfo, ClusterImage, ConfigResource, ResourceType, TopicImage
+from tidelog.controller.image import BrokerInfo, ClusterImage, TopicImage
 from tidelog.controller.ledger import Write
 from tidelog.controller.requests import (
     ConfigAlteration,
@@ -33,6 +33,7 @@ from tidelog.controller.requests import (
     TopicResult,
 )
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 _UNCLEAN_SETTING = "unclean.leader.election.enable"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidelog.common.settings import Setting, SettingError, Settings, SettingScope, SettingsTable, SettingType
-from tidelog.controller.image import ClusterImage, ConfigResource, ResourceType
-from tidelog.controller.requests import AlterOperation, ConfigChange
+from tidelog.controller.image import ClusterImage
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
 _SCOPES = {ResourceType.TOPIC: SettingScope.TOPIC, ResourceType.BROKER: SettingScope.BROKER}
 

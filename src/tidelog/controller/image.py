@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tidelog.common.checks import collision_key
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 NO_LEADER: Final = -1
 """The leader of a partition that has none, as Kafka's requests carry it."""
@@ -28,21 +29,6 @@ class LeaderRecoveryState(enum.IntEnum):
 
     RECOVERED = 0
     RECOVERING = 1
-
-
-class ResourceType(enum.IntEnum):
-    """What settings can belong to, numbered as in the config requests."""
-
-    TOPIC = 2
-    BROKER = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigResource:
-    """What a set of settings belongs to; a broker resource with an empty name is the default of all brokers."""
-
-    type: ResourceType
-    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,11 @@ from dataclasses import dataclass, replace
 
 from tidelog.common.ids import uuid_to_text
 from tidelog.controller import layout
-from tidelog.controller.image import (
-    INTERNAL_TOPICS,
-    ClusterImage,
-    ConfigResource,
-    PartitionState,
-    ResourceType,
-    TopicImage,
-)
+from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.layout import Record
 from tidelog.controller.ledger import Ledger
 from tidelog.metadata.store import MetadataStoreError
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 
 @dataclass(frozen=True, slots=True)

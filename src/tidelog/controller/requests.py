@@ -6,14 +6,13 @@ refusal leaves the others alone. These are not wire types: the broker's handlers
 
 from __future__ import annotations
 
-import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.common.ids import ZERO_UUID
-from tidelog.controller.image import ConfigResource
 from tidelog.protocol import ErrorCode
+from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +63,6 @@ class PartitionsResult:
     name: str
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
-
-
-class AlterOperation(enum.IntEnum):
-    """What to do with one setting, numbered as in IncrementalAlterConfigs (KIP-339)."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
-    name: str
-    operation: AlterOperation
-    value: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ def test_topic_settings_are_set_shown_and_returned_to_their_defaults(tidelog: Co
     assert changed.text == f"changed 2 settings of topic {topic}\n"
     shown = {row["key"]: row for row in tidelog("configs", "describe", "--topic", topic, "--json").ok().json()}
     assert {key: row["value"] for key, row in shown.items()} == {"retention.ms": "1000", "cleanup.policy": "compact"}
-    assert shown["retention.ms"]["source"] == "TOPIC_CONFIG"
+    assert shown["retention.ms"]["source"] == "DYNAMIC_TOPIC_CONFIG"
     assert not shown["retention.ms"]["read_only"]
     table = tidelog("configs", "describe", "--topic", topic, "retention.ms").ok().text
-    assert table.splitlines()[1].split() == ["retention.ms", "1000", "topic", "yes"]
+    assert table.splitlines()[1].split() == ["retention.ms", "1000", "dynamic", "topic", "yes"]
     tidelog("configs", "delete", "--topic", topic, "retention.ms", "cleanup.policy").ok()
     assert tidelog("configs", "describe", "--topic", topic, "--json").ok().json() == []
 

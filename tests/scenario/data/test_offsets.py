@@ -260,9 +260,8 @@ def test_settings_of_a_topic_take_effect_at_once(
     raw: RawClient, broker: Broker, new_topic: NewTopic, batch: MakeBatch
 ) -> None:
     """Behaviour 17: without a restart."""
-    from tidelog.protocol.config_values import ConfigResource, ResourceType
     from tidelog.controller.requests import ConfigAlteration
-    from tidelog.protocol.config_values import AlterOperation, ConfigChange
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
     topic = new_topic()
     assert raw.produce(topic, batch(bytes(2000))).error_code == 0

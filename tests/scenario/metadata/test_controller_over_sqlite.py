@@ -12,18 +12,11 @@ from pathlib import Path
 
 from tidelog.common.clock import SystemClock
 from tidelog.common.settings import Settings
-from tidelog.controller import (
-    ConfigReplacement,
-    ConfigResource,
-    Controller,
-    NewPartitions,
-    NewTopic,
-    ResourceType,
-    TopicResult,
-)
+from tidelog.controller import ConfigReplacement, Controller, NewPartitions, NewTopic, TopicResult
 from tidelog.metadata.liveness import boot_time_ms
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.protocol import ErrorCode
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 OpenStore = Callable[..., SqliteStore]
 

@@ -8,9 +8,9 @@ import pytest
 
 from tidelog.common.settings import Settings
 from tidelog.controller import configs
-from tidelog.controller.image import ClusterImage, ConfigResource, PartitionState, ResourceType, TopicImage
-from tidelog.controller.requests import AlterOperation, ConfigChange
+from tidelog.controller.image import ClusterImage, PartitionState, TopicImage
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
 TOPIC = ConfigResource(ResourceType.TOPIC, "a")
 BROKERS = ConfigResource(ResourceType.BROKER, "")

@@ -11,20 +11,17 @@ import pytest
 
 from tidelog.common.ids import ZERO_UUID, random_uuid
 from tidelog.controller import (
-    AlterOperation,
     ClusterImage,
     ConfigAlteration,
-    ConfigChange,
     ConfigReplacement,
-    ConfigResource,
     Controller,
     NewPartitions,
     NewTopic,
-    ResourceType,
     layout,
 )
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
 MakeController = Callable[..., Controller]
 TOPIC = ConfigResource(ResourceType.TOPIC, "a")

@@ -20,8 +20,8 @@ from tidelog.broker.config_description import (
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.checks import topic_name_problem
-from tidelog.controller.image import ResourceType
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ResourceType
 from tidelog.protocol.messages.k32_describe_configs import (
     DESCRIBE_CONFIGS,
     DescribeConfigsRequest,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from tidelog.broker.config_alteration import alter
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.image import ConfigResource
 from tidelog.controller.requests import ConfigReplacement
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ConfigResource
 from tidelog.protocol.messages.k33_alter_configs import (
     ALTER_CONFIGS,
     AlterConfigsRequest,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from tidelog.broker.config_alteration import alter
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.image import ConfigResource
-from tidelog.controller.requests import AlterOperation, ConfigAlteration, ConfigChange
+from tidelog.controller.requests import ConfigAlteration
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource
 from tidelog.protocol.messages.k44_incremental_alter_configs import (
     INCREMENTAL_ALTER_CONFIGS,
     AlterableConfig,

@@ -12,8 +12,9 @@ from typing import Final
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.image import ClusterImage, ResourceType
+from tidelog.controller.image import ClusterImage
 from tidelog.protocol import ErrorCode
+from tidelog.protocol.config_values import ResourceType
 from tidelog.protocol.messages.k74_list_config_resources import (
     LIST_CONFIG_RESOURCES,
     ConfigResource,

@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tidelog.controller.image import (
-    EMPTY_IMAGE,
-    ClusterImage,
-    ConfigResource,
-    PartitionState,
-    ResourceType,
-    TopicImage,
-)
+from tidelog.controller.image import EMPTY_IMAGE, ClusterImage, PartitionState, TopicImage
 from tidelog.log import LogConfig, LogManager, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchRequest, FetchTopic
 
 if TYPE_CHECKING:

@@ -15,17 +15,10 @@ from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.ids import ZERO_UUID
-from tidelog.controller.image import (
-    EMPTY_IMAGE,
-    BrokerInfo,
-    ClusterImage,
-    ConfigResource,
-    PartitionState,
-    ResourceType,
-    TopicImage,
-)
+from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import LogStorageError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import (
     FetchPartition,
     FetchRequest,

@@ -1,0 +1,63 @@
+"""The words of the requests about settings, with their numbers on the wire, for both ends of the connection."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ResourceType(enum.IntEnum):
+    """What settings belong to."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigResource(NamedTuple):
+    """A topic by name, or a broker by id; a broker without a name stands for the default of all brokers."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        if self.type is ResourceType.BROKER and not self.name:
+            return "all brokers"
+        return f"{self.type.name.lower()} {self.name}"
+
+
+class ConfigSource(enum.IntEnum):
+    """Where a value comes from, as DescribeConfigs tells it."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+    CLIENT_METRICS_CONFIG = 7
+    GROUP_CONFIG = 8
+
+    @property
+    def label(self) -> str:
+        """For people: "static broker"."""
+        return self.name.removesuffix("_CONFIG").lower().replace("_", " ")
+
+
+class AlterOperation(enum.IntEnum):
+    """What IncrementalAlterConfigs does with a setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """One setting's change."""
+
+    name: str
+    operation: AlterOperation
+    value: str | None = None
