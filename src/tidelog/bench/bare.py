@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.brokers import BrokerProcess, MeasurementError
 from tidelog.bench.processes import cpu_of
 from tidelog.bench.workload import Throughput
 from tidelog.protocol import (
@@ -83,7 +83,7 @@ class BareConnection:
         while view:
             received = self.sock.recv_into(view)
             if not received:
-                raise RuntimeError("the broker closed the connection in the middle of an answer")
+                raise MeasurementError("the broker closed the connection in the middle of an answer")
             view = view[received:]
 
 
@@ -144,7 +144,7 @@ def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, records:
             answer = connection.receive(FETCH, FetchResponse, FETCH_VERSION).responses[0].partitions[0]
             _check(broker, answer.error_code)
             if not isinstance(answer.records, memoryview):
-                raise RuntimeError(f"{broker.name} had no records at offset {offset} of {records}")
+                raise MeasurementError(f"{broker.name} had no records at offset {offset} of {records}")
             for _, header in iter_headers(answer.records, allow_partial=True):
                 offset = header.next_offset
         seconds = time.perf_counter() - began
@@ -167,4 +167,4 @@ def _fetch_from(topic: str, offset: int) -> FetchRequest:
 
 def _check(broker: BrokerProcess, code: int) -> None:
     if code != ErrorCode.NONE:
-        raise RuntimeError(f"{broker.name} refused a request: {ErrorCode(code).name}")
+        raise MeasurementError(f"{broker.name} refused a request: {ErrorCode(code).name}")

@@ -15,8 +15,8 @@ from tidelog.bench.processes import available_memory_bytes, resident_bytes_of, t
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.workload import Load, Throughput, consume, produce, write_lines
 from tidelog.client.admin import Admin
-from tidelog.client.admin_types import NewTopic
-from tidelog.client.cluster import Cluster
+from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
+from tidelog.client.cluster import Cluster, TopicPartition
 
 Progress = Callable[[str], None]
 
@@ -184,6 +184,8 @@ def _topic(broker: BrokerProcess, name: str) -> Iterator[str]:
         if created.error is not None:
             raise created.error
         admin.wait_for_topic(name)
+        # Kafka names the leader before it leads; this asks again until it answers.
+        admin.list_offsets({TopicPartition(name, 0): LATEST_TIMESTAMP})
         try:
             yield name
         finally:

@@ -49,8 +49,12 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 
 
-class PeerUnavailableError(RuntimeError):
-    """The other broker can't be had here; the text says what to install."""
+class MeasurementError(Exception):
+    """A measurement can't go on; the text says why."""
+
+
+class PeerUnavailableError(MeasurementError):
+    """The other broker, or the client of both, can't be had here; the text says what to install."""
 
 
 class BrokerProcess(ABC):
@@ -101,7 +105,7 @@ class BrokerProcess(ABC):
             if self._process.poll() is not None or time.perf_counter() - began > START_DEADLINE_S:
                 tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
                 self.kill()
-                raise RuntimeError(f"{self.name} did not come up; the end of its output:\n{tail}")
+                raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
             time.sleep(0.002)
         self.start_seconds = time.perf_counter() - began
 
@@ -171,7 +175,7 @@ class KafkaBroker(BrokerProcess):
             format_storage = ["kafka.tools.StorageTool", "format", "-t", uuid_to_text(random_uuid()), "-c"]
             done = subprocess.run([*java, *format_storage, str(properties)], capture_output=True, text=True)
             if done.returncode != 0:
-                raise RuntimeError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
+                raise MeasurementError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
         return ["java", *KAFKA_JVM_OPTIONS, "-cp", f"{self._jars}/*", "kafka.Kafka", str(properties)]
 
     def _properties(self, data: Path) -> str:

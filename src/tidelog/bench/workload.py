@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.brokers import BrokerProcess, PeerUnavailableError
+from tidelog.bench.brokers import BrokerProcess, MeasurementError, PeerUnavailableError
 from tidelog.bench.processes import Cpu, cpu_of
 from tidelog.client.admin import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP
@@ -89,7 +89,7 @@ def produce(broker: BrokerProcess, topic: str, lines: Path, load: Load) -> Throu
         asked = TopicPartition(topic, 0)
         stored = Admin(cluster).list_offsets({asked: LATEST_TIMESTAMP})[asked].offset
     if stored != load.records:
-        raise RuntimeError(f"{broker.name} holds {stored} records of {load.records} sent")
+        raise MeasurementError(f"{broker.name} holds {stored} records of {load.records} sent")
     return Throughput(seconds, load.records, load.payload_bytes, cpu)
 
 
@@ -117,5 +117,5 @@ def _run_kcat(broker: BrokerProcess, topic: str, arguments: list[str]) -> tuple[
     )
     seconds = time.perf_counter() - began
     if done.returncode != 0:
-        raise RuntimeError(f"kcat failed against {broker.name}: {done.stderr.decode(errors='replace').strip()}")
+        raise MeasurementError(f"kcat failed against {broker.name}: {done.stderr.decode(errors='replace').strip()}")
     return seconds, cpu_of(broker.pid) - before

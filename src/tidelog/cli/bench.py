@@ -44,12 +44,12 @@ def broker(
     """
     from tidelog.bench import broker_bench
     from tidelog.bench import report as rows_as
-    from tidelog.bench.brokers import KAFKA_VERSION, PeerUnavailableError
+    from tidelog.bench.brokers import KAFKA_VERSION, MeasurementError
 
     plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
     try:
         rows = broker_bench.compare(plan, report, directory)
-    except PeerUnavailableError as error:
+    except MeasurementError as error:
         raise CommandError(str(error)) from None
     peer = f"Apache Kafka {KAFKA_VERSION}"
     if markdown is not None:
