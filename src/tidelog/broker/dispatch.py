@@ -19,6 +19,7 @@ from tidelog.broker.client_quirks import body_start
 from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.registry import CloseConnection, Handler, find_handler
 from tidelog.broker.request_context import ClientSession, RequestContext
+from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import (
     ErrorCode,
     KafkaError,
@@ -201,11 +202,13 @@ class Dispatcher:
         self._answer(exchange, response)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:
+        # A store that can't be used says all there is to say; anything else is a mistake of ours, and where matters.
+        is_known = isinstance(error, MetadataStoreError)
         self._log.log(
             logging.ERROR,
             "%s version %d failed: %s",
             exchange.handler.api.name,
             exchange.version,
             error,
-            exc_info=error,
+            exc_info=None if is_known else error,
         )

@@ -7,6 +7,7 @@ so until the next start. It does not know logs, only their names and offsets.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 _META_VERSION = "1"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # POSIX locks do not keep one process from locking twice, as brokers in one test process would.
 _locked_here: set[Path] = set()
@@ -166,23 +168,30 @@ class LogDirectory:
             logger.warning("%s", error)
             return {}
 
-    def write_recovery_points(self, offsets: Mapping[PartitionKey, int]) -> None:
-        self._write(RECOVERY_POINT_FILE, offsets)
+    def write_recovery_points(self, offsets: Mapping[PartitionKey, int]) -> bool:
+        return self._write(RECOVERY_POINT_FILE, offsets)
 
-    def write_log_start_offsets(self, offsets: Mapping[PartitionKey, int]) -> None:
-        self._write(LOG_START_OFFSET_FILE, offsets)
+    def write_log_start_offsets(self, offsets: Mapping[PartitionKey, int]) -> bool:
+        return self._write(LOG_START_OFFSET_FILE, offsets)
 
-    def write_high_watermarks(self, offsets: Mapping[PartitionKey, int]) -> None:
-        self._write(HIGH_WATERMARK_FILE, offsets)
+    def write_high_watermarks(self, offsets: Mapping[PartitionKey, int]) -> bool:
+        return self._write(HIGH_WATERMARK_FILE, offsets)
 
-    def _write(self, name: str, offsets: Mapping[PartitionKey, int]) -> None:
+    def _write(self, name: str, offsets: Mapping[PartitionKey, int]) -> bool:
+        """Write a checkpoint; False when the old one still stands."""
         if self.offline_reason is not None:
-            return
+            return False
         try:
             with self._write_guard:
                 write_offsets(self.path / name, offsets)
         except OSError as error:
-            self.take_offline(f"{name} can't be written: {error}")
+            if error.errno in _FULL:
+                # As with appends: the disk works, and there may be room again the next time.
+                logger.warning("%s can't be written and stays as it was: %s", self.path / name, error.strerror)
+            else:
+                self.take_offline(f"{name} can't be written: {error}")
+            return False
+        return True
 
     def write_clean_marker(self, log_ends: Mapping[PartitionKey, LogEnd], broker_epoch: int) -> None:
         """The very last word of a clean stop."""

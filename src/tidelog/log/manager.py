@@ -187,8 +187,10 @@ class LogManager:
             raise ValueError(f"{topic}-{partition} exists")
         directory = self._choose_directory()
         try:
-            if key in self._stale:
-                self.checkpoint()
+            if key in self._stale and not self.checkpoint():
+                raise LogStorageError(
+                    f"partition {topic}-{partition} can't be created while checkpoints name the old one"
+                )
             log = create_log(topic, partition, directory.path / f"{topic}-{partition}", topic_id, config, self._clock)
         except OSError as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be created: {error}") from error
@@ -214,7 +216,7 @@ class LogManager:
         return log
 
     def _choose_directory(self) -> LogDirectory:
-        online = [directory for directory in self.directories if directory.offline_reason is None]
+        online = self._online()
         if not online:
             raise LogStorageError("all data directories are offline")
         return min(online, key=lambda directory: self._logs_count[directory.path])
@@ -310,26 +312,36 @@ class LogManager:
             BackgroundTask("expire producers", config.producer_check_interval_ms, self._expire_producers),
         ]
 
-    def checkpoint(self) -> None:
-        """Write recovery points and log start offsets. Blocks."""
+    def checkpoint(self) -> bool:
+        """Write recovery points, log start offsets, high watermarks; False when a full disk kept old ones. Blocks."""
         # What is deleted later stays stale, whatever was written meanwhile.
         stale = set(self._stale)
-        for directory in self.directories:
+        is_written = True
+        for directory in self._online():
             logs = self._logs_of(directory)
             kept = {key: found.known for key, found in self._offline_of(directory)}
-            directory.write_recovery_points({key: log.recovery_point for key, log in logs.items()})
+            is_written &= directory.write_recovery_points({key: log.recovery_point for key, log in logs.items()})
             starts = {key: known.log_start_offset for key, known in kept.items()}
             starts |= {key: log.log_start_offset for key, log in logs.items()}
-            directory.write_log_start_offsets({key: offset for key, offset in starts.items() if offset > 0})
-        self.checkpoint_high_watermarks()
-        self._stale -= stale
+            is_written &= directory.write_log_start_offsets(
+                {key: offset for key, offset in starts.items() if offset > 0}
+            )
+        is_written &= self.checkpoint_high_watermarks()
+        if is_written:
+            self._stale -= stale
+        return is_written
 
-    def checkpoint_high_watermarks(self) -> None:
-        """Write high watermarks. Blocks."""
-        for directory in self.directories:
+    def checkpoint_high_watermarks(self) -> bool:
+        """Write high watermarks; False when a full disk kept old ones. Blocks."""
+        is_written = True
+        for directory in self._online():
             watermarks = {key: found.known.high_watermark for key, found in self._offline_of(directory)}
             watermarks |= {key: log.high_watermark for key, log in self._logs_of(directory).items()}
-            directory.write_high_watermarks(watermarks)
+            is_written &= directory.write_high_watermarks(watermarks)
+        return is_written
+
+    def _online(self) -> list[LogDirectory]:
+        return [directory for directory in self.directories if directory.offline_reason is None]
 
     def _logs_of(self, directory: LogDirectory) -> dict[PartitionKey, PartitionLog]:
         logs = self._logs.copy()
@@ -391,10 +403,9 @@ class LogManager:
             with ThreadPoolExecutor(min(_CLOSE_THREADS, len(logs)), "log-close") as threads:
                 closed = threads.map(lambda log: _close(log, clean), logs)
                 failed |= {log.directory.parent for log, is_closed in zip(logs, closed, strict=True) if not is_closed}
-        if clean:
-            self.checkpoint()
-            for directory in self.directories:
-                if directory.path not in failed and directory.offline_reason is None:
+        if clean and self.checkpoint():
+            for directory in self._online():
+                if directory.path not in failed:
                     ends = {key: log.log_end for key, log in self._logs_of(directory).items()}
                     directory.write_clean_marker(ends, broker_epoch)
         for directory in self.directories:
