@@ -202,10 +202,10 @@ class Connection:
         """See that there is a buffer with room in it; 0 when there may be none now."""
         buffer = self._buffer
         if buffer is None:
-            if self._memory.exhausted:
-                self._memory.wait(self)
-                return 0
-            self._buffer = self._memory.take_buffer()
+            # Small requests pass even when half-sent large ones hold all the memory there is: else a few hundred slow
+            # or hostile clients could keep everybody out.
+            is_scarce = self._memory.exhausted
+            self._buffer = bytearray(_SMALL_BUFFER_BYTES) if is_scarce else self._memory.take_buffer()
             self._start = self._end = 0
             return len(self._buffer)
         room = len(buffer) - self._end
@@ -428,13 +428,7 @@ class Connection:
             self._set_reading(not self._eof and not self._draining and self._has_room())
 
     def _has_room(self) -> bool:
-        buffer = self._buffer
-        if buffer is None:
-            if self._memory.exhausted:
-                self._memory.wait(self)
-                return False
-            return True
-        return self._make_room() > 0
+        return self._buffer is None or self._make_room() > 0
 
     def _set_reading(self, wanted: bool) -> None:
         if wanted != self._reading:

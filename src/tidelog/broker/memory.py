@@ -2,9 +2,9 @@
 
 What always holds: a buffer handed out is referred to by nobody else (a bytearray that still has views refuses to be
 resized, and such a buffer is left to the garbage collector instead); an idle connection holds no buffer; when the
-bound is reached, connections stop reading until memory is freed, except one, which may go on so that a set of
-half-received requests can never wait for each other. Requests that were taken up do not count: their handlers have
-consumed the bytes, and what they wait for may itself have to be received.
+bound is reached, connections read only the first few kB of a request until memory is freed, except one, which may go on
+so that a set of half-received requests can never wait for each other. Requests that were taken up do not count: their
+handlers have consumed the bytes, and what they wait for may itself have to be received.
 """
 
 from __future__ import annotations
