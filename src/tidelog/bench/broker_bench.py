@@ -30,7 +30,7 @@ MEMORY_TOUCHED = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. A run of the default plan takes about fifteen minutes on two cores."""
+    """How much is measured. A run of the default plan takes about ten minutes on two cores."""
 
     runs: int = 3
     megabytes: int = 300
