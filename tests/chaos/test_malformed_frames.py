@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tidelog.bench.processes import resident_bytes_of
 from tidelog.broker import handlers
 from tidelog.broker.registry import Handler, registered_handlers
@@ -38,8 +40,9 @@ from tidelog.testing.raw_client import frame
 if TYPE_CHECKING:
     from tests.chaos.conftest import GoodClient, ServedBroker, StartServed
 
-SEED = 44
-FRAMES = 10_000
+# Tests that measure run one after another, also where others run beside them.
+pytestmark = pytest.mark.xdist_group("measured")
+
 WARM_UP_FRAMES = 1_000
 STALL_MS_MAX = 100.0
 RESIDENT_GROWTH_BYTES_MAX = 32 << 20
@@ -372,10 +375,15 @@ class Shooter:
         sock.close()
 
 
-def test_ten_thousand_malformed_frames(
+@pytest.mark.parametrize(
+    ("seed", "count"), [(44, 10_000), pytest.param(45, 300_000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
+)
+def test_thousands_of_malformed_frames(
     serve: StartServed,
     good_client: Callable[[ServedBroker], GoodClient],
     wait_until: Callable[[Callable[[], bool], str], None],
+    seed: int,
+    count: int,
 ) -> None:
     broker = serve()
     for name, configs in TOPICS.items():
@@ -388,13 +396,13 @@ def test_ten_thousand_malformed_frames(
             round_trips=quiet.round_trips + further.round_trips,
             slowest_ms=max(quiet.slowest_ms, further.slowest_ms),
         )
-    frames = Fuzzer(SEED).frames()
+    frames = Fuzzer(seed).frames()
     shooter = Shooter(broker.port)
     for _ in range(WARM_UP_FRAMES):
         shooter.shoot(next(frames))
     shooter.finish()
     files, resident_bytes = broker.open_files(), resident_bytes_of(broker.pid)
-    for _ in range(FRAMES):
+    for _ in range(count):
         shooter.shoot(next(frames))
     shooter.finish()
     seen = client.finish()
@@ -403,8 +411,8 @@ def test_ten_thousand_malformed_frames(
     # A machine that needs longer than usual for the good client alone is given more time for all.
     assert seen.slowest_ms < max(STALL_MS_MAX, 5 * quiet.slowest_ms)
     # Frames of all kinds did arrive: some were read and answered, most ended their connection.
-    assert shooter.outcomes["answered"] > FRAMES / 10
-    assert shooter.outcomes["closed"] > FRAMES / 3
+    assert shooter.outcomes["answered"] > count / 10
+    assert shooter.outcomes["closed"] > count / 3
     assert "Traceback" not in broker.output()
     assert resident_bytes_of(broker.pid) < resident_bytes + RESIDENT_GROWTH_BYTES_MAX
     # Topics that came and went since keep a file open or not; connections do not.

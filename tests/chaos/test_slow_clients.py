@@ -17,6 +17,9 @@ from tidelog.testing.raw_client import RawClient, fetch_request, frame, produce_
 if TYPE_CHECKING:
     from tests.chaos.conftest import GoodClient, ServedBroker, StartServed
 
+# Tests that measure run one after another, also where others run beside them.
+pytestmark = pytest.mark.xdist_group("measured")
+
 CLIENTS = 200
 STALL_MS_MAX = 100.0
 ROUND_TRIPS = 50
