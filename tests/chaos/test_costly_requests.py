@@ -115,6 +115,28 @@ def test_the_largest_requests_hold_nobody_up(
     assert seen.slowest_ms < STALL_MS_MAX
 
 
+def test_many_batches_to_be_opened_take_turns_with_others(bystander: tuple[ServedBroker, GoodClient]) -> None:
+    """They have some hundred bytes each and open to 15 MiB; what the broker does not get to is to be sent again."""
+    broker, client = bystander
+    partitions = 60
+    broker.create_topic("forced", partitions, {"compression.type": "gzip"})
+    batch = encode_batch([(b"k", bytes(15 << 20), (), time.time_ns() // 1_000_000)], compression=Compression.ZSTD)
+    left = set(range(partitions))
+    with RawClient(broker.port) as greedy:
+        while left:
+            data = [PartitionProduceData(index=index, records=batch) for index in sorted(left)]
+            topic = TopicProduceData(name="forced", partition_data=data)
+            request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[topic])
+            answers = greedy.ask(PRODUCE, request, ProduceResponse, 9).responses[0].partition_responses
+            assert {answer.error_code for answer in answers} <= {0, ErrorCode.REQUEST_TIMED_OUT}
+            taken = {answer.index for answer in answers if answer.error_code == 0}
+            assert taken
+            left -= taken
+    seen = client.finish()
+    assert not seen.problem
+    assert seen.slowest_ms < STALL_MS_MAX
+
+
 def test_a_partition_asked_for_twice_has_no_offset(bystander: tuple[ServedBroker, GoodClient]) -> None:
     broker, _ = bystander
     api, request, response, version = list_offsets()

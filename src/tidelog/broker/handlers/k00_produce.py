@@ -12,6 +12,7 @@ error closes the connection, the one sign that such a producer can notice.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from time import monotonic
 
 from tidelog.broker.delayed_produce import PendingAppend
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, ACKS_NONE
@@ -39,6 +40,14 @@ _BATCH_ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
 _ZSTD = 4
 
+_TURN_S = 0.2
+"""How long one request may append before it lets others have their turn.
+
+Plain appends take microseconds. A batch that the topic's settings make the broker open takes up to a twentieth of a
+second though it may have only some hundred bytes, and one request can bring thousands: what is not appended by then is
+answered with an error on which clients send it again.
+"""
+
 # Most responses say nothing here; sharing one object saves making it a partition.
 _NO_LEADER = LeaderIdAndEpoch()
 
@@ -54,12 +63,15 @@ def handle_produce(
     version = context.version
     response = ProduceResponse(responses=[])
     pending: list[Pending] = []
+    turn_ends_s = monotonic() + _TURN_S
     for topic in request.topic_data:
         answers = []
         for data in topic.partition_data:
             try:
                 if acks not in (ACKS_ALL, ACKS_NONE, ACKS_LEADER):
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+                if monotonic() > turn_ends_s:
+                    raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the request takes too long; send the rest again")
                 answers.append(_produce(replicas, topic, data, acks, version, pending))
             except KafkaError as error:
                 if acks == ACKS_NONE:
