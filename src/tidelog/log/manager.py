@@ -153,11 +153,11 @@ class LogManager:
                 self._doom(self._clock.now_ms(), Path(entry.path))
                 continue
             if entry.name.endswith(STRAY_SUFFIX):
-                logger.warning("%s was set aside earlier; delete it when it is not needed", entry.path)
+                logger.warning("%s was set aside earlier; delete it when it is not needed", _as_text(entry.path))
                 continue
             key = partition_of_directory(entry.name)
             if key is None:
-                logger.warning("%s is no partition's directory and is left alone", entry.path)
+                logger.warning("%s is no partition's directory and is left alone", _as_text(entry.path))
                 continue
             yield _Found(key, Path(entry.path), known.get(key, LastKnown(is_clean=is_clean)))
 
@@ -410,6 +410,11 @@ class LogManager:
                     directory.write_clean_marker(ends, broker_epoch)
         for directory in self.directories:
             directory.unlock()
+
+
+def _as_text(path: str) -> str:
+    """A name from the file system may hold any bytes; a line of the log may not."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _close(log: PartitionLog, clean: bool) -> bool:
