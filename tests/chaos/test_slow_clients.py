@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("measured")
 
 CLIENTS = 200
-STALL_MS_MAX = 100.0
+# What is feared here lasts until the slow ones time out, minutes; a shared machine may pause for a tenth of a second.
+STALL_MS_MAX = 500.0
 ROUND_TRIPS = 50
 QUEUED_BYTES_MAX = 8 << 20
 TOPIC = "large"
