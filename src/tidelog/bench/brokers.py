@@ -38,7 +38,7 @@ KAFKA_JVM_OPTIONS = (
     "-Djava.awt.headless=true",
 )
 
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
+_POM = """<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>tidelog.bench</groupId><artifactId>peer</artifactId><version>1</version><packaging>pom</packaging>
   <dependencies>
