@@ -25,7 +25,7 @@ def many_files() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 8192
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.fail(f"only {hard} open files are allowed here: raise the hard limit (ulimit -Hn 4096) for this test")
+        pytest.fail(f"only {hard} open files are allowed here: raise the hard limit (ulimit -Hn 8192) for this test")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
