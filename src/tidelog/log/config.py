@@ -63,6 +63,11 @@ class LogConfig:
         return "compact" in self.cleanup_policy
 
     @property
+    def opens_batches(self) -> bool:
+        """Whether appending may mean to open a batch, instead of writing it as it came."""
+        return self.is_compacted or self.compression_type != "producer"
+
+    @property
     def uses_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
 
