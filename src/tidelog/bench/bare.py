@@ -6,6 +6,7 @@ producers do, the fetch side one as consumers do; both ask in megabytes, the siz
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import statistics
 import struct
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.bench.brokers import BrokerProcess, MeasurementError
-from tidelog.bench.processes import cpu_of
+from tidelog.bench.processes import cpu_of, held_to_one_core
 from tidelog.bench.workload import Throughput
 from tidelog.protocol import (
     Api,
@@ -44,6 +45,7 @@ FETCH_BYTES = 1 << 20
 PRODUCE_VERSION = 9
 FETCH_VERSION = 12
 _TIMEOUT_S = 60.0
+_ECHO_ANSWER_BYTES = 60  # about what the answer to a one-record produce has
 
 ResponseT = TypeVar("ResponseT")
 
@@ -79,6 +81,9 @@ class BareConnection:
         _, position = decode_response_header(api, version, view[:size_bytes])
         return decode(response, view[:size_bytes], version, position)
 
+    def receive_bytes(self, size_bytes: int) -> None:
+        self._fill(memoryview(self._buffer)[:size_bytes])
+
     def _fill(self, view: memoryview) -> None:
         while view:
             received = self.sock.recv_into(view)
@@ -107,6 +112,44 @@ def round_trips(broker: BrokerProcess, topic: str, count: int) -> Latency:
             _check(broker, answer.responses[0].partition_responses[0].error_code)
     finally:
         connection.close()
+    return _latency(samples_us)
+
+
+def echo_round_trips(count: int) -> Latency:
+    """As many bytes forth and back as a one-record produce has, answered on another core by nothing but a loop.
+
+    Brokers run on another core than their client too; on one core the kernel would not have to wake the other.
+    """
+    request = _produce_frame("latency-0", bytes(100), 1, acks=-1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(server, len(request)), daemon=True)
+        with held_to_one_core():
+            echo.start()
+        connection = BareConnection(server.getsockname()[1])
+        samples_us: list[float] = []
+        try:
+            with held_to_one_core(other=True):
+                for _ in range(WARM_UP_SENDS + count):
+                    began = time.perf_counter_ns()
+                    connection.sock.sendall(request)
+                    connection.receive_bytes(_ECHO_ANSWER_BYTES)
+                    samples_us.append((time.perf_counter_ns() - began) / 1000)
+        finally:
+            connection.close()
+            echo.join()
+    return _latency(samples_us)
+
+
+def _echo(server: socket.socket, request_bytes: int) -> None:
+    sock, _ = server.accept()
+    with sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        buffer = bytearray(request_bytes)
+        while sock.recv_into(buffer, request_bytes, socket.MSG_WAITALL) == request_bytes:
+            sock.sendall(buffer[:_ECHO_ANSWER_BYTES])
+
+
+def _latency(samples_us: list[float]) -> Latency:
     measured = samples_us[WARM_UP_SENDS:]
     return Latency(p50_us=statistics.median(measured), p99_us=statistics.quantiles(measured, n=100)[98])
 

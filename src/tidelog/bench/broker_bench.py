@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from tidelog.bench.bare import Latency, fetch_batches, produce_batches, round_trips
+from tidelog.bench.bare import Latency, echo_round_trips, fetch_batches, produce_batches, round_trips
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
-from tidelog.bench.processes import available_memory_bytes, resident_bytes_of, touch_memory
+from tidelog.bench.processes import available_memory_bytes, held_to_one_core, resident_bytes_of, touch_memory
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.workload import Load, Throughput, consume, produce, write_lines
 from tidelog.client.admin import Admin
@@ -27,17 +28,30 @@ COLD_START_GOAL = 10.0
 MEMORY_GOAL = 5.0
 MEMORY_TOUCHED = 0.7
 
+# A JVM compiles what it runs often: only after some ten thousand requests has it reached its speed.
+LATENCY_WARM_UP_SENDS = 30_000
+
+BrokerKind = type[TidelogBroker] | type[KafkaBroker]
+SideT = TypeVar("SideT")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured. A run of the default plan takes about ten minutes on two cores."""
+    """How much is measured. A run of the default plan takes about ten minutes on two cores.
 
-    runs: int = 3
+    Runs are even, so that each broker comes first equally often and a drift of the machine favours neither.
+    """
+
+    runs: int = 4
     megabytes: int = 300
     round_trips: int = 3000
     record_sizes: tuple[int, ...] = (100, 1000)
     acks: tuple[str, ...] = ("1", "all")
     compressions: tuple[str, ...] = ("none", "lz4")
+
+    def __post_init__(self) -> None:
+        if self.runs < 2 or self.runs % 2:
+            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
 
     def loads(self) -> Iterator[Load]:
         for size in self.record_sizes:
@@ -50,6 +64,7 @@ class Plan:
 class _Samples:
     produce: list[Throughput] = field(default_factory=list)
     consume: list[Throughput] = field(default_factory=list)
+    consume_on_one_core: list[Throughput] = field(default_factory=list)
     latency: list[Latency] = field(default_factory=list)
     start_s: list[float] = field(default_factory=list)
     idle_bytes: list[float] = field(default_factory=list)
@@ -77,9 +92,10 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
 
 def _cold_starts(plan: Plan, work: Path, progress: Progress) -> list[Row]:
     ours, theirs = _Samples(), _Samples()
+    sides: list[tuple[BrokerKind, _Samples]] = [(TidelogBroker, ours), (KafkaBroker, theirs)]
     for run in range(plan.runs):
         progress(f"cold start and idle memory, run {run + 1} of {plan.runs}")
-        for kind, samples in ((TidelogBroker, ours), (KafkaBroker, theirs)):
+        for kind, samples in _in_turn(sides, run):
             broker: BrokerProcess = kind(work / f"start-{run}-{kind.__name__}")
             broker.start()
             samples.start_s.append(broker.start_seconds)
@@ -101,9 +117,15 @@ def _cold_starts(plan: Plan, work: Path, progress: Progress) -> list[Row]:
 
 def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress) -> list[Row]:
     samples = [_Samples() for _ in brokers]
+    for broker in brokers:
+        progress(f"warming {broker.name} with {LATENCY_WARM_UP_SENDS} round trips")
+        with _topic(broker, "warm-up") as topic:
+            round_trips(broker, topic, LATENCY_WARM_UP_SENDS)
+    echo_us: list[float] = []
     for run in range(plan.runs):
         progress(f"one-record round trips, run {run + 1} of {plan.runs}")
-        for broker, kept in zip(brokers, samples, strict=True):
+        echo_us.append(echo_round_trips(plan.round_trips).p50_us)
+        for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
             with _topic(broker, f"latency-{run}") as topic:
                 kept.latency.append(round_trips(broker, topic, plan.round_trips))
     ours, theirs = samples
@@ -117,7 +139,15 @@ def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress)
             f"{what} p99", "us", [s.p99_us for s in ours.latency], [s.p99_us for s in theirs.latency],
             higher_is_better=False, target=LATENCY_GOAL,
         ),
+        median_row(
+            "an echo on another core, p50", "us", echo_us, echo_us, higher_is_better=False, target=None
+        ),
     ]  # fmt: skip
+
+
+def _in_turn(sides: list[SideT], run: int) -> list[SideT]:
+    """Who goes first alternates from run to run."""
+    return sides if run % 2 == 0 else sides[::-1]
 
 
 def _touch_free_memory(progress: Progress) -> None:
@@ -132,7 +162,7 @@ def _saturations(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progres
     _touch_free_memory(progress)
     for run in range(plan.runs):
         progress(f"ready-made batches, run {run + 1} of {plan.runs}")
-        for broker, kept in zip(brokers, samples, strict=True):
+        for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
             with _topic(broker, f"saturation-{run}") as topic:
                 produced = produce_batches(broker, topic, 100, plan.megabytes, acks=1)
                 kept.produce.append(produced)
@@ -151,17 +181,21 @@ def _throughputs(plan: Plan, load: Load, brokers: Sequence[BrokerProcess], work:
     samples = [_Samples() for _ in brokers]
     for run in range(plan.runs):
         progress(f"{load.label}: run {run + 1} of {plan.runs}")
-        # Alternating who goes first keeps a drift of the machine from favouring one side.
-        order = list(zip(brokers, samples, strict=True))
-        for broker, kept in order if run % 2 == 0 else reversed(order):
+        for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
             with _topic(broker, f"load-{load.record_bytes}-{load.acks}-{load.compression}-{run}") as topic:
                 kept.produce.append(produce(broker, topic, lines, load))
-                kept.consume.append(consume(broker, topic, load))
+                if load.acks == plan.acks[0]:  # what was stored does not tell how it was acknowledged
+                    kept.consume.append(consume(broker, topic, load))
+                    with held_to_one_core():
+                        kept.consume_on_one_core.append(consume(broker, topic, load))
     ours, theirs = samples
-    return [
-        *_throughput_rows(f"produce {load.label}", ours.produce, theirs.produce),
-        *_throughput_rows(f"consume {load.label}", ours.consume, theirs.consume),
-    ]
+    rows = _throughput_rows(f"produce {load.label}", ours.produce, theirs.produce)
+    if ours.consume:
+        stored = f"consume {load.stored_label}"
+        rows += _throughput_rows(stored, ours.consume, theirs.consume)
+        on_one_core = f"{stored}, kcat on one core"
+        rows += _throughput_rows(on_one_core, ours.consume_on_one_core, theirs.consume_on_one_core)
+    return rows
 
 
 def _throughput_rows(what: str, ours: Sequence[Throughput], theirs: Sequence[Throughput]) -> list[Row]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
 
 _TOUCH_BYTES = 64 << 20
 
@@ -58,3 +59,14 @@ def touch_memory(size_bytes: int) -> None:
     with mmap.mmap(-1, size_bytes) as memory:
         for _ in range(size_bytes // _TOUCH_BYTES):
             memory.write(content)
+
+
+@contextmanager
+def held_to_one_core(*, other: bool = False) -> Iterator[None]:
+    """This process and those started meanwhile run on one core (or on an other one); the rest stay where they are."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores) if other else max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -42,8 +42,16 @@ class Load:
 
     @property
     def label(self) -> str:
-        size = f"{self.record_bytes} B" if self.record_bytes < 1000 else f"{self.record_bytes // 1000} KB"
-        return f"{size}, acks={self.acks}, {self.compression}"
+        return f"{self._size}, acks={self.acks}, {self.compression}"
+
+    @property
+    def stored_label(self) -> str:
+        """What of it a reader can tell."""
+        return f"{self._size}, {self.compression}"
+
+    @property
+    def _size(self) -> str:
+        return f"{self.record_bytes} B" if self.record_bytes < 1000 else f"{self.record_bytes // 1000} KB"
 
     @property
     def payload_bytes(self) -> int:

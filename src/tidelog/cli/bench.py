@@ -23,9 +23,12 @@ def group() -> None:
     """Measure Tidelog side by side with its peers, on this machine."""
 
 
-@bench.command(epilog="Example: tidelog bench broker --runs 1 --megabytes 100")
+@bench.command(epilog="Example: tidelog bench broker --runs 2 --megabytes 100")
 def broker(
-    runs: Annotated[int, typer.Option(metavar="N", min=1, help="Runs of each load; medians are reported.")] = 3,
+    runs: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Runs of each load, even, taking turns; medians are reported."),
+    ] = 4,
     megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load.")] = 300,
     round_trips: Annotated[int, typer.Option(metavar="N", min=100, help="One-record requests a latency run.")] = 3000,
     directory: Annotated[
@@ -46,7 +49,10 @@ def broker(
     from tidelog.bench import report as rows_as
     from tidelog.bench.brokers import KAFKA_VERSION, MeasurementError
 
-    plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
+    try:
+        plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     try:
         rows = broker_bench.compare(plan, report, directory)
     except MeasurementError as error:
