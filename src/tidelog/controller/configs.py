@@ -8,6 +8,7 @@ up to who reads the image.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tidelog.common.settings import Setting, SettingError, Settings, SettingScope, SettingsTable, SettingType
 from tidelog.controller.image import ClusterImage
@@ -17,12 +18,17 @@ from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigR
 _SCOPES = {ResourceType.TOPIC: SettingScope.TOPIC, ResourceType.BROKER: SettingScope.BROKER}
 
 
-def check_topic_configs(configs: Mapping[str, str | None], table: SettingsTable) -> dict[str, str]:
+_LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
+
+
+def check_topic_configs(configs: Mapping[str, str | None], image: ClusterImage, settings: Settings) -> dict[str, str]:
     """The settings of a new topic, or KafkaError."""
-    return {
-        name: _checked_value(_row(name, SettingScope.TOPIC, table), value, ErrorCode.INVALID_CONFIG)
+    overrides = {
+        name: _checked_value(_row(name, SettingScope.TOPIC, settings.table), value, ErrorCode.INVALID_CONFIG)
         for name, value in configs.items()
     }
+    _check_lags(overrides, image, settings)
+    return overrides
 
 
 def check_resource(resource: ConfigResource, image: ClusterImage) -> None:
@@ -41,7 +47,11 @@ def replace_configs(
 ) -> dict[str, str]:
     """The overrides after AlterConfigs: exactly the given ones; raises KafkaError."""
     check_resource(resource, image)
-    return {name: _checked_value(_changeable_row(name, resource, settings.table), v) for name, v in configs.items()}
+    overrides = {
+        name: _checked_value(_changeable_row(name, resource, settings.table), v) for name, v in configs.items()
+    }
+    _check_lags(overrides, image, settings)
+    return overrides
 
 
 def alter_configs(
@@ -61,7 +71,30 @@ def alter_configs(
             overrides[change.name] = _checked_value(row, change.value)
         else:
             overrides[change.name] = _altered_list(row, change, overrides, image, settings)
+    _check_lags(overrides, image, settings)
     return overrides
+
+
+def _check_lags(overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> None:
+    """A record of a topic can't have to wait for compaction for longer than it may."""
+    if not any(name in overrides for name in _LAGS):
+        return
+    low, high = (_topic_value(name, overrides, image, settings) for name in _LAGS)
+    if low > high:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"{_LAGS[0]} is {low} and may not be above {_LAGS[1]}, which is {high}."
+        )
+
+
+def _topic_value(name: str, overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> Any:
+    """What a topic with these overrides goes by, as far as the whole cluster agrees on it."""
+    row = settings.table.get(name, SettingScope.TOPIC)
+    if name in overrides:
+        return row.parse(overrides[name])
+    if row.broker_name is None:
+        return row.default
+    everywhere = image.broker_configs(None).get(row.broker_name)
+    return row.parse(everywhere) if everywhere is not None else settings.effective(row.broker_name)
 
 
 def _altered_list(

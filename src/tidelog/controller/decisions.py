@@ -48,7 +48,7 @@ def decide_new_topic(
         count = _count_or_default(new.partitions, settings, "num.partitions")
         factor = _count_or_default(new.replication_factor, settings, "default.replication.factor")
         replicas = place_replicas(live_brokers(image), count, factor, first=topic_id.int)
-    configs = check_topic_configs(new.configs, settings.table)
+    configs = check_topic_configs(new.configs, image, settings)
     partitions = _new_partitions(replicas, image)
     return TopicDecision(TopicImage(new.name, topic_id, partitions, new.name in INTERNAL_TOPICS, created_ms), configs)
 

@@ -237,7 +237,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         ["delete"],
         "What happens to old data: 'delete' drops whole segments by retention.ms and retention.bytes, 'compact' keeps "
         "the last value of every key, both may be given, and an empty list "
-        "keeps everything." + _NOT_ACTED_ON,
+        "keeps everything.",
         broker_name="log.cleanup.policy",
         check=some_of("compact", "delete"),
     )
@@ -245,7 +245,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "retention.ms",
         SettingType.LONG,
         7 * _DAY_MS,
-        "Segments older than this are deleted under the policy 'delete'; -1 keeps them for ever." + _NOT_ACTED_ON,
+        "Under the policy 'delete', a segment goes when its youngest record is older than this; -1 keeps all for ever.",
         broker_name="log.retention.ms",
         check=at_least(-1),
         broker_default_is_synonyms=("log.retention.minutes", "log.retention.hours"),
@@ -255,15 +255,15 @@ def _cleaning_rows() -> Iterator[Setting]:
         "retention.bytes",
         SettingType.LONG,
         -1,
-        "Oldest segments are deleted while a partition is larger than this, under the policy 'delete'; -1 is no limit."
-        + _NOT_ACTED_ON,
+        "Under the policy 'delete', the oldest segments go as long as this many bytes of the partition stay; -1 is no "
+        "limit.",
         broker_name="log.retention.bytes",
     )
     yield from _pair(
         "delete.retention.ms",
         SettingType.LONG,
         _DAY_MS,
-        "How long a compacted topic keeps the markers of deleted keys." + _NOT_ACTED_ON,
+        "How long a compacted topic keeps the markers of deleted keys.",
         broker_name="log.cleaner.delete.retention.ms",
         check=at_least(0),
     )
@@ -271,7 +271,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "min.cleanable.dirty.ratio",
         SettingType.DOUBLE,
         0.5,
-        "A compacted partition is cleaned when at least this share of it is not compacted yet." + _NOT_ACTED_ON,
+        "A compacted partition is cleaned when at least this share of it is not compacted yet.",
         broker_name="log.cleaner.min.cleanable.ratio",
         check=between(0, 1),
     )
@@ -279,7 +279,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "min.compaction.lag.ms",
         SettingType.LONG,
         0,
-        "A record is not compacted away before it has this age." + _NOT_ACTED_ON,
+        "A record is not compacted away before it has this age.",
         broker_name="log.cleaner.min.compaction.lag.ms",
         check=at_least(0),
     )
@@ -287,7 +287,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "max.compaction.lag.ms",
         SettingType.LONG,
         _LONG_MAX,
-        "A record waits at most this long before compaction reaches it." + _NOT_ACTED_ON,
+        "A record waits at most this long before compaction reaches it.",
         broker_name="log.cleaner.max.compaction.lag.ms",
         check=at_least(1),
     )

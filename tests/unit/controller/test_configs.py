@@ -90,3 +90,23 @@ def test_a_setting_is_changed_once_a_request(image: ClusterImage, settings: Sett
     with pytest.raises(KafkaError) as caught:
         configs.alter_configs(TOPIC, twice, image, settings)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
+
+
+def test_the_least_compaction_lag_stays_within_the_largest(image: ClusterImage, settings: Settings) -> None:
+    """Also where the topic sets only one of them and inherits the other; other changes are not in its way then."""
+    accepted = {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "10"}
+    assert configs.check_topic_configs(accepted, image, settings) == accepted
+    with pytest.raises(KafkaError) as caught:
+        configs.check_topic_configs(accepted | {"max.compaction.lag.ms": "9"}, image, settings)
+    assert caught.value.code is ErrorCode.INVALID_CONFIG
+    assert caught.value.message == "min.compaction.lag.ms is 10 and may not be above max.compaction.lag.ms, which is 9."
+    lowered = [ConfigChange("max.compaction.lag.ms", SET, "9")]
+    assert configs.alter_configs(TOPIC, lowered, image, settings)["max.compaction.lag.ms"] == "9"
+    settings.set("log.cleaner.min.compaction.lag.ms", "9", "file")
+    assert configs.alter_configs(TOPIC, lowered, image, settings)["max.compaction.lag.ms"] == "9"
+    image = image.with_configs({BROKERS: {"log.cleaner.min.compaction.lag.ms": "10"}})
+    with pytest.raises(KafkaError):
+        configs.alter_configs(TOPIC, lowered, image, settings)
+    with pytest.raises(KafkaError):
+        configs.replace_configs(TOPIC, {"max.compaction.lag.ms": "9"}, image, settings)
+    assert "segment.bytes" in configs.alter_configs(TOPIC, [ConfigChange("segment.bytes", SET, "5")], image, settings)
