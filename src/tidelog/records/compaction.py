@@ -1,0 +1,214 @@
+"""Compaction of single batches: noting the last offset of every key, and batches without the records that are outdated.
+
+What always holds: records keep their offsets, a batch keeps its base offset, last offset, leader epoch, producer,
+sequence and codec; a batch of which everything stays is not touched at all; a batch whose CRC or records are wrong
+raises CorruptBatchError and is never written anew. All of it may run in a thread: the loops over records give up the
+interpreter's lock. Which batches are looked at, transactions, and files are the cleaner's business, not this module's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidelog.records import kernel_compact
+from tidelog.records.batch import (
+    BATCH_HEADER_SIZE,
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    NO_TIMESTAMP,
+    TIMESTAMP_TYPE_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Buffer,
+    Compression,
+    TimestampType,
+    check_crc,
+    parse_header,
+    write_header,
+)
+from tidelog.records.codec import open_records
+from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress
+from tidelog.records.errors import CorruptBatchError
+from tidelog.records.kernel_compact import INT64_MAX
+from tidelog.records.kernel_offset_map import OffsetMap
+
+__all__ = [
+    "BatchOutcome",
+    "FilteredBatch",
+    "OffsetMap",
+    "empty_batch",
+    "filter_batch",
+    "map_batch",
+    "set_delete_horizon",
+]
+
+
+class BatchOutcome(enum.Enum):
+    """What became of a batch."""
+
+    UNCHANGED = "unchanged"  # to be copied as it is
+    REWRITTEN = "rewritten"  # to be replaced by `data`
+    EMPTY = "empty"  # to be left out, or replaced by `empty_batch` where offset or sequence must stay known
+
+
+@dataclass(frozen=True, slots=True)
+class FilteredBatch:
+    """A batch after `filter_batch`. `header` is that of the batch to write; of an empty one, the original's."""
+
+    outcome: BatchOutcome
+    header: BatchHeader
+    data: bytearray | None  # the batch to write, when it was rewritten
+    records_read: int
+    records_kept: int
+    keyless_records: int  # those removed because a compacted log has no place for them
+
+
+def map_batch(
+    offset_map: OffsetMap,
+    buffer: Buffer,
+    header: BatchHeader,
+    position: int = 0,
+    *,
+    start_offset: int,
+    end_offset: int,
+    max_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> bool:
+    """Note the keys of the batch's records with `start_offset` <= offset < `end_offset`; False when the map got full.
+
+    Afterwards `offset_map.latest_offset` says how far the log is known to the map: the last offset of the batch (or
+    `end_offset` - 1 if that is lower), and of a full map the offset before the first record that had no room. So a
+    clean may end within a batch, and the next one begin there, at `latest_offset` + 1. After a CorruptBatchError the
+    map may hold a part of the batch and has to be cleared. Not for control batches and aborted transactions: the caller
+    skips them by `offset_map.update_latest_offset(header.last_offset)`.
+    """
+    walk = _open_walk(buffer, header, position, max_bytes)
+    answer = kernel_compact.note_keys(walk, offset_map, header.base_offset, start_offset, end_offset)
+    if answer == kernel_compact.CORRUPT:
+        raise kernel_compact.explain(walk, header.base_offset)
+    return answer == kernel_compact.DONE
+
+
+def filter_batch(
+    buffer: Buffer,
+    header: BatchHeader,
+    position: int,
+    offset_map: OffsetMap,
+    *,
+    now_ms: int,
+    delete_retention_ms: int,
+    compression_level: int | None = None,
+    max_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> FilteredBatch:
+    """The batch without the records that are outdated.
+
+    A record stays when it lies behind `offset_map.latest_offset`. Otherwise it stays when the map knows no later offset
+    of its key, and goes when it has no key. A tombstone that would stay goes once `now_ms` has reached the batch's
+    delete horizon. A batch that keeps a tombstone and has no horizon yet gets one, `now_ms` + `delete_retention_ms`.
+    `compression_level` is for the batch's own codec. Not for control batches, for which the caller decides.
+    """
+    if header.is_control:
+        raise ValueError("control batches are kept or dropped as a whole")
+    walk = _open_walk(buffer, header, position, max_bytes)
+    keeps_tombstones = not header.has_delete_horizon or now_ms < header.base_timestamp
+    choice = kernel_compact.choose_records(walk, offset_map, header.base_offset, keeps_tombstones)
+    if choice is None:
+        raise kernel_compact.explain(walk, header.base_offset)
+    needs_horizon = choice.tombstones_count > 0 and not header.has_delete_horizon
+    outcome, data = BatchOutcome.REWRITTEN, None
+    if choice.kept_count == 0:
+        outcome = BatchOutcome.EMPTY
+    elif choice.kept_count == header.records_count and not needs_horizon:
+        outcome = BatchOutcome.UNCHANGED
+    else:
+        horizon_ms = _horizon(now_ms, delete_retention_ms) if needs_horizon else None
+        data = _rewrite(walk, choice, header, horizon_ms, compression_level)
+        header = parse_header(data)
+    return FilteredBatch(
+        outcome=outcome,
+        header=header,
+        data=data,
+        records_read=walk.count,
+        records_kept=choice.kept_count,
+        keyless_records=choice.keyless_count,
+    )
+
+
+def set_delete_horizon(
+    buffer: Buffer,
+    header: BatchHeader,
+    position: int = 0,
+    *,
+    now_ms: int,
+    delete_retention_ms: int,
+    compression_level: int | None = None,
+    max_bytes: int = DECOMPRESSED_BYTES_MAX,
+) -> bytearray:
+    """The batch with all its records and a delete horizon, for a marker whose transaction has no records any more."""
+    if header.has_delete_horizon:
+        raise ValueError("the batch has a delete horizon already")
+    walk = _open_walk(buffer, header, position, max_bytes)
+    choice = kernel_compact.choose_all(walk)
+    if choice is None:
+        raise kernel_compact.explain(walk, header.base_offset)
+    return _rewrite(walk, choice, header, _horizon(now_ms, delete_retention_ms), compression_level)
+
+
+def empty_batch(header: BatchHeader) -> bytearray:
+    """A batch without records that keeps offsets, leader epoch, producer and sequence of a batch that lost them all."""
+    kept_bits = TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
+    data = bytearray(BATCH_HEADER_SIZE)
+    write_header(
+        data,
+        header._replace(attributes=header.attributes & kept_bits, base_timestamp=NO_TIMESTAMP, records_count=0),
+    )
+    return data
+
+
+def _open_walk(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> kernel_compact.RecordWalk:
+    check_crc(buffer, header, position)
+    if header.base_offset < 0 or header.last_offset > INT64_MAX:
+        raise CorruptBatchError(f"the batch's offsets from {header.base_offset} to {header.last_offset} are not valid")
+    return kernel_compact.RecordWalk(
+        open_records(buffer, header, position, max_bytes),
+        header.records_count,
+        header.last_offset_delta,
+        header.base_timestamp,
+        header.max_timestamp,
+        header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+    )
+
+
+def _horizon(now_ms: int, delete_retention_ms: int) -> int:
+    return min(now_ms + delete_retention_ms, INT64_MAX)
+
+
+def _rewrite(
+    walk: kernel_compact.RecordWalk,
+    choice: kernel_compact.Choice,
+    header: BatchHeader,
+    horizon_ms: int | None,
+    compression_level: int | None,
+) -> bytearray:
+    """The batch with the chosen records, and if given a new delete horizon in place of its base timestamp."""
+    size = choice.kept_bytes
+    if horizon_ms is not None:
+        size = kernel_compact.size_with_horizon(walk, choice, horizon_ms)
+        if size < 0:
+            raise CorruptBatchError(f"a timestamp of the batch is more than 64 bits away from {horizon_ms}")
+    data = bytearray(BATCH_HEADER_SIZE + size)
+    if horizon_ms is None:
+        kernel_compact.copy_records(walk, choice, kernel_compact.RecordCopy(data, BATCH_HEADER_SIZE))
+    else:
+        kernel_compact.copy_with_horizon(walk, choice, kernel_compact.RecordCopy(data, BATCH_HEADER_SIZE), horizon_ms)
+    if header.compression is not Compression.NONE:
+        with memoryview(data) as view, view[BATCH_HEADER_SIZE:] as records:
+            compressed = compress(header.compression, records, compression_level)
+        data[BATCH_HEADER_SIZE:] = compressed
+    header = header._replace(records_count=choice.kept_count)
+    if header.timestamp_type is TimestampType.CREATE_TIME:
+        header = header._replace(max_timestamp=choice.max_timestamp)
+    if horizon_ms is not None:
+        header = header._replace(attributes=header.attributes | DELETE_HORIZON_BIT, base_timestamp=horizon_ms)
+    write_header(data, header)
+    return data

@@ -1,0 +1,206 @@
+"""The map of keys to their last offsets, for compaction; compiled like `kernel`.
+
+What always holds: the map takes the memory it was given and never more, and keeps no key, only its hash. Two keys whose
+128 bits are equal would be taken for one; under a secret that no client knows, that is not to be expected.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from tidelog.records.kernel import Bytes
+
+SECRET_SIZE = 16
+SLOT_WORDS = 3  # two of hash, then the offset plus one, so that an empty slot is all zeros
+SLOT_SIZE = 8 * SLOT_WORDS
+SLOTS_MAX = 0xFFFFFFFF  # a slot is chosen by 32 bits of the hash
+
+
+class OffsetMap:
+    """The last offset of every key, by a keyed hash of the key, in one block of memory.
+
+    A slot has 24 bytes: SipHash-2-4 of the key in 128 bits under a random secret, so that nobody can choose keys that
+    collide, and the offset. Slots are searched one behind the other. The memory is taken from the system page by page
+    as slots are filled, and `clear` gives it back. One thread at a time may use a map.
+    """
+
+    __slots__ = (
+        "capacity",
+        "latest_offset",
+        "load_factor",
+        "memory",
+        "memory_bytes",
+        "secret_high",
+        "secret_low",
+        "size",
+        "slots",
+        "words",
+    )
+
+    memory_bytes: int
+    load_factor: float
+    slots: int
+    capacity: int  # keys that it takes before it is full
+    size: int  # keys in it
+    latest_offset: int  # up to here the log is known to the map; -1 at first
+    secret_low: int
+    secret_high: int
+    memory: mmap.mmap | None
+    words: memoryview  # the slots as uint64
+
+    def __init__(self, memory_bytes: int, load_factor: float = 0.9, secret: bytes | None = None) -> None:
+        if not 0 < load_factor <= 1:
+            raise ValueError(f"a load factor is above 0 and at most 1, not {load_factor}")
+        if secret is None:
+            secret = os.urandom(SECRET_SIZE)
+        if len(secret) != SECRET_SIZE:
+            raise ValueError(f"a secret has {SECRET_SIZE} bytes, not {len(secret)}")
+        self.memory_bytes = memory_bytes
+        self.load_factor = load_factor
+        self.secret_low = int.from_bytes(secret[:8], "little")
+        self.secret_high = int.from_bytes(secret[8:], "little")
+        self.memory = None
+        self.clear()
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= self.capacity
+
+    def clear(self, keys_max: int | None = None) -> None:
+        """Forget everything and give the memory back to the system.
+
+        With `keys_max` the map takes only the memory that so many keys need: fewer slots are faster to search.
+        """
+        slots = min(self.memory_bytes // SLOT_SIZE, SLOTS_MAX)
+        if keys_max is not None:
+            slots = min(slots, 2 * max(keys_max, 1) + 1)
+        # One slot always stays empty, because a search ends there.
+        capacity = min(int(slots * self.load_factor), slots - 1)
+        if capacity < 1:
+            raise ValueError(f"{self.memory_bytes} bytes are too few for a map of keys to offsets")
+        # No one may look at memory that is being given back, so the view of it goes first.
+        self.words = memoryview(bytearray(SLOT_SIZE)).cast("Q")
+        if self.memory is not None:
+            self.memory.close()
+        self.memory = mmap.mmap(-1, slots * SLOT_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.words = memoryview(self.memory).cast("Q")
+        self.slots = slots
+        self.capacity = capacity
+        self.size = 0
+        self.latest_offset = -1
+
+    def get(self, key: bytes) -> int:
+        """The offset of the key, -1 when it is not in the map."""
+        hashing = KeyHash(key, self)
+        hashing.compute(0, len(key))
+        return self.offset_at(self.find_slot(hashing.low, hashing.high))
+
+    def put(self, key: bytes, offset: int) -> bool:
+        """Note the offset of a key, unless a later one is known; False when the key is new and the map is full."""
+        if offset < 0:
+            raise ValueError(f"an offset is not negative, so not {offset}")
+        hashing = KeyHash(key, self)
+        hashing.compute(0, len(key))
+        if not self.note(hashing.low, hashing.high, offset):
+            return False
+        self.update_latest_offset(offset)
+        return True
+
+    def update_latest_offset(self, offset: int) -> None:
+        """Say that the log is known to the map up to this offset, whatever keys are there."""
+        if offset > self.latest_offset:
+            self.latest_offset = offset
+
+    def find_slot(self, low: int, high: int) -> int:
+        """Where in `words` the slot of that hash begins, or the empty one that it would get."""
+        slot = (low >> 32) * self.slots >> 32
+        word = slot * SLOT_WORDS
+        while self.words[word + 2] != 0 and (self.words[word] != low or self.words[word + 1] != high):
+            slot += 1
+            word += SLOT_WORDS
+            if slot == self.slots:
+                slot = 0
+                word = 0
+        return word
+
+    def offset_at(self, word: int) -> int:
+        return self.words[word + 2] - 1
+
+    def note(self, low: int, high: int, offset: int) -> bool:
+        word = self.find_slot(low, high)
+        if self.words[word + 2] == 0:
+            if self.size >= self.capacity:
+                return False
+            self.size += 1
+            self.words[word] = low
+            self.words[word + 1] = high
+            self.words[word + 2] = offset + 1
+        elif self.words[word + 2] <= offset:
+            self.words[word + 2] = offset + 1
+        return True
+
+
+class KeyHash:
+    """SipHash-2-4 with 128 bits of result, over parts of `data` and under the secret of a map."""
+
+    __slots__ = ("data", "high", "low", "secret_high", "secret_low")
+
+    data: Bytes
+    secret_low: int
+    secret_high: int
+    low: int
+    high: int
+
+    def __init__(self, data: Bytes, offset_map: OffsetMap) -> None:
+        self.data = data
+        self.secret_low = offset_map.secret_low
+        self.secret_high = offset_map.secret_high
+        self.low = 0
+        self.high = 0
+
+    def compute(self, start: int, length: int) -> None:
+        """Set `low` and `high` to the hash of `length` bytes from `start`, which must lie within the data."""
+        mask = 0xFFFFFFFFFFFFFFFF
+        v0 = self.secret_low ^ 0x736F6D6570736575
+        v1 = self.secret_high ^ 0x646F72616E646F6D ^ 0xEE
+        v2 = self.secret_low ^ 0x6C7967656E657261
+        v3 = self.secret_high ^ 0x7465646279746573
+        # Whole words, then the word of what is left with the length in its top byte, then a closing step for each half
+        # of the result. One loop for all of them, because the round below is long.
+        words = length >> 3
+        for step in range(words + 3):
+            word = 0
+            rounds = 2
+            if step <= words:
+                word = self.load_word(start + (step << 3), 8 if step < words else length & 7)
+                if step == words:
+                    word |= (length & 0xFF) << 56
+                v3 ^= word
+            elif step == words + 1:
+                v2 ^= 0xEE
+                rounds = 4
+            else:
+                self.low = v0 ^ v1 ^ v2 ^ v3
+                v1 ^= 0xDD
+                rounds = 4
+            for _ in range(rounds):
+                v0 = (v0 + v1) & mask
+                v1 = ((v1 << 13) & mask | v1 >> 51) ^ v0
+                v0 = (v0 << 32) & mask | v0 >> 32
+                v2 = (v2 + v3) & mask
+                v3 = ((v3 << 16) & mask | v3 >> 48) ^ v2
+                v0 = (v0 + v3) & mask
+                v3 = ((v3 << 21) & mask | v3 >> 43) ^ v0
+                v2 = (v2 + v1) & mask
+                v1 = ((v1 << 17) & mask | v1 >> 47) ^ v2
+                v2 = (v2 << 32) & mask | v2 >> 32
+            v0 ^= word
+        self.high = v0 ^ v1 ^ v2 ^ v3
+
+    def load_word(self, at: int, length: int) -> int:
+        """Up to eight bytes as a number, the first byte lowest."""
+        word = 0
+        for index in range(length):
+            word |= self.data[at + index] << (index << 3)
+        return word
