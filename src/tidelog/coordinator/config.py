@@ -1,0 +1,64 @@
+"""What the coordinator knows of its surroundings: its settings, and the topics of the cluster.
+
+What always holds: a GroupConfig never changes; names are the settings' own with '.' turned to '_', and the defaults are
+Kafka's.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+_INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """The settings of groups and of their offsets."""
+
+    offset_metadata_max_bytes: int = 4096
+    offsets_retention_minutes: int = 10_080
+    offsets_retention_check_interval_ms: int = 600_000
+    # Classic groups.
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = _INT_MAX
+    # Groups of the new consumer protocol (KIP-848).
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000
+    group_consumer_max_size: int = _INT_MAX
+    group_consumer_assignors: tuple[str, ...] = ("uniform", "range")
+    group_consumer_migration_policy: str = "bidirectional"
+    group_consumer_assignment_interval_ms: int = 1_000
+    group_consumer_regex_refresh_interval_ms: int = 600_000
+
+    @property
+    def offsets_retention_ms(self) -> int:
+        return self.offsets_retention_minutes * 60_000
+
+
+class GroupImage(Protocol):
+    """The topics of the cluster at one moment; a change of them comes as another image."""
+
+    def topic_id(self, name: str) -> uuid.UUID | None:
+        """The id of the topic of that name, or None where there is none."""
+        ...
+
+    def topic_name(self, topic_id: uuid.UUID) -> str | None:
+        """The name of the topic of that id, or None where there is none."""
+        ...
+
+    def partition_count(self, name: str) -> int:
+        """How many partitions the topic of that name has; 0 where there is none."""
+        ...
+
+    def partition_racks(self, name: str) -> tuple[frozenset[str], ...]:
+        """For each partition the racks of the brokers that hold it; brokers without a rack are left out."""
+        ...
+
+    def topic_names(self) -> Collection[str]:
+        """All topics, internal ones included."""
+        ...

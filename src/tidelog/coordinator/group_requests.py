@@ -1,0 +1,115 @@
+"""What is asked about groups of any kind: their list, their description, their deletion.
+
+What always holds: a group is deleted only while it has no members, and with all its offsets; the records that delete it
+are committed before it is gone here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidelog.coordinator.actions import Action, Answer, GroupRecord, Now
+from tidelog.coordinator.appends import coordinator_error
+from tidelog.coordinator.group import DEAD, EMPTY, GroupType
+from tidelog.coordinator.offsets import offset_tombstone
+from tidelog.coordinator.shard_state import ShardState
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
+from tidelog.protocol.messages.k16_list_groups import ListedGroup
+from tidelog.protocol.messages.k42_delete_groups import DeletableGroupResult
+
+
+class GroupRequests:
+    """Lists, descriptions and deletions in one shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def list_groups(self, states: Sequence[str], types: Sequence[str]) -> list[ListedGroup]:
+        """The groups in these states and of these kinds, whatever the case of their letters; none given is all."""
+        wanted_states = {state.lower() for state in states}
+        wanted_types = {kind.lower() for kind in types}
+        listed = []
+        for group_id in self._state.group_ids():
+            row = self._row(group_id)
+            if wanted_states and row.group_state.lower() not in wanted_states:
+                continue
+            if wanted_types and row.group_type.lower() not in wanted_types:
+                continue
+            listed.append(row)
+        return listed
+
+    def _row(self, group_id: str) -> ListedGroup:
+        group = self._state.groups.get(group_id)
+        if group is None:
+            return ListedGroup(group_id=group_id, group_state=EMPTY, group_type=GroupType.CLASSIC.value)
+        return ListedGroup(
+            group_id=group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state,
+            group_type=group.type.value,
+        )
+
+    def describe_groups(self, group_ids: Sequence[str]) -> list[DescribedGroup]:
+        """Classic groups; an id that no classic group has is described as dead, with an error from version 6 on."""
+        return [self._describe(group_id) for group_id in group_ids]
+
+    def _describe(self, group_id: str) -> DescribedGroup:
+        group = self._state.groups.get(group_id)
+        if group is not None and group.type is GroupType.CLASSIC:
+            return group.describe()
+        if group is None and group_id in self._state.offsets:
+            return DescribedGroup(group_id=group_id, group_state=EMPTY)
+        reason = "Group %s not found." if group is None else "Group %s is not a classic group."
+        return DescribedGroup(
+            error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+            error_message=reason % group_id,
+            group_id=group_id,
+            group_state=DEAD,
+        )
+
+    def delete_groups(self, group_ids: Sequence[str], exchange: int) -> list[Action]:
+        """Delete these groups; the answer is a list of DeletableGroupResult."""
+        results = []
+        deleted = []
+        records: list[GroupRecord] = []
+        for group_id in dict.fromkeys(group_ids):
+            error = self._check_delete(group_id)
+            results.append(DeletableGroupResult(group_id=group_id, error_code=error))
+            if error is ErrorCode.NONE:
+                deleted.append(results[-1])
+                records += self.tombstones(group_id)
+        if not records:
+            return [Answer(exchange, results)]
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            actions: list[Action] = []
+            for result in deleted:
+                if error:
+                    result.error_code = coordinator_error(error)
+                else:
+                    actions += self.forget(result.group_id)
+            return [*actions, Answer(exchange, results)]
+
+        return self._state.appends.start_all(records, finish)
+
+    def _check_delete(self, group_id: str) -> ErrorCode:
+        if not self._state.is_known(group_id):
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        group = self._state.groups.get(group_id)
+        return ErrorCode.NONE if group is None else group.check_delete()
+
+    def tombstones(self, group_id: str) -> list[GroupRecord]:
+        """The records that delete a group, its offsets first, so that a crash between them leaves a group to delete."""
+        records = [
+            offset_tombstone(group_id, topic, partition)
+            for topic, partition, _ in self._state.offsets.get(group_id, ())
+        ]
+        group = self._state.groups.get(group_id)
+        return records if group is None else records + group.tombstones()
+
+    def forget(self, group_id: str) -> list[Action]:
+        """The group's tombstones are committed."""
+        self._state.offsets.pop(group_id, None)
+        group = self._state.groups.pop(group_id, None)
+        return [] if group is None else group.on_deleted()

@@ -1,0 +1,346 @@
+"""Committing, reading, deleting and expiring the offsets of groups.
+
+What always holds: one request is one batch in the log, so all its offsets count or none; an offset is acknowledged when
+it is committed, in the order of the requests. Whether a member may commit is for its group to say. A topic that was
+deleted takes its offsets along; a topic made anew under its name does not inherit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from tidelog.common.ids import ZERO_UUID
+from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now
+from tidelog.coordinator.appends import coordinator_error
+from tidelog.coordinator.config import GroupImage
+from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue
+from tidelog.coordinator.offsets import NO_EXPIRATION, CommittedOffset, GroupOffsets, offset_tombstone
+from tidelog.coordinator.shard_state import ShardState
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k08_offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from tidelog.protocol.messages.k09_offset_fetch import (
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopics,
+)
+from tidelog.protocol.messages.k47_offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestTopic,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+
+_TOPIC_IDS_FROM: Final = 10
+_GROUP_ID_NOT_FOUND_FROM: Final = 9
+_NO_OFFSET: Final = -1
+_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+
+Commits = list[tuple[str, int, CommittedOffset]]
+
+
+class OffsetRequests:
+    """The requests about offsets in one shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None) -> None:
+        """Take over a record of the log."""
+        if value is not None:
+            offset = CommittedOffset.from_value(value)
+            self._state.offsets_of(key.group).put(key.topic, key.partition, offset)
+        else:
+            self._forget(key.group, ((key.topic, key.partition),))
+
+    def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+        offsets = self._state.offsets.get(group_id)
+        if offsets is None:
+            return
+        for topic, partition in partitions:
+            offsets.remove(topic, partition)
+        if not offsets:
+            del self._state.offsets[group_id]
+
+    # Commit
+
+    def commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        error = self._check_commit(request, client.api_version)
+        commits: Commits = []
+        response = OffsetCommitResponse(
+            topics=[self._prepare(topic, request, client, now, error, commits) for topic in request.topics]
+        )
+        if not commits:
+            return [Answer(exchange, response)]
+        group_id = request.group_id
+        group = self._state.groups.get(group_id)
+        actions = [] if group is None else group.on_offset_commit(request.member_id, now)
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            if error:
+                _fail(response, error)
+            else:
+                offsets = self._state.offsets_of(group_id)
+                for topic, partition, offset in commits:
+                    offsets.put(topic, partition, offset)
+            return [Answer(exchange, response)]
+
+        records = [offset.record(group_id, topic, partition) for topic, partition, offset in commits]
+        actions.append(self._state.appends.start(records, finish))
+        return actions
+
+    def _check_commit(self, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
+        group = self._state.groups.get(request.group_id)
+        if group is not None:
+            return group.check_offset_commit(
+                request.member_id, request.group_instance_id, request.generation_id_or_member_epoch, api_version
+            )
+        if request.generation_id_or_member_epoch < 0:
+            # A consumer that assigns partitions to itself, or an administrator.
+            return ErrorCode.NONE
+        if request.group_id in self._state.offsets:
+            # It exists without members, as a classic group whose members are all gone would.
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.GROUP_ID_NOT_FOUND if api_version >= _GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
+
+    def _prepare(
+        self,
+        topic: OffsetCommitRequestTopic,
+        request: OffsetCommitRequest,
+        client: Client,
+        now: Now,
+        group_error: ErrorCode,
+        commits: Commits,
+    ) -> OffsetCommitResponseTopic:
+        """The answer for one topic if all goes well, and what is to be committed of it."""
+        image = self._state.image
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if client.api_version >= _TOPIC_IDS_FROM:
+            name, topic_id = image.topic_name(topic.topic_id), topic.topic_id
+            unknown = ErrorCode.UNKNOWN_TOPIC_ID if name is None else unknown
+        else:
+            name, topic_id = topic.name, image.topic_id(topic.name) or ZERO_UUID
+        count = 0 if name is None else image.partition_count(name)
+        expire_ms = now.wall_ms + request.retention_time_ms if request.retention_time_ms >= 0 else NO_EXPIRATION
+        answers = []
+        for partition in topic.partitions:
+            index, metadata = partition.partition_index, partition.committed_metadata or ""
+            error = group_error
+            if name is None or not 0 <= index < count:
+                error = unknown
+            elif not error and len(metadata) > self._state.config.offset_metadata_max_bytes:
+                error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            if not error and name is not None:
+                offset = CommittedOffset(
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    metadata,
+                    now.wall_ms,
+                    expire_ms,
+                    topic_id,
+                )
+                commits.append((name, index, offset))
+            answers.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
+        return OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=answers)
+
+    # Fetch
+
+    def fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> OffsetFetchResponseGroup:
+        """The offsets that are committed for these topics, or for all where none are named."""
+        known = self._state.groups.get(group.group_id)
+        if known is not None:
+            error = known.check_offset_fetch(group.member_id, group.member_epoch)
+            if error:
+                return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+        offsets = self._state.offsets.get(group.group_id) or GroupOffsets()
+        if group.topics is None:
+            topics = self._all_topics(offsets, require_stable)
+        else:
+            topics = [self._fetch_topic(topic, offsets, require_stable) for topic in group.topics]
+        return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+    def _all_topics(self, offsets: GroupOffsets, require_stable: bool) -> list[OffsetFetchResponseTopics]:
+        return [
+            OffsetFetchResponseTopics(
+                name=topic,
+                topic_id=self._state.image.topic_id(topic) or ZERO_UUID,
+                partitions=[
+                    _fetched(offsets, topic, partition, require_stable) for partition in offsets.of_topic(topic)
+                ],
+            )
+            for topic in offsets.topics
+        ]
+
+    def _fetch_topic(
+        self, topic: OffsetFetchRequestTopics, offsets: GroupOffsets, require_stable: bool
+    ) -> OffsetFetchResponseTopics:
+        name: str | None = topic.name
+        if topic.topic_id != ZERO_UUID or not topic.name:
+            name = self._state.image.topic_name(topic.topic_id)
+        if name is None:
+            partitions = [_no_offset(index, ErrorCode.UNKNOWN_TOPIC_ID) for index in topic.partition_indexes]
+        else:
+            partitions = [_fetched(offsets, name, index, require_stable) for index in topic.partition_indexes]
+        return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+
+    # Delete
+
+    def delete(self, request: OffsetDeleteRequest, exchange: int) -> list[Action]:
+        group_id = request.group_id
+        group = self._state.groups.get(group_id)
+        if not self._state.is_known(group_id):
+            return [Answer(exchange, OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))]
+        error = ErrorCode.NONE if group is None else group.check_offset_delete()
+        if error:
+            return [Answer(exchange, OffsetDeleteResponse(error_code=error))]
+        deleted: list[tuple[str, int]] = []
+        response = OffsetDeleteResponse(
+            topics=[self._delete_topic(topic, group_id, deleted) for topic in request.topics]
+        )
+        if not deleted:
+            return [Answer(exchange, response)]
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            if error:
+                return [Answer(exchange, OffsetDeleteResponse(error_code=coordinator_error(error)))]
+            self._forget(group_id, deleted)
+            return [Answer(exchange, response)]
+
+        records = [offset_tombstone(group_id, topic, partition) for topic, partition in deleted]
+        return self._state.appends.start_all(records, finish)
+
+    def _delete_topic(
+        self, topic: OffsetDeleteRequestTopic, group_id: str, deleted: list[tuple[str, int]]
+    ) -> OffsetDeleteResponseTopic:
+        group = self._state.groups.get(group_id)
+        offsets = self._state.offsets.get(group_id) or GroupOffsets()
+        count = self._state.image.partition_count(topic.name)
+        is_subscribed = group is not None and group.is_subscribed_to(topic.name)
+        answers = []
+        for partition in topic.partitions:
+            index = partition.partition_index
+            error = ErrorCode.NONE
+            if not 0 <= index < count:
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif is_subscribed:
+                error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            elif offsets.get(topic.name, index) is not None:
+                deleted.append((topic.name, index))
+            answers.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
+        return OffsetDeleteResponseTopic(name=topic.name, partitions=answers)
+
+    # What removes offsets without being asked
+
+    def on_topics_deleted(self, old: GroupImage | None = None) -> list[Action]:
+        """Delete the offsets of topics that are gone: since an older image, or of all that the records speak of."""
+        image = self._state.image
+        actions: list[Action] = []
+        is_gone: dict[str, bool] = {}
+        for group_id, offsets in tuple(self._state.offsets.items()):
+            gone = []
+            for topic in offsets.topics:
+                if old is None:
+                    gone += self._of_former_topics(topic, offsets)
+                    continue
+                if topic not in is_gone:
+                    is_gone[topic] = old.topic_id(topic) != image.topic_id(topic)
+                if is_gone[topic]:
+                    gone += [(topic, partition) for partition in offsets.of_topic(topic)]
+            actions += self._remove(group_id, gone)
+        return actions
+
+    def _of_former_topics(self, topic: str, offsets: GroupOffsets) -> list[tuple[str, int]]:
+        """The offsets of a name that belong to no topic, or to one that was deleted before today's was made."""
+        topic_id = self._state.image.topic_id(topic)
+        return [
+            (topic, partition)
+            for partition, offset in offsets.of_topic(topic).items()
+            if topic_id is None or offset.topic_id not in (ZERO_UUID, topic_id)
+        ]
+
+    def expire(self, now: Now) -> list[Action]:
+        """Delete offsets that nobody has used for offsets.retention.minutes, and groups that have none left."""
+        actions: list[Action] = []
+        for group_id, offsets in tuple(self._state.offsets.items()):
+            actions += self._remove(group_id, self._expired(group_id, offsets, now))
+        for group_id, group in tuple(self._state.groups.items()):
+            if group_id not in self._state.offsets and group.is_empty and not group.check_delete():
+                actions += self._remove_group(group_id)
+        return actions
+
+    def _expired(self, group_id: str, offsets: GroupOffsets, now: Now) -> list[tuple[str, int]]:
+        group = self._state.groups.get(group_id)
+        expired = []
+        for topic in offsets.topics:
+            if group is not None and group.is_subscribed_to(topic):
+                continue
+            for partition, offset in offsets.of_topic(topic).items():
+                from_ms = offset.commit_timestamp_ms if group is None else group.expires_from_ms(offset)
+                if from_ms is None or offsets.is_pending(topic, partition):
+                    continue
+                due_ms = offset.expire_timestamp_ms
+                if due_ms == NO_EXPIRATION:
+                    due_ms = from_ms + self._state.config.offsets_retention_ms
+                if now.wall_ms >= due_ms:
+                    expired.append((topic, partition))
+        return expired
+
+    def _remove(self, group_id: str, partitions: list[tuple[str, int]]) -> list[Action]:
+        if not partitions:
+            return []
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            # After an error they stay, and the next look finds them again.
+            if not error:
+                self._forget(group_id, partitions)
+            return []
+
+        records = [offset_tombstone(group_id, topic, partition) for topic, partition in partitions]
+        return self._state.appends.start_all(records, finish)
+
+    def _remove_group(self, group_id: str) -> list[Action]:
+        group = self._state.groups[group_id]
+        records: list[GroupRecord] = group.tombstones()
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            if error or self._state.groups.get(group_id) is not group or not group.is_empty:
+                return []
+            del self._state.groups[group_id]
+            return group.on_deleted()
+
+        return self._state.appends.start_all(records, finish)
+
+
+def _fetched(offsets: GroupOffsets, topic: str, partition: int, require_stable: bool) -> OffsetFetchResponsePartitions:
+    if require_stable and offsets.is_pending(topic, partition):
+        return _no_offset(partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    offset = offsets.get(topic, partition)
+    if offset is None:
+        return _no_offset(partition, ErrorCode.NONE)
+    return OffsetFetchResponsePartitions(
+        partition_index=partition,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+    )
+
+
+def _no_offset(partition: int, error: ErrorCode) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(partition_index=partition, committed_offset=_NO_OFFSET, error_code=error)
+
+
+def _fail(response: OffsetCommitResponse, error: ErrorCode) -> None:
+    """Tell the error to every partition that would have been committed."""
+    code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if error in _TOO_LARGE else coordinator_error(error)
+    for topic in response.topics:
+        for partition in topic.partitions:
+            partition.error_code = partition.error_code or code

@@ -1,0 +1,132 @@
+"""The offsets that one group has committed, and those that wait for the end of a transaction.
+
+What always holds: an offset that is pending is not read by anyone until its transaction is committed; of several
+commits for one partition the one that was written last counts.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tidelog.common.ids import ZERO_UUID
+from tidelog.coordinator.actions import GroupRecord
+from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, encode_record
+
+NO_EXPIRATION = -1
+
+# The one version that has room for a time of expiry.
+_EXPIRING_VERSION = 1
+
+
+class CommittedOffset(NamedTuple):
+    """Where a group goes on reading one partition."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp_ms: int = 0
+    # Clients before Kafka 2.1 could say themselves how long to keep it.
+    expire_timestamp_ms: int = NO_EXPIRATION
+    topic_id: uuid.UUID = ZERO_UUID
+
+    def record(self, group_id: str, topic: str, partition: int) -> GroupRecord:
+        """The record that commits it."""
+        return encode_record(
+            OffsetCommitKey(group=group_id, topic=topic, partition=partition),
+            OffsetCommitValue(
+                offset=self.offset,
+                leader_epoch=self.leader_epoch,
+                metadata=self.metadata,
+                commit_timestamp=self.commit_timestamp_ms,
+                expire_timestamp=self.expire_timestamp_ms,
+                topic_id=self.topic_id,
+            ),
+            version=None if self.expire_timestamp_ms == NO_EXPIRATION else _EXPIRING_VERSION,
+        )
+
+    @classmethod
+    def from_value(cls, value: OffsetCommitValue) -> CommittedOffset:
+        return cls(
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.commit_timestamp,
+            value.expire_timestamp,
+            value.topic_id,
+        )
+
+
+def offset_tombstone(group_id: str, topic: str, partition: int) -> GroupRecord:
+    """The record that deletes a committed offset."""
+    return encode_record(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+
+
+class GroupOffsets:
+    """All offsets of one group, by topic and partition."""
+
+    __slots__ = ("_committed", "_pending")
+
+    def __init__(self) -> None:
+        self._committed: dict[str, dict[int, CommittedOffset]] = {}
+        # By the producer id of the open transaction.
+        self._pending: dict[int, dict[tuple[str, int], CommittedOffset]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to keep the group for."""
+        return bool(self._committed or self._pending)
+
+    def __iter__(self) -> Iterator[tuple[str, int, CommittedOffset]]:
+        """Topic, partition and offset of everything that is committed."""
+        for topic, partitions in self._committed.items():
+            for partition, offset in partitions.items():
+                yield topic, partition, offset
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._committed)
+
+    def of_topic(self, topic: str) -> dict[int, CommittedOffset]:
+        """The committed offsets of one topic by partition; not to be changed."""
+        return self._committed.get(topic, {})
+
+    def get(self, topic: str, partition: int) -> CommittedOffset | None:
+        partitions = self._committed.get(topic)
+        return None if partitions is None else partitions.get(partition)
+
+    def put(self, topic: str, partition: int, offset: CommittedOffset) -> None:
+        partitions = self._committed.get(topic)
+        if partitions is None:
+            partitions = self._committed[topic] = {}
+        partitions[partition] = offset
+
+    def remove(self, topic: str, partition: int) -> None:
+        """Forget an offset, also where a transaction is about to commit one."""
+        partitions = self._committed.get(topic)
+        if partitions is not None:
+            partitions.pop(partition, None)
+            if not partitions:
+                del self._committed[topic]
+        for producer_id in tuple(self._pending):
+            self._pending[producer_id].pop((topic, partition), None)
+
+    # Transactions
+
+    @property
+    def has_open_transactions(self) -> bool:
+        return bool(self._pending)
+
+    def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
+        self._pending.setdefault(producer_id, {})[topic, partition] = offset
+
+    def is_pending(self, topic: str, partition: int) -> bool:
+        """Whether an open transaction may change this offset, so that its reader should wait (KIP-447)."""
+        return any((topic, partition) in pending for pending in self._pending.values())
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """Let the offsets of a transaction count, or drop them."""
+        pending = self._pending.pop(producer_id, {})
+        if committed:
+            for (topic, partition), offset in pending.items():
+                self.put(topic, partition, offset)

@@ -1,0 +1,132 @@
+"""All groups of one partition of __consumer_offsets: requests, times and outcomes of writes in, actions out.
+
+What always holds: what is durable is written first and takes effect when it is committed, in the order of the writes;
+what is answered was committed. Whatever a request changes, a replay of the records gives the same groups and offsets.
+
+    shard = GroupShard(partition, config, image)
+    shard.replay(record, offset)            for every record of the partition, then
+    shard.on_loaded(now)                    after which requests may be handed in
+
+Requests of the several kinds are handled by parts that share a ShardState: offsets by `offset_requests`, what is asked
+about groups of any kind by `group_requests`. A part for one kind of group has `replay(key, value)` for its records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.config import GroupConfig, GroupImage
+from tidelog.coordinator.group_records import OffsetCommitKey, decode_record, record_number
+from tidelog.coordinator.group_requests import GroupRequests
+from tidelog.coordinator.offset_requests import OffsetRequests
+from tidelog.coordinator.shard_state import ShardState
+from tidelog.protocol import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.protocol.messages.k08_offset_commit import OffsetCommitRequest
+    from tidelog.protocol.messages.k09_offset_fetch import OffsetFetchRequestGroup, OffsetFetchResponseGroup
+    from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
+    from tidelog.protocol.messages.k16_list_groups import ListedGroup
+    from tidelog.protocol.messages.k47_offset_delete import OffsetDeleteRequest
+
+logger = logging.getLogger(__name__)
+
+_EXPIRATION: TimerKey = ("", "offset-expiration")
+
+
+class GroupShard:
+    """The coordinator of one partition's groups."""
+
+    def __init__(self, partition: int, config: GroupConfig, image: GroupImage) -> None:
+        self.state = ShardState(partition, config, image)
+        self._offsets = OffsetRequests(self.state)
+        self._groups = GroupRequests(self.state)
+        self._unknown_records: set[int] = set()
+
+    # Loading and unloading
+
+    def replay(self, record: GroupRecord, offset: int) -> None:
+        """Take over one record of the partition; raises ProtocolError when it can't be read."""
+        decoded = decode_record(record)
+        if decoded is None:
+            self._warn_of_unknown(record_number(record.key), offset)
+            return
+        key, value = decoded
+        if isinstance(key, OffsetCommitKey):
+            self._offsets.replay(key, value)
+
+    def _warn_of_unknown(self, number: int, offset: int) -> None:
+        if number not in self._unknown_records:
+            self._unknown_records.add(number)
+            logger.warning(
+                "__consumer_offsets-%d holds records of type %d, which this broker does not know, the first at offset "
+                "%d; they are left aside",
+                self.state.partition,
+                number,
+                offset,
+            )
+
+    def on_loaded(self, now: Now) -> list[Action]:
+        """All records were replayed: start what goes by time."""
+        actions = self._offsets.on_topics_deleted()
+        for group in tuple(self.state.groups.values()):
+            actions += group.on_loaded(now)
+        actions.append(self._next_expiration(now))
+        return actions
+
+    def on_unloaded(self, error: ErrorCode) -> list[Action]:
+        """This broker is no longer the coordinator: tell whoever waits in a group; nothing may be called after this."""
+        actions: list[Action] = []
+        for group in self.state.groups.values():
+            actions += group.on_unloaded(error)
+        return actions
+
+    # What happens
+
+    def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]:
+        """A write is committed (NONE), or refused: then nothing of it is in the log."""
+        return self.state.appends.finish(token, error, now)
+
+    def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
+        """A timer is due; the first part of its key is the group's id."""
+        if key == _EXPIRATION:
+            return [*self._offsets.expire(now), self._next_expiration(now)]
+        group = self.state.groups.get(str(key[0]))
+        return [] if group is None else group.on_timer(key, now)
+
+    def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
+        """Topics were made, deleted or given more partitions."""
+        old, self.state.image = self.state.image, image
+        actions = self._offsets.on_topics_deleted(old)
+        for group in tuple(self.state.groups.values()):
+            actions += group.on_topics_changed(image, now)
+        return actions
+
+    def _next_expiration(self, now: Now) -> SetTimer:
+        return SetTimer(_EXPIRATION, now.monotonic_ms + self.state.config.offsets_retention_check_interval_ms)
+
+    # Offsets
+
+    def offset_commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        return self._offsets.commit(request, client, now, exchange)
+
+    def offset_fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> OffsetFetchResponseGroup:
+        return self._offsets.fetch(group, require_stable=require_stable)
+
+    def offset_delete(self, request: OffsetDeleteRequest, exchange: int) -> list[Action]:
+        return self._offsets.delete(request, exchange)
+
+    # Groups of any kind
+
+    def list_groups(self, states: Sequence[str], types: Sequence[str]) -> list[ListedGroup]:
+        return self._groups.list_groups(states, types)
+
+    def describe_groups(self, group_ids: Sequence[str]) -> list[DescribedGroup]:
+        return self._groups.describe_groups(group_ids)
+
+    def delete_groups(self, group_ids: Sequence[str], exchange: int) -> list[Action]:
+        """Answers with a list of DeletableGroupResult."""
+        return self._groups.delete_groups(group_ids, exchange)
