@@ -25,6 +25,7 @@ COMMANDS = {
     "topics": "tidelog.cli.topics",
     "produce": "tidelog.cli.produce",
     "consume": "tidelog.cli.consume",
+    "groups": "tidelog.cli.groups",
     "configs": "tidelog.cli.configs",
     "log": "tidelog.cli.log_files",
     "demo": "tidelog.cli.demo",

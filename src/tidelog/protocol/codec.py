@@ -37,8 +37,15 @@ def encode_parts(message: object, version: int) -> list[Part]:
         raise ProtocolError(f"{type(message).__name__} cannot be encoded as version {version}: {error}") from error
 
 
-def decode(cls: type[T], buffer: bytes | bytearray | memoryview, version: int, offset: int = 0) -> T:
-    """The message that fills the buffer from the offset to its end."""
+def decode(
+    cls: type[T],
+    buffer: bytes | bytearray | memoryview,
+    version: int,
+    offset: int = 0,
+    *,
+    allow_more: bool = False,
+) -> T:
+    """The message that fills the buffer from the offset to its end, or begins there where more may follow."""
     decoder = _decoders.get((cls, version)) or _decoder(cls, version)
     if type(buffer) is memoryview and (buffer.format != "B" or buffer.ndim != 1):
         buffer = buffer.cast("B")
@@ -49,7 +56,7 @@ def decode(cls: type[T], buffer: bytes | bytearray | memoryview, version: int, o
         raise ProtocolError(f"{cls.__name__} version {version} ends before its last field") from error
     except UnicodeDecodeError as error:
         raise ProtocolError(f"{cls.__name__} version {version} has a string that is not UTF-8: {error}") from error
-    if stop != end:
+    if stop != end and not allow_more:
         raise ProtocolError(f"{cls.__name__} version {version} is followed by {end - stop} stray bytes")
     return message  # type: ignore[return-value]  # the table holds the decoder of this very class
 

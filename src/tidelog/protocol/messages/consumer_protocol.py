@@ -13,7 +13,12 @@ What the versions brought:
 
 from __future__ import annotations
 
-from tidelog.protocol.declare import message, struct, v
+import struct as binary
+from typing import TypeVar
+
+from tidelog.protocol.codec import decode
+from tidelog.protocol.declare import declaration_of, message, struct, v
+from tidelog.protocol.errors import ProtocolError
 from tidelog.protocol.types import Bytes, Int32, String
 
 
@@ -42,3 +47,19 @@ class ConsumerProtocolAssignmentTopicPartition:
 class ConsumerProtocolAssignment:
     assigned_partitions: list[ConsumerProtocolAssignmentTopicPartition] = v(factory=list)
     user_data: Bytes | None = None
+
+
+MessageT = TypeVar("MessageT", ConsumerProtocolSubscription, ConsumerProtocolAssignment)
+
+_VERSION = binary.Struct(">h")
+
+
+def read_member_bytes(cls: type[MessageT], data: bytes) -> MessageT:
+    """What a member wrote, in whichever version; raises ProtocolError, as a member may have written anything."""
+    if len(data) < _VERSION.size:
+        raise ProtocolError(f"{cls.__name__} has {len(data)} bytes, too few for its version")
+    (version,) = _VERSION.unpack_from(data)
+    first, last = declaration_of(cls).versions
+    if version < first:
+        raise ProtocolError(f"{cls.__name__} has version {version}")
+    return decode(cls, data, min(version, last), _VERSION.size, allow_more=version > last)

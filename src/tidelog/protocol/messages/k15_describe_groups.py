@@ -13,6 +13,7 @@ What the versions brought:
 from __future__ import annotations
 
 from tidelog.protocol.declare import Api, request, response, struct, v
+from tidelog.protocol.messages.rebalance_history import HISTORY_TAG, RebalanceEntry
 from tidelog.protocol.types import Bool, Bytes, Int16, Int32, String
 
 DESCRIBE_GROUPS = Api(15, versions="0-6", flexible="5+")
@@ -22,6 +23,7 @@ DESCRIBE_GROUPS = Api(15, versions="0-6", flexible="5+")
 class DescribeGroupsRequest:
     groups: list[String] = v(factory=list)
     include_authorized_operations: Bool = v("3+", default=False)
+    include_history: Bool = v("5+", default=False, tag=HISTORY_TAG, ignorable=True)
 
 
 @struct
@@ -44,6 +46,7 @@ class DescribedGroup:
     protocol_data: String = ""
     members: list[DescribedGroupMember] = v(factory=list)
     authorized_operations: Int32 = v("3+", default=-0x80000000)
+    history: list[RebalanceEntry] = v("5+", factory=list, tag=HISTORY_TAG, ignorable=True)
 
 
 @response(DESCRIBE_GROUPS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol.declare import Api, request, response, struct, v
+from tidelog.protocol.messages.rebalance_history import HISTORY_TAG, RebalanceEntry
 from tidelog.protocol.types import Bool, Int8, Int16, Int32, String, Uuid
 
 CONSUMER_GROUP_DESCRIBE = Api(69, versions="0-1", flexible="0+")
@@ -18,6 +19,7 @@ CONSUMER_GROUP_DESCRIBE = Api(69, versions="0-1", flexible="0+")
 class ConsumerGroupDescribeRequest:
     group_ids: list[String] = v(factory=list)
     include_authorized_operations: Bool = False
+    include_history: Bool = v(default=False, tag=HISTORY_TAG)
 
 
 @struct
@@ -58,6 +60,7 @@ class DescribedGroup:
     assignor_name: String = ""
     members: list[Member] = v(factory=list)
     authorized_operations: Int32 = -0x80000000
+    history: list[RebalanceEntry] = v(factory=list, tag=HISTORY_TAG)
 
 
 @response(CONSUMER_GROUP_DESCRIBE)
