@@ -30,7 +30,6 @@ from tidelog.records.batch import (
 from tidelog.records.codec import open_records
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress
 from tidelog.records.errors import CorruptBatchError
-from tidelog.records.kernel_compact import INT64_MAX
 from tidelog.records.kernel_offset_map import OffsetMap
 
 __all__ = [
@@ -42,6 +41,8 @@ __all__ = [
     "map_batch",
     "set_delete_horizon",
 ]
+
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 
 class BatchOutcome(enum.Enum):
@@ -83,10 +84,7 @@ def map_batch(
     skips them by `offset_map.update_latest_offset(header.last_offset)`.
     """
     walk = _open_walk(buffer, header, position, max_bytes)
-    answer = kernel_compact.note_keys(walk, offset_map, header.base_offset, start_offset, end_offset)
-    if answer == kernel_compact.CORRUPT:
-        raise kernel_compact.explain(walk, header.base_offset)
-    return answer == kernel_compact.DONE
+    return kernel_compact.note_keys(walk, offset_map, header.base_offset, start_offset, end_offset)
 
 
 def filter_batch(
@@ -112,8 +110,6 @@ def filter_batch(
     walk = _open_walk(buffer, header, position, max_bytes)
     keeps_tombstones = not header.has_delete_horizon or now_ms < header.base_timestamp
     choice = kernel_compact.choose_records(walk, offset_map, header.base_offset, keeps_tombstones)
-    if choice is None:
-        raise kernel_compact.explain(walk, header.base_offset)
     needs_horizon = choice.tombstones_count > 0 and not header.has_delete_horizon
     outcome, data = BatchOutcome.REWRITTEN, None
     if choice.kept_count == 0:
@@ -148,9 +144,7 @@ def set_delete_horizon(
     if header.has_delete_horizon:
         raise ValueError("the batch has a delete horizon already")
     walk = _open_walk(buffer, header, position, max_bytes)
-    choice = kernel_compact.choose_all(walk)
-    if choice is None:
-        raise kernel_compact.explain(walk, header.base_offset)
+    choice = kernel_compact.choose_all(walk, header.base_offset)
     return _rewrite(walk, choice, header, _horizon(now_ms, delete_retention_ms), compression_level)
 
 

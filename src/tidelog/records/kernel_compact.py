@@ -8,18 +8,17 @@ decompressed. `compaction` makes the one into the other.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel import Bytes, RecordReader
 from tidelog.records.kernel_offset_map import KeyHash, OffsetMap
 
 try:
     import cython
-except ImportError:  # the compiled twin never looks for it, and the interpreted one needs a single name of it
-    from contextlib import nullcontext
-
-    class cython:  # type: ignore[no-redef]  # noqa: N801  # stands for the module of that name
-        nogil = nullcontext()
-
+except ImportError:  # the compiled twin does not look for it, and the interpreted one does without
+    globals()["cython"] = SimpleNamespace(nogil=nullcontext())
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 INT64_MIN = -INT64_MAX - 1
@@ -97,10 +96,12 @@ class RecordWalk:
         self.timestamp_base = base_timestamp
         self.timestamp = log_append_time
         self.is_stamped = is_stamped
+        if count > self.size // RECORD_SIZE_MIN:
+            raise CorruptBatchError(f"{self.size} bytes can't hold the {count} records announced")
         self.rewind()
 
     def rewind(self) -> None:
-        self.is_sound = self.count <= self.size // RECORD_SIZE_MIN
+        self.is_sound = True
         self.position = 0
         self.limit = self.size
         self.index = 0
@@ -166,13 +167,13 @@ class RecordWalk:
         # A header has at least two bytes, the lengths of its key and value.
         if headers_count < 0 or headers_count > (self.limit - self.position) // 2:
             self.is_sound = False
-            return
+            headers_count = 0
         for _ in range(headers_count):
-            length = self.read_length()
-            if length < 0:
+            key_length = self.read_length()
+            if key_length < 0:
                 self.is_sound = False
-                return
-            self.skip(length)
+                break
+            self.skip(key_length)
             self.skip(self.read_length())
 
     def read_length(self) -> int:
@@ -235,25 +236,26 @@ def explain(walk: RecordWalk, base_offset: int) -> CorruptBatchError:
     return CorruptBatchError("the records of the batch are not sound")
 
 
-def note_keys(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, start_offset: int, end_offset: int) -> int:
+def note_keys(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, start_offset: int, end_offset: int) -> bool:
     """Note every keyed record from `start_offset` to before `end_offset`.
 
-    DONE, or FULL with `latest_offset` right before the first record that had no room, or CORRUPT, after which the map
-    may hold a part of the batch.
+    False when the map got full; `latest_offset` then is right before the first record that had no room. After a
+    CorruptBatchError the map may hold a part of the batch.
     """
-    hashing = KeyHash(walk.data, offset_map)
+    hashing = KeyHash(walk.data, offset_map.secret_low, offset_map.secret_high)
     if walk.size < UNLOCKED_SIZE_MIN:
-        return run_note_keys(walk, offset_map, hashing, base_offset, start_offset, end_offset)
-    with cython.nogil:
         answer = run_note_keys(walk, offset_map, hashing, base_offset, start_offset, end_offset)
-    return answer
+    else:
+        with cython.nogil:
+            answer = run_note_keys(walk, offset_map, hashing, base_offset, start_offset, end_offset)
+    if answer == CORRUPT:
+        raise explain(walk, base_offset)
+    return answer == DONE
 
 
 def run_note_keys(
     walk: RecordWalk, offset_map: OffsetMap, hashing: KeyHash, base_offset: int, start_offset: int, end_offset: int
 ) -> int:
-    if not walk.is_sound:
-        return CORRUPT
     for _ in range(walk.count):
         if not walk.next_record():
             return CORRUPT
@@ -282,8 +284,8 @@ class Choice:
     tombstones_count: int  # those that stay
     max_timestamp: int  # of those that stay
 
-    def __init__(self, count: int) -> None:
-        self.bits = bytearray((count + 7) >> 3)
+    def __init__(self, walk: RecordWalk) -> None:
+        self.bits = bytearray((walk.count + 7) >> 3)
         self.kept_count = 0
         self.kept_bytes = 0
         self.keyless_count = 0
@@ -304,30 +306,30 @@ class Choice:
         return bool(self.bits[index >> 3] >> (index & 7) & 1)
 
 
-def choose_all(walk: RecordWalk) -> Choice | None:
-    """Choose every record of the batch, which should be small; None when the batch is not sound."""
-    if not walk.is_sound:
-        return None
-    choice = Choice(walk.count)
+def choose_all(walk: RecordWalk, base_offset: int) -> Choice:
+    """Choose every record of the batch, which should be a small one."""
+    choice = Choice(walk)
     for index in range(walk.count):
         if not walk.next_record():
-            return None
+            raise explain(walk, base_offset)
         choice.keep(walk, index)
-    return choice if walk.has_ended() else None
+    if not walk.has_ended():
+        raise explain(walk, base_offset)
+    return choice
 
 
-def choose_records(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, keeps_tombstones: bool) -> Choice | None:
-    """Decide over every record of the batch; None when the batch is not sound."""
-    if not walk.is_sound:
-        return None
-    choice = Choice(walk.count)
-    hashing = KeyHash(walk.data, offset_map)
+def choose_records(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, keeps_tombstones: bool) -> Choice:
+    """Decide over every record of the batch."""
+    choice = Choice(walk)
+    hashing = KeyHash(walk.data, offset_map.secret_low, offset_map.secret_high)
     if walk.size < UNLOCKED_SIZE_MIN:
         answer = run_choose_records(walk, offset_map, hashing, choice, base_offset, keeps_tombstones)
     else:
         with cython.nogil:
             answer = run_choose_records(walk, offset_map, hashing, choice, base_offset, keeps_tombstones)
-    return choice if answer == DONE else None
+    if answer == CORRUPT:
+        raise explain(walk, base_offset)
+    return choice
 
 
 def run_choose_records(
@@ -390,9 +392,9 @@ def copy_records(walk: RecordWalk, choice: Choice, copy: RecordCopy) -> None:
     walk.rewind()
     if walk.size < UNLOCKED_SIZE_MIN:
         run_copy_records(walk, choice, copy)
-        return
-    with cython.nogil:
-        run_copy_records(walk, choice, copy)
+    else:
+        with cython.nogil:
+            run_copy_records(walk, choice, copy)
 
 
 def run_copy_records(walk: RecordWalk, choice: Choice, copy: RecordCopy) -> None:
@@ -434,9 +436,9 @@ def copy_with_horizon(walk: RecordWalk, choice: Choice, copy: RecordCopy, horizo
     walk.rewind()
     if walk.size < UNLOCKED_SIZE_MIN:
         run_copy_with_horizon(walk, choice, copy, horizon_ms)
-        return
-    with cython.nogil:
-        run_copy_with_horizon(walk, choice, copy, horizon_ms)
+    else:
+        with cython.nogil:
+            run_copy_with_horizon(walk, choice, copy, horizon_ms)
 
 
 def run_copy_with_horizon(walk: RecordWalk, choice: Choice, copy: RecordCopy, horizon_ms: int) -> None:

@@ -92,7 +92,7 @@ class OffsetMap:
 
     def get(self, key: bytes) -> int:
         """The offset of the key, -1 when it is not in the map."""
-        hashing = KeyHash(key, self)
+        hashing = KeyHash(key, self.secret_low, self.secret_high)
         hashing.compute(0, len(key))
         return self.offset_at(self.find_slot(hashing.low, hashing.high))
 
@@ -100,7 +100,7 @@ class OffsetMap:
         """Note the offset of a key, unless a later one is known; False when the key is new and the map is full."""
         if offset < 0:
             raise ValueError(f"an offset is not negative, so not {offset}")
-        hashing = KeyHash(key, self)
+        hashing = KeyHash(key, self.secret_low, self.secret_high)
         hashing.compute(0, len(key))
         if not self.note(hashing.low, hashing.high, offset):
             return False
@@ -114,12 +114,13 @@ class OffsetMap:
 
     def find_slot(self, low: int, high: int) -> int:
         """Where in `words` the slot of that hash begins, or the empty one that it would get."""
-        slot = (low >> 32) * self.slots >> 32
+        slots = self.slots
+        slot = (low >> 32) * slots >> 32
         word = slot * SLOT_WORDS
         while self.words[word + 2] != 0 and (self.words[word] != low or self.words[word + 1] != high):
             slot += 1
             word += SLOT_WORDS
-            if slot == self.slots:
+            if slot == slots:
                 slot = 0
                 word = 0
         return word
@@ -142,7 +143,7 @@ class OffsetMap:
 
 
 class KeyHash:
-    """SipHash-2-4 with 128 bits of result, over parts of `data` and under the secret of a map."""
+    """SipHash-2-4 with 128 bits of result, over parts of `data`."""
 
     __slots__ = ("data", "high", "low", "secret_high", "secret_low")
 
@@ -152,20 +153,24 @@ class KeyHash:
     low: int
     high: int
 
-    def __init__(self, data: Bytes, offset_map: OffsetMap) -> None:
+    def __init__(self, data: Bytes, secret_low: int, secret_high: int) -> None:
         self.data = data
-        self.secret_low = offset_map.secret_low
-        self.secret_high = offset_map.secret_high
+        self.secret_low = secret_low
+        self.secret_high = secret_high
         self.low = 0
         self.high = 0
 
     def compute(self, start: int, length: int) -> None:
         """Set `low` and `high` to the hash of `length` bytes from `start`, which must lie within the data."""
         mask = 0xFFFFFFFFFFFFFFFF
-        v0 = self.secret_low ^ 0x736F6D6570736575
-        v1 = self.secret_high ^ 0x646F72616E646F6D ^ 0xEE
-        v2 = self.secret_low ^ 0x6C7967656E657261
-        v3 = self.secret_high ^ 0x7465646279746573
+        v0 = 0x736F6D6570736575
+        v0 ^= self.secret_low
+        v1 = 0x646F72616E646F6D
+        v1 ^= self.secret_high ^ 0xEE  # as the 128-bit variant starts
+        v2 = 0x6C7967656E657261
+        v2 ^= self.secret_low
+        v3 = 0x7465646279746573
+        v3 ^= self.secret_high
         # Whole words, then the word of what is left with the length in its top byte, then a closing step for each half
         # of the result. One loop for all of them, because the round below is long.
         words = length >> 3
@@ -202,5 +207,6 @@ class KeyHash:
         """Up to eight bytes as a number, the first byte lowest."""
         word = 0
         for index in range(length):
-            word |= self.data[at + index] << (index << 3)
+            byte = self.data[at + index]
+            word |= byte << (index << 3)
         return word
