@@ -9,7 +9,9 @@ from uuid import UUID
 import pytest
 from hypothesis import strategies as st
 
+from tidelog.coordinator.group_records import RECORD_TYPES
 from tidelog.protocol import all_apis, request_class, response_class
+from tidelog.protocol.declare import declaration_of
 from tidelog.protocol.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidelog.protocol.schema import Field, fields_of
 
@@ -25,6 +27,10 @@ MESSAGES: list[tuple[type, int]] = [
 ]
 for declared in (ConsumerProtocolSubscription, ConsumerProtocolAssignment):
     MESSAGES += [(declared, version) for version in range(4)]
+for kind in RECORD_TYPES:
+    for part in (kind.key, kind.value):
+        versions = declaration_of(part).versions
+        MESSAGES += [(part, version) for version in range(versions.first, versions.last + 1)]
 
 MakeMessage = Callable[[type, int], Any]
 MakeStrategy = Callable[[type, int], st.SearchStrategy[Any]]

@@ -215,7 +215,7 @@ class RecordType(NamedTuple):
 
 _LEGACY_OFFSET_COMMIT: Final = 0  # Kafka before 0.8.3; the key's fields are the same
 
-_RECORD_TYPES: Final = (
+RECORD_TYPES: Final = (
     RecordType(1, OffsetCommitKey, OffsetCommitValue, 4),
     RecordType(2, GroupMetadataKey, GroupMetadataValue, 3),
     RecordType(3, ConsumerGroupMetadataKey, ConsumerGroupMetadataValue),
@@ -226,8 +226,8 @@ _RECORD_TYPES: Final = (
     RecordType(8, ConsumerGroupCurrentMemberAssignmentKey, ConsumerGroupCurrentMemberAssignmentValue),
     RecordType(16, ConsumerGroupRegularExpressionKey, ConsumerGroupRegularExpressionValue),
 )
-_BY_NUMBER: Final = {kind.number: kind for kind in _RECORD_TYPES} | {_LEGACY_OFFSET_COMMIT: _RECORD_TYPES[0]}
-_BY_KEY: Final = {kind.key: kind for kind in _RECORD_TYPES}
+_BY_NUMBER: Final = {kind.number: kind for kind in RECORD_TYPES} | {_LEGACY_OFFSET_COMMIT: RECORD_TYPES[0]}
+_BY_KEY: Final = {kind.key: kind for kind in RECORD_TYPES}
 _INT16: Final = structs.Struct(">h")
 
 

@@ -197,7 +197,8 @@ class _DecoderWriter:
         flag = source.name("n")
         self._run.append(("b", 1, flag))
         self._flush()
-        with source.block(f"if {flag} < 0:"):
+        # As a tagged field its absence is a length of zero, elsewhere the byte -1.
+        with source.block(f"if {flag} <= 0:" if field.is_tagged(self._version) else f"if {flag} < 0:"):
             source.add(f"{target} = None")
         with source.block("else:"):
             self._struct(field.struct, variable, path)

@@ -169,7 +169,8 @@ class _EncoderWriter:
             return
         self._flush()
         with self._source.block(f"if {variable} is None:"):
-            self._source.add(r'add(b"\xff")')
+            # As a tagged field its absence is a length of zero, elsewhere the byte -1.
+            self._source.add(r'add(b"\x00")' if field.is_tagged(self._version) else r'add(b"\xff")')
         with self._source.block("else:"):
             self._run.append(("b", "1"))
             self._struct(field.struct, variable, path)
@@ -228,7 +229,10 @@ class _EncoderWriter:
         if field.is_array:
             return f"{value} == []"
         assert field.struct is not None
-        return " and ".join(self._is_default(each, f"{value}.{each.name}") for each in fields_of(field.struct))
+        conditions = [self._is_default(each, f"{value}.{each.name}") for each in fields_of(field.struct)]
+        if field.is_nullable(self._version):
+            conditions.insert(0, f"{value} is not None")
+        return " and ".join(conditions)
 
     def _flush(self) -> None:
         if not self._run:

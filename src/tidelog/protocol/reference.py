@@ -15,6 +15,7 @@ from tidelog.protocol.declare import declaration_of
 from tidelog.protocol.schema import Field, fields_of
 
 _NULL_STRUCT = -1
+_NULL_TAGGED_STRUCT = 0
 _PRESENT_STRUCT = 1
 
 
@@ -55,7 +56,8 @@ def _write_field(out: BytesIO, field: Field, value: Any, version: int, flexible:
         for element in value or ():
             _write_element(out, field, element, version, flexible)
     elif field.struct is not None and field.is_nullable(version):
-        out.write(struct.pack(">b", _NULL_STRUCT if value is None else _PRESENT_STRUCT))
+        null = _NULL_TAGGED_STRUCT if field.is_tagged(version) else _NULL_STRUCT
+        out.write(struct.pack(">b", null if value is None else _PRESENT_STRUCT))
         if value is not None:
             _write_struct(out, value, version, flexible)
     else:
@@ -110,8 +112,10 @@ def _read_field(source: BytesIO, field: Field, version: int, flexible: bool) -> 
     if field.is_array:
         length = _read_length(source, "array", flexible)
         return None if length is None else [_read_element(source, field, version, flexible) for _ in range(length)]
-    if field.struct is not None and field.is_nullable(version) and struct.unpack(">b", source.read(1))[0] < 0:
-        return None
+    if field.struct is not None and field.is_nullable(version):
+        null = _NULL_TAGGED_STRUCT if field.is_tagged(version) else _NULL_STRUCT
+        if struct.unpack(">b", source.read(1))[0] <= null:
+            return None
     return _read_element(source, field, version, flexible)
 
 
