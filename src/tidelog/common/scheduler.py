@@ -40,8 +40,17 @@ class Scheduler:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop_listening: Callable[[], None] | None = None
 
-    def every(self, name: str, interval_ms: float, run: Callable[[], Awaitable[None]]) -> None:
-        self._tasks.append(_Task(name, interval_ms, run, self._clock.monotonic_ms() + interval_ms))
+    def every(
+        self,
+        name: str,
+        interval_ms: float,
+        run: Callable[[], Awaitable[None]],
+        *,
+        first_after_ms: float | None = None,
+    ) -> None:
+        """Run it at intervals; the first time after `first_after_ms`, or after the interval."""
+        pause_ms = interval_ms if first_after_ms is None else first_after_ms
+        self._tasks.append(_Task(name, interval_ms, run, self._clock.monotonic_ms() + pause_ms))
 
     def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()

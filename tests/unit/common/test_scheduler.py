@@ -54,6 +54,25 @@ def test_tasks_run_when_their_time_has_come() -> None:
     _run(scenario)
 
 
+def test_the_first_time_may_come_earlier_or_later_than_the_interval() -> None:
+    async def scenario(clock: VirtualClock, scheduler: Scheduler) -> None:
+        counts: dict[str, int] = {}
+        scheduler.every("soon", 1000, _counting(counts, "soon"), first_after_ms=100)
+        scheduler.every("late", 100, _counting(counts, "late"), first_after_ms=1000)
+        scheduler.start()
+        clock.advance(ms=100)
+        await _turns()
+        assert counts == {"soon": 1}
+        clock.advance(ms=900)
+        await _turns()
+        assert counts == {"soon": 1, "late": 1}
+        clock.advance(ms=100)
+        await _turns()
+        assert counts == {"soon": 2, "late": 2}
+
+    _run(scenario)
+
+
 def test_a_task_that_fails_is_logged_and_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(clock: VirtualClock, scheduler: Scheduler) -> None:
         ran = 0

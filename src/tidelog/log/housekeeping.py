@@ -1,0 +1,136 @@
+"""What is done for all logs now and then: flushes, checkpoints, rolls, retention, removal of files.
+
+What always holds: it runs on the event loop, in turns with everything else, and whatever waits for the disk runs in a
+thread; files of deleted segments are renamed only when it is written down where their log starts, and unlinked only
+after `file.delete.delay.ms`; a log that fails does not keep the others waiting. When a task runs is up to the broker's
+scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidelog.common.clock import Clock
+from tidelog.log.errors import LogStorageError
+from tidelog.log.manager_config import LogManagerConfig
+from tidelog.log.retention import delete_expired
+
+if TYPE_CHECKING:
+    from tidelog.log.manager import LogManager
+    from tidelog.log.partition_log import PartitionLog
+
+logger = logging.getLogger(__name__)
+
+# How often the loop looks whether rolled segments wait for their flush or removed files for their end.
+_HOUSEKEEPING_INTERVAL_MS = 1_000
+_ROLL_CHECK_INTERVAL_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundTask:
+    """Recurring work, for the broker's scheduler."""
+
+    name: str
+    interval_ms: float
+    run: Callable[[], Awaitable[None]]
+    # When it runs for the first time; None: after the interval.
+    first_after_ms: float | None = None
+
+
+class Housekeeping:
+    """The recurring work on the logs of one broker."""
+
+    def __init__(self, manager: LogManager, config: LogManagerConfig, clock: Clock) -> None:
+        self._manager = manager
+        self._config = config
+        self._clock = clock
+
+    def tasks(self) -> list[BackgroundTask]:
+        """What the broker's scheduler shall run, with how often."""
+        config = self._config
+        flush_interval_ms = min(config.flush_scheduler_interval_ms, _HOUSEKEEPING_INTERVAL_MS)
+        return [
+            BackgroundTask("flush logs", flush_interval_ms, self._flush_due),
+            BackgroundTask("checkpoint recovery points", config.recovery_point_interval_ms, self._checkpoint),
+            BackgroundTask(
+                "checkpoint high watermarks", config.high_watermark_interval_ms, self._checkpoint_watermarks
+            ),
+            BackgroundTask("roll segments", _ROLL_CHECK_INTERVAL_MS, self._roll_due),
+            BackgroundTask(
+                "delete expired segments",
+                config.retention_check_interval_ms,
+                self._delete_expired,
+                first_after_ms=config.initial_task_delay_ms,
+            ),
+            BackgroundTask("remove deleted files", _HOUSEKEEPING_INTERVAL_MS, self._remove_due),
+            BackgroundTask("expire producers", config.producer_check_interval_ms, self._expire_producers),
+        ]
+
+    async def _checkpoint(self) -> None:
+        await asyncio.to_thread(self._manager.checkpoint)
+
+    async def _checkpoint_watermarks(self) -> None:
+        await asyncio.to_thread(self._manager.checkpoint_high_watermarks)
+
+    async def _flush_due(self) -> None:
+        now_ms = self._clock.now_ms()
+        due = [
+            log
+            for log in self._manager.logs()
+            if log.flushed_offset < log.log_end_offset
+            and not log.is_offline
+            and (log.has_unflushed_segments or now_ms - log.last_flush_ms >= log.config.flush_ms)
+        ]
+        if due:
+            await asyncio.to_thread(_flush_all, due)
+
+    async def _roll_due(self) -> None:
+        now_ms = self._clock.now_ms()
+        for log in self._manager.logs():
+            if log.is_offline:
+                continue
+            try:
+                log.maybe_roll(now_ms)
+            except LogStorageError as error:
+                logger.error("%s", error.message)
+
+    async def _delete_expired(self) -> None:
+        await delete_expired(self._manager.logs(), self._clock.now_ms())
+
+    async def _remove_due(self) -> None:
+        now_ms = self._clock.now_ms()
+        logs = self._manager.logs()
+        if any(log.has_dropped_segments for log in logs):
+            await asyncio.to_thread(self._manager.rename_dropped_segments)
+        paths = [path for log in logs for path in log.take_removed_paths(now_ms)]
+        paths += self._manager.take_doomed_paths(now_ms)
+        if paths:
+            await asyncio.to_thread(_remove_all, paths)
+
+    async def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        for log in self._manager.logs():
+            log.remove_expired_producers(now_ms, self._config.producer_expiration_ms)
+
+
+def _flush_all(logs: Iterable[PartitionLog]) -> None:
+    for log in logs:
+        try:
+            log.flush()
+        except LogStorageError as error:
+            logger.error("%s", error.message)
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    import shutil
+
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
