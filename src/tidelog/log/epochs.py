@@ -57,8 +57,14 @@ class LeaderEpochs:
 
     def assign(self, epoch: int, start_offset: int) -> None:
         """Begin an epoch; one that is already known or older changes nothing."""
+        before = self._entries.copy()
         if self._assign(epoch, start_offset):
-            self.write()
+            try:
+                self.write()
+            except OSError:
+                # Memory and file agree, so that a full disk can be met again later.
+                self._entries = before
+                raise
 
     def replay(self, epoch: int, start_offset: int) -> None:
         """As `assign`, for a batch found in the log while it is read again; `write` is called at the end."""

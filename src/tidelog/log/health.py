@@ -1,13 +1,16 @@
 """Whether a log may still be used, and what disk errors and damaged files turn into.
 
-What always holds: once offline, a log stays so until it is opened anew; every OSError leaves as LogStorageError, and
-damage found while reading as LogCorruptionError that names the file and the place.
+What always holds: once offline, a log stays so until it is opened anew, and whoever holds the log is told of the error
+that took it offline, once; a disk that is full takes nothing offline where all that was begun could be undone; every
+OSError leaves as LogStorageError, and damage found while reading as LogCorruptionError that names the file and the
+place.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tidelog.log.errors import LogCorruptionError, LogStorageError
@@ -15,16 +18,26 @@ from tidelog.log.scan import CorruptSegmentError
 
 logger = logging.getLogger(__name__)
 
+# The last two: the process or the machine can't open another file.
+_OUT_OF_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+
+
+def is_out_of_room(error: OSError) -> bool:
+    """Whether the disk works and only has no room: what was refused may succeed later, and all before it is safe."""
+    return error.errno in _OUT_OF_ROOM
+
 
 class LogHealth:
     """The part of a partition's log that knows its name and why it is offline."""
 
-    __slots__ = ("_offline_reason", "partition", "topic")
+    __slots__ = ("_offline_reason", "on_failure", "partition", "topic")
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
         self._offline_reason: str | None = None
+        # Told why, by the thread that met the error; it says so in the log and takes the whole directory offline.
+        self.on_failure: Callable[[str], None] | None = None
 
     @property
     def name(self) -> str:
@@ -45,17 +58,27 @@ class LogHealth:
 
     def go_offline(self, reason: str) -> LogStorageError:
         """As `take_offline`, for an error that was just met; the error to raise."""
-        self.take_offline(f"{reason}; the log is offline")
-        logger.error("%s", self._offline_reason)
+        if self._offline_reason is None:
+            self.take_offline(f"{reason}; the log is offline")
+            if self.on_failure is not None:
+                self.on_failure(f"{self.name}: {reason}")
+            else:
+                logger.error("%s", self._offline_reason)
         return LogStorageError(self._offline_reason or reason)
 
     @contextmanager
-    def storage(self, action: str) -> Iterator[None]:
-        """Around changes that can't be undone when the disk fails in the middle."""
+    def storage(self, action: str, *, is_undone: bool = False) -> Iterator[None]:
+        """Around changes that can't be undone when the disk fails in the middle; `is_undone`: a full disk undoes it."""
         try:
             yield
         except OSError as error:
-            raise self.go_offline(f"{action} failed: {error}") from error
+            raise self.refuse(action, error) if is_undone else self.go_offline(f"{action} failed: {error}") from error
+
+    def refuse(self, action: str, error: OSError) -> LogStorageError:
+        """The error to raise for a change that left everything as it was: only a full disk lets the log go on."""
+        if is_out_of_room(error):
+            return LogStorageError(f"{self.name}: {action} failed and was undone: {error}")
+        return self.go_offline(f"{action} failed: {error}")
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -39,10 +39,14 @@ def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCo
         results=[
             _describe(directory.path, by_path[directory.path])
             if directory.offline_reason is None
-            else DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.path.absolute()))
+            else _offline(directory.path)
             for directory in directories
         ]
     )
+
+
+def _offline(directory: Path) -> DescribeLogDirsResult:
+    return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.absolute()))
 
 
 def _describe(directory: Path, partitions: list[Partition]) -> DescribeLogDirsResult:
@@ -57,7 +61,11 @@ def _describe(directory: Path, partitions: list[Partition]) -> DescribeLogDirsRe
                 offset_lag=max(0, log.high_watermark - log.log_end_offset),
             )
         )
-    volume = os.statvfs(directory)
+    try:
+        volume = os.statvfs(directory)
+    except OSError:
+        # The disk is gone and nothing was written since, which would have taken the directory offline.
+        return _offline(directory)
     return DescribeLogDirsResult(
         log_dir=str(directory.absolute()),
         topics=list(topics.values()),

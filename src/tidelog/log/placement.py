@@ -1,0 +1,64 @@
+"""Which of several data directories holds a partition, where that is in doubt.
+
+What always holds: a partition is served from one directory. Two can hold one when a topic was deleted and made anew
+while a directory was offline: the directory that names the cluster's topic id is the partition, the other is not. Where
+that does not tell them apart neither is used, as a guess could bring back deleted records or lose acknowledged ones.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tidelog.log.checkpoints import PartitionKey, read_partition_metadata
+from tidelog.log.errors import CorruptCheckpointError, LogStorageError
+
+
+class Placed(Protocol):
+    """A partition's directory that was found at start."""
+
+    @property
+    def key(self) -> PartitionKey: ...
+    @property
+    def path(self) -> Path: ...
+
+
+PlacedT = TypeVar("PlacedT", bound=Placed)
+
+
+def find_doubles(
+    found: Iterable[PlacedT], topic_ids: Mapping[str, uuid.UUID]
+) -> tuple[list[PlacedT], list[PlacedT], list[tuple[PlacedT, LogStorageError]]]:
+    """The partitions to open, the directories to be set aside, and the partitions of which nobody can tell."""
+    by_key: dict[PartitionKey, list[PlacedT]] = {}
+    for item in found:
+        by_key.setdefault(item.key, []).append(item)
+    chosen: list[PlacedT] = []
+    superseded: list[PlacedT] = []
+    undecided: list[tuple[PlacedT, LogStorageError]] = []
+    for (topic, partition), items in by_key.items():
+        if len(items) == 1:
+            chosen += items
+            continue
+        right = [item for item in items if _is_of(item.path, topic_ids.get(topic))]
+        if len(right) == 1:
+            chosen += right
+            superseded += [item for item in items if item is not right[0]]
+        else:
+            paths = " and ".join(str(item.path) for item in items)
+            error = LogStorageError(
+                f"partition {topic}-{partition} is in more than one data directory: {paths}; "
+                "move those that are not wanted elsewhere and restart the broker"
+            )
+            undecided.append((items[0], error))
+    return chosen, superseded, undecided
+
+
+def _is_of(path: Path, topic_id: uuid.UUID | None) -> bool:
+    try:
+        return topic_id is not None and read_partition_metadata(path) == topic_id
+    except (OSError, CorruptCheckpointError):
+        # It can't be told, which is not a yes; opening the log says why.
+        return False
