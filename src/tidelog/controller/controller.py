@@ -207,6 +207,10 @@ class Controller:
             return await self._shielded(self._commit(plan))
         except KafkaError as error:
             return [_refused(result, error) for result in plan(self._image).results]
+        except MetadataStoreError as error:
+            # The disk is full or fails. Some of it may have been written, which asking again finds out.
+            refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+            return [_refused(result, refusal) for result in plan(self._image).results]
 
     async def _shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
         """Finish a change even if its caller goes away: the store would have it, and the image would not."""

@@ -190,8 +190,8 @@ async def test_what_a_crash_left_of_a_topic_is_removed(
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "txn", fail_at_the_topic)
-        with pytest.raises(MetadataStoreError):
-            await controller.create_topics([NewTopic("big", 7_000)])
+        (refused,) = await controller.create_topics([NewTopic("big", 7_000)])
+    assert (refused.error, refused.message) == (ErrorCode.KAFKA_STORAGE_ERROR, "the crash")
     assert len(await store.list("partitions/")) > 1
     await until(lambda: controller.is_active, "the controller stands for election again")
     assert list(controller.image.topics) == ["small"]
@@ -216,8 +216,8 @@ async def test_what_a_crash_left_of_a_growth_is_overwritten(
 
     with monkeypatch.context() as patched:
         patched.setattr(store, "txn", fail_at_the_topic)
-        with pytest.raises(MetadataStoreError):
-            await controller.create_partitions([NewPartitions("a", 8_000)])
+        (refused,) = await controller.create_partitions([NewPartitions("a", 8_000)])
+    assert refused.error is ErrorCode.KAFKA_STORAGE_ERROR
     await until(lambda: controller.is_active, "the controller stands for election again")
     assert len(controller.image.topics["a"].partitions) == 10
     for count in (20, 100, 8_000):
