@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +97,90 @@ def serve(tmp_path: Path) -> Iterator[StartServed]:
     yield make
     for broker in brokers:
         broker.kill()
+
+
+class DiskImage:
+    """A disk of its own, whose contents are a file: it can lose its power, or be found broken by the kernel."""
+
+    def __init__(self, directory: Path, size_mb: int, options: str) -> None:
+        directory.mkdir(parents=True)
+        self.path = directory / "mounted"
+        self.path.mkdir()
+        self._options = options
+        self._image = directory / "image-0"
+        self._cuts = 0
+        with self._image.open("wb") as image:
+            image.truncate(size_mb << 20)
+        _run("mkfs.ext4", "-q", "-F", "-b", "4096", str(self._image))
+        self._mount()
+
+    def _mount(self) -> None:
+        # The kernel shall write back nothing of its own accord within the time of a test.
+        _run(
+            "mount", "-o", f"loop,commit=1000{self._options and ',' + self._options}", str(self._image), str(self.path)
+        )
+
+    def cut_power(self) -> None:
+        """What was not flushed is gone: the disk is mounted anew with what had reached it by now.
+
+        Nobody may have files open on it.
+        """
+        self._cuts += 1
+        survivor = self._image.with_name(f"image-{self._cuts}")
+        _run("cp", "--sparse=always", str(self._image), str(survivor))
+        self.unmount()
+        self._image.unlink()
+        self._image = survivor
+        self._mount()
+        for boot_id in self.path.rglob(".boot_id"):
+            # The machine that runs the test did not restart; its name for this run of it is what would tell.
+            boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
+
+    def break_file_system(self) -> None:
+        """Let the kernel find an error in it, whereupon it lets nobody write to it any more."""
+        _run("mount", "-o", "remount,errors=remount-ro", str(self.path))
+        source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(self.path)], text=True).strip()
+        Path(f"/sys/fs/ext4/{Path(source).name}/trigger_fs_error").write_text("1")
+
+    def mend_file_system(self) -> None:
+        self.unmount()
+        # Exit code 1 says that there were errors and that they were put right.
+        done = subprocess.run(["fsck.ext4", "-f", "-y", str(self._image)], capture_output=True, text=True)
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        self._mount()
+
+    def unmount(self, *, lazily: bool = False) -> None:
+        _run("umount", *(["--lazy"] if lazily else []), str(self.path))
+
+
+def _run(*command: str) -> None:
+    """Run a command that these tests can't do without; where it can't be run, say what is missing."""
+    if shutil.which(command[0]) is None:
+        raise AssertionError(f"{command[0]} was not found: install e2fsprogs and mount (util-linux)")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, (
+        f"{' '.join(command)}: {done.stderr.strip()}; these tests make disks of their own: they need root "
+        "(CAP_SYS_ADMIN), loop devices (/dev/loop-control) and ext4"
+    )
+
+
+MakeDisk = Callable[..., DiskImage]
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[MakeDisk]:
+    """Makes disks: `make_disk(size_mb, options)`; they are gone after the test."""
+    disks: list[DiskImage] = []
+
+    def make(size_mb: int = 64, options: str = "") -> DiskImage:
+        disk = DiskImage(tmp_path / f"disk-{len(disks)}", size_mb, options)
+        disks.append(disk)
+        return disk
+
+    yield make
+    for disk in disks:
+        # Lazily, as a broker that a failed test left behind may still hold files.
+        disk.unmount(lazily=True)
 
 
 class Progress(NamedTuple):
