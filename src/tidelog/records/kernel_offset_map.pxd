@@ -16,8 +16,8 @@ cdef class OffsetMap:
     cdef readonly int64_t capacity
     cdef readonly int64_t size
     cdef readonly int64_t latest_offset
-    cdef uint64_t secret_low
-    cdef uint64_t secret_high
+    cdef readonly uint64_t secret_low
+    cdef readonly uint64_t secret_high
     cdef object memory
     cdef uint64_t[::1] words
 

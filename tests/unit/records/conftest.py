@@ -10,7 +10,17 @@ from types import ModuleType
 
 import pytest
 
-from tidelog.records import arrow, codec, kernel, kernel_arrow, kernel_is_compiled
+from tidelog import records
+from tidelog.records import (
+    arrow,
+    codec,
+    compaction,
+    kernel,
+    kernel_arrow,
+    kernel_compact,
+    kernel_is_compiled,
+    kernel_offset_map,
+)
 
 RECORDS = Path(codec.__file__).parent
 ARROW_NAMES = (
@@ -32,6 +42,8 @@ class Twin:
     name: str
     kernel: ModuleType
     kernel_arrow: ModuleType
+    kernel_offset_map: ModuleType
+    compaction: ModuleType  # over this one's loops
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the modules above the kernel use this one."""
@@ -46,6 +58,7 @@ def load_source(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
@@ -57,7 +70,13 @@ def interpreted() -> Twin:
         # The Arrow half shares the reader with the other half and must find the interpreted one.
         patch.setitem(sys.modules, "tidelog.records.kernel", plain)
         plain_arrow = load_source("kernel_arrow")
-    return Twin("interpreted", plain, plain_arrow)
+        plain_map = load_source("kernel_offset_map")
+        patch.setitem(sys.modules, "tidelog.records.kernel_offset_map", plain_map)
+        plain_compact = load_source("kernel_compact")
+        patch.setitem(sys.modules, "tidelog.records.kernel_compact", plain_compact)
+        patch.setattr(records, "kernel_compact", plain_compact)
+        plain_compaction = load_source("compaction")
+    return Twin("interpreted", plain, plain_arrow, plain_map, plain_compaction)
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +85,8 @@ def compiled() -> Twin:
         pytest.fail(
             "the record kernel is not compiled; `make setup` or `python setup.py build_ext --inplace` builds it"
         )
-    return Twin("compiled", kernel, kernel_arrow)
+    assert not str(kernel_compact.__file__).endswith(".py")
+    return Twin("compiled", kernel, kernel_arrow, kernel_offset_map, compaction)
 
 
 @pytest.fixture(params=["compiled", "interpreted"])
