@@ -1,8 +1,8 @@
 """A listening socket: accepts connections and hands them on.
 
 What always holds: it accepts a bounded number at a time, so that a storm of connects doesn't hold up requests; it stops
-accepting while max.connections are open or the process has no file descriptors left, and goes on when there is room.
-Clients wait in the kernel's backlog meanwhile.
+accepting while max.connections are open or the process has no file descriptors left but those it needs for its logs,
+and goes on when there is room; each such stop is one line in the log. Clients wait in the kernel's backlog meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 
 from tidelog.broker.connection_set import ConnectionSet
 from tidelog.common.endpoint import Endpoint
+from tidelog.log.open_files import OPEN_FILES
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Listener:
         self._accepting = False
         self._closed = False
         self._pause: asyncio.TimerHandle | None = None
+        self._is_short_of_descriptors = False
         connections.on_room(self._go_on)
 
     @property
@@ -86,22 +88,32 @@ class Listener:
                 logger.warning("max.connections=%d are open; others wait", self._connections.limits.connections_max)
                 self._set_accepting(False)
                 return
+            if not OPEN_FILES.leaves_room_for(len(self._connections)):
+                self._pause_accepting("the file descriptors that are left are kept for the logs")
+                return
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in _WITHOUT_DESCRIPTORS:
-                    self._pause_accepting(error)
+                    self._pause_accepting(str(error))
                     return
                 continue  # this one client gave up before it was accepted
+            self._is_short_of_descriptors = False
             try:
                 self._connections.open(sock, address[0], self._listener_name)
             except OSError:
                 sock.close()  # it was reset while its options were set
 
-    def _pause_accepting(self, error: OSError) -> None:
-        logger.error("can't accept connections: %s; trying again in %.1f s", error, _PAUSE_WITHOUT_DESCRIPTORS_S)
+    def _pause_accepting(self, reason: str) -> None:
+        if not self._is_short_of_descriptors:
+            self._is_short_of_descriptors = True
+            logger.error(
+                "can't accept connections: %s; %d are open, others wait; raise ulimit -n, or lower max.open.files",
+                reason,
+                len(self._connections),
+            )
         self._set_accepting(False)
         self._pause = self._loop.call_later(_PAUSE_WITHOUT_DESCRIPTORS_S, self._end_pause)
 

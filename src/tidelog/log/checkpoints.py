@@ -19,10 +19,12 @@ from typing import TypeVar
 
 from tidelog.common.ids import uuid_from_text, uuid_to_text
 from tidelog.log.errors import CorruptCheckpointError
+from tidelog.log.open_files import open_descriptor
 
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 # Ours: what each log looked like when it was closed cleanly, so that loading it again need not read it.
 LOG_END_FILE = "log-end-checkpoint"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
@@ -40,7 +42,7 @@ PartitionKey = tuple[str, int]
 
 def fsync_directory(directory: Path) -> None:
     """Make renames, creations and removals in the directory survive a power cut."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = open_descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:
@@ -50,7 +52,7 @@ def fsync_directory(directory: Path) -> None:
 def write_atomically(path: Path, contents: bytes, *, sync: bool = True) -> None:
     """Replace a file's contents. Without `sync` a power cut may still undo it."""
     temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    fd = open_descriptor(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         remaining = memoryview(contents)
         while remaining:
@@ -71,7 +73,7 @@ def write_unflushed(path: Path, contents: bytes) -> None:
     shorter, it is written over: a file that another is renamed over makes ext4 write out the new one at once, which
     takes a millisecond and more instead of 15 us, and the event loop waits for it.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_descriptor(path, os.O_RDWR | os.O_CREAT)
     try:
         if os.fstat(fd).st_size <= len(contents) <= SECTOR_BYTES:
             if os.pwrite(fd, contents, 0) != len(contents):
@@ -86,7 +88,7 @@ def sync_files(directory: Path) -> None:
     """Flush what was written about a partition without being flushed, and the names of all its files."""
     for name in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE):
         try:
-            fd = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_descriptor(directory / name, os.O_RDONLY)
         except FileNotFoundError:
             continue
         try:
@@ -176,7 +178,8 @@ def write_partition_metadata(directory: Path, topic_id: uuid.UUID) -> None:
 def read_partition_metadata(directory: Path) -> uuid.UUID | None:
     """The topic's id, or None when the directory does not tell.
 
-    A power cut soon after the partition was made may leave the file empty; nothing in the directory was flushed then.
+    A power cut soon after the partition was made may leave the file empty or full of zeros; nothing in the directory
+    was flushed then.
     """
     path = directory / PARTITION_METADATA_FILE
     try:
@@ -185,7 +188,7 @@ def read_partition_metadata(directory: Path) -> uuid.UUID | None:
         return None
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(f"{path} is not text: {error}") from error
-    if not text:
+    if not text.strip("\0"):
         return None
     values = _parse_pairs(text, ":")
     if values.get("version") != _VERSION:

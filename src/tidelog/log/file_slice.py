@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tidelog.log.open_files import open_descriptor
+
 
 class LogFile:
     """A segment's `.log`, opened for reading and writing unless said otherwise."""
@@ -18,7 +20,7 @@ class LogFile:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.fd = -1
-        self.fd = os.open(path, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+        self.fd = open_descriptor(path, os.O_RDONLY if read_only else os.O_RDWR)
 
     def __del__(self) -> None:
         if self.fd >= 0:

@@ -3,7 +3,8 @@
 What always holds: entries grow strictly (a time index: its timestamps); an index may lag behind its log but never
 points past it; a file that is being written has its full size as a sparse file and is trimmed to its entries when the
 segment is rolled or closed. Nothing is opened, mapped or created before an entry is read or written, since most
-partitions of a broker are idle at any time. It does not read the log; that is the segment's work.
+partitions of a broker are idle at any time; any thread may unmap what others need more (`open_files`), so whoever
+reads or writes a map holds it meanwhile. It does not read the log; that is the segment's work.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.log.errors import CorruptIndexError
+from tidelog.log.open_files import OPEN_FILES, open_descriptor, with_room
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 # Writing to a hole of a mapped file on a full disk would end the process by SIGBUS, so space is claimed ahead by
@@ -27,7 +29,17 @@ _CLAIM_BYTES = 16 * 1024
 class _Index:
     """Fixed-size entries in a mapped file."""
 
-    __slots__ = ("_base_offset", "_claimed_bytes", "_count", "_map", "_max_bytes", "_writable", "path")
+    __slots__ = (
+        "__weakref__",
+        "_base_offset",
+        "_claimed_bytes",
+        "_count",
+        "_map",
+        "_max_bytes",
+        "_writable",
+        "path",
+        "was_used",
+    )
 
     _entry: struct.Struct
 
@@ -36,9 +48,11 @@ class _Index:
         self._base_offset = base_offset
         self._max_bytes = max_bytes - max_bytes % self._entry.size
         self._map: mmap.mmap | None = None
+        # Whether the map is for writing, or was before it was let go of: then the file has its full size.
         self._writable = False
         self._claimed_bytes = 0
         self._count: int | None = None
+        self.was_used = False
 
     def __len__(self) -> int:
         if self._count is None:
@@ -61,7 +75,7 @@ class _Index:
     def materialize(self) -> None:
         """Create the file if no entry did, so that its absence later means that it was lost."""
         if not len(self):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            os.close(open_descriptor(self.path, os.O_RDWR | os.O_CREAT))
 
     def trim(self) -> None:
         """Cut the file to its entries and unmap it; reading maps it again."""
@@ -73,13 +87,17 @@ class _Index:
             self._unmap()
 
     def flush(self) -> None:
-        # A thread may flush while the loop trims; what is unmapped meanwhile was complete anyway.
         mapped = self._map
         if mapped is not None and self._writable:
-            try:
-                mapped.flush()
-            except ValueError:
-                return
+            mapped.flush()
+
+    def let_go(self) -> bool:
+        """Unmap it; the next use maps it again. An entry that a crash takes with it is found missing or false then."""
+        self._map = None
+        return True
+
+    def sync_file(self) -> None:
+        self.flush()
 
     def move(self, path: Path) -> None:
         """The file was renamed, alone or with its directory."""
@@ -104,6 +122,7 @@ class _Index:
         mapped = self._map
         if mapped is None:
             mapped = self._open_for_reading()
+        self.was_used = True
         first, second = self._entry.unpack_from(mapped, slot * self._entry.size)
         return first, second
 
@@ -117,7 +136,22 @@ class _Index:
             mapped = self._open_for_writing(end)
         if end > self._claimed_bytes:
             self._claim(end)
+        self.was_used = True
         self._entry.pack_into(mapped, count * self._entry.size, first, second)
+        self._count = count + 1
+
+    def _write_entry(self, first: int, second: int) -> None:
+        """As `_append`, past the map: for a single entry that costs less than mapping the file does."""
+        count = len(self)
+        if self._map is not None:
+            self._map = None
+            OPEN_FILES.remove(self)
+        fd = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
+        try:
+            if os.pwrite(fd, self._entry.pack(first, second), count * self._entry.size) != self._entry.size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(fd)
         self._count = count + 1
 
     def _lower_bound(self, target: int) -> int:
@@ -136,12 +170,16 @@ class _Index:
         return low - 1
 
     def _open_for_reading(self) -> mmap.mmap:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._writable:
+            return self._open_for_writing()
+        fd = open_descriptor(self.path, os.O_RDONLY)
         try:
-            mapped = self._map = mmap.mmap(fd, len(self) * self._entry.size, access=mmap.ACCESS_READ)
+            size = len(self) * self._entry.size
+            mapped = with_room(lambda: mmap.mmap(fd, size, access=mmap.ACCESS_READ))
         finally:
             os.close(fd)
-        self._writable = False
+        self._map = mapped
+        OPEN_FILES.add(self)
         return mapped
 
     def _open_for_writing(self, size_min: int = 0) -> mmap.mmap:
@@ -149,19 +187,21 @@ class _Index:
         size = max(self._max_bytes, (count + 1) * self._entry.size, size_min)
         self._unmap()
         self._claimed_bytes = 0
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = open_descriptor(self.path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, size)
-            mapped = self._map = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
+            self._writable = True
+            mapped = with_room(lambda: mmap.mmap(fd, size, access=mmap.ACCESS_WRITE))
         finally:
             os.close(fd)
-        self._writable = True
+        self._map = mapped
+        OPEN_FILES.add(self)
         return mapped
 
     def _claim(self, end: int) -> None:
         start = (end - self._entry.size) // _CLAIM_BYTES * _CLAIM_BYTES
         known = len(self) * self._entry.size
-        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        fd = open_descriptor(self.path, os.O_RDWR)
         try:
             # What lies before `known` is entries; the rest of the stretch is written as zeros.
             begin = max(start, known)
@@ -174,9 +214,10 @@ class _Index:
 
     def _unmap(self) -> None:
         if self._map is not None:
-            self._map.close()
+            # Not closed here: a flush in another thread may have it, and the last to let go of it closes it.
             self._map = None
-            self._writable = False
+            OPEN_FILES.remove(self)
+        self._writable = False
 
     def _check_size(self) -> None:
         try:
@@ -236,6 +277,11 @@ class TimeIndex(_Index):
     def maybe_append(self, timestamp: int, offset: int) -> None:
         if timestamp > self.last_entry()[0]:
             self._append(timestamp, offset - self._base_offset)
+
+    def append_last(self, timestamp: int, offset: int) -> None:
+        """As `maybe_append`, when nothing more comes for now."""
+        if timestamp > self.last_entry()[0]:
+            self._write_entry(timestamp, offset - self._base_offset)
 
     def lookup(self, timestamp: int) -> tuple[int, int]:
         """The last entry whose timestamp is not above this one, or (-1, base offset)."""

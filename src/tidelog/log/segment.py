@@ -2,8 +2,9 @@
 
 What always holds: `size_bytes` covers whole batches only; a write that fails is cut off again; indexes may miss
 entries but never point past the log, and a lost or false one is rebuilt. The file is opened by the first read or
-write. The segment knows nothing of high watermarks, producers or epochs, and its callers make sure that only one
-thread changes it.
+write, and may be closed by any thread when other files are needed more (`open_files`): so whoever uses its descriptor
+holds the LogFile meanwhile. The segment knows nothing of high watermarks, producers or epochs, and its callers make
+sure that only one thread changes it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tidelog.log.config import LogConfig
 from tidelog.log.errors import CorruptIndexError
 from tidelog.log.file_slice import LogFile
 from tidelog.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
+from tidelog.log.open_files import OPEN_FILES, open_descriptor
 from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.records import BatchHeader
 
@@ -46,13 +48,16 @@ class Segment:
     """Batches from a base offset on, in one file."""
 
     __slots__ = (
+        "__weakref__",
         "_bytes_since_index_entry",
         "_file",
         "_first_timestamp",
         "_index_failed",
         "_index_interval_bytes",
+        "_is_unflushed",
         "_max_timestamp",
         "_offset_of_max_timestamp",
+        "_sync_error",
         "_tail_last_offsets",
         "_tail_positions",
         "_tail_start_offset",
@@ -63,6 +68,7 @@ class Segment:
         "roll_jitter_ms",
         "size_bytes",
         "time_index",
+        "was_used",
     )
 
     def __init__(
@@ -87,6 +93,9 @@ class Segment:
         self._index_failed = False
         self._bytes_since_index_entry = 0
         self._file: LogFile | None = None
+        self._is_unflushed = False
+        self._sync_error: OSError | None = None
+        self.was_used = False
         # None: not looked up yet.
         self._first_timestamp: int | None = None
         self._max_timestamp: int | None = None
@@ -110,7 +119,7 @@ class Segment:
         segment = cls(
             directory, base_offset, config, created_ms=created_ms, size_bytes=0, roll_jitter_ms=roll_jitter_ms
         )
-        os.close(os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644))
+        os.close(open_descriptor(segment.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
         for index in (segment.offset_index, segment.time_index):
             if in_new_directory:
                 index.start_empty()
@@ -121,10 +130,17 @@ class Segment:
 
     @property
     def file(self) -> LogFile:
+        """The open file. It may be closed as soon as nobody holds it, and its descriptor be another file's then."""
         file = self._file
         if file is None:
-            file = self._file = LogFile(self.path)
+            file = LogFile(self.path)
+            self._take_file(file)
+        self.was_used = True
         return file
+
+    def _take_file(self, file: LogFile) -> None:
+        self._file = file
+        OPEN_FILES.add(self)
 
     @property
     def max_timestamp(self) -> int:
@@ -157,12 +173,13 @@ class Segment:
             return True
         first_timestamp = self.first_timestamp
         waited_ms = max_timestamp - first_timestamp if first_timestamp >= 0 else now_ms - self.created_ms
-        return waited_ms > config.segment_ms - self.roll_jitter_ms
+        return waited_ms > config.max_segment_ms - self.roll_jitter_ms
 
     def write(self, buffer: memoryview) -> int:
         """Write behind the last batch with one system call; where it went. The segment takes it in by `note_batch`."""
         position = self.size_bytes
-        fd = self.file.fd
+        file = self.file
+        fd = file.fd
         try:
             written = os.pwrite(fd, buffer, position)
             while written < len(buffer):
@@ -170,6 +187,10 @@ class Segment:
         except OSError as error:
             self._cut_off(fd, position, error)
             raise
+        self._is_unflushed = True
+        if self._file is not file:
+            # Let go of by another thread in this very moment, which took it for flushed.
+            self._take_file(file)
         return position
 
     def _cut_off(self, fd: int, position: int, cause: OSError) -> None:
@@ -238,8 +259,9 @@ class Segment:
 
     def headers(self, position: int = 0, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
         """Headers from the position of a batch on; `walk` says that all of them will be read."""
+        file = self.file
         chunk_bytes = WALK_CHUNK_BYTES if walk else LOOKUP_CHUNK_BYTES
-        return scan_headers(self.path, self.file.fd, position, self.size_bytes, chunk_bytes)
+        yield from scan_headers(self.path, file.fd, position, self.size_bytes, chunk_bytes)
 
     def headers_from(self, offset: int, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
         """Headers from some batch before the offset on; a false index is noticed here and rebuilt."""
@@ -271,7 +293,8 @@ class Segment:
         return position if 0 <= position <= self.size_bytes else self.size_bytes
 
     def read_batch(self, position: int, header: BatchHeader) -> bytes:
-        return os.pread(self.file.fd, header.size_bytes, position)
+        file = self.file
+        return os.pread(file.fd, header.size_bytes, position)
 
     def check_indexes(self) -> None:
         """Look at sizes and last entries, and rebuild what can't be right. No log data is read unless it is wrong."""
@@ -316,20 +339,44 @@ class Segment:
             return
         if self._max_timestamp is None or not self.size_bytes:
             return
-        self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+        self.time_index.append_last(self._max_timestamp, self._offset_of_max_timestamp)
         for index in (self.offset_index, self.time_index):
             index.trim()
             index.materialize()
 
     def sync(self) -> None:
         """fsync. May run in another thread than appends do."""
-        os.fsync(self.file.fd)
+        self.sync_file()
         self.offset_index.flush()
         self.time_index.flush()
 
+    def sync_file(self) -> None:
+        """fsync the log file alone. May run in another thread than appends do."""
+        if self._sync_error is not None:
+            # The kernel may have dropped the pages: another fsync would succeed and prove nothing.
+            raise self._sync_error
+        file = self.file
+        # Before the fsync: what is written meanwhile may miss it.
+        self._is_unflushed = False
+        try:
+            os.fsync(file.fd)
+        except OSError as error:
+            self._is_unflushed = True
+            self._sync_error = error
+            raise
+
+    def let_go(self) -> bool:
+        """Close the file, unless something in it was not flushed. May run in another thread than appends do."""
+        file, self._file = self._file, None
+        if file is not None and self._is_unflushed:
+            self._file = file
+            return False
+        return True
+
     def truncate_to(self, position: int, offset: int) -> None:
         """Cut the file at a batch's position and forget index entries of this offset and above."""
-        os.ftruncate(self.file.fd, position)
+        file = self.file
+        os.ftruncate(file.fd, position)
         self.size_bytes = position
         if not position:
             self.reset_indexes()
@@ -349,7 +396,9 @@ class Segment:
         """Let go of files and maps; slices keep theirs."""
         self.offset_index.drop()
         self.time_index.drop()
-        self._file = None
+        if self._file is not None:
+            self._file = None
+            OPEN_FILES.remove(self)
 
     def move(self, directory: Path) -> None:
         """The directory was renamed."""

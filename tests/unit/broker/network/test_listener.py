@@ -12,6 +12,7 @@ import pytest
 
 from tidelog.broker.connection_set import ConnectionSet
 from tidelog.broker.listener import Listener
+from tidelog.log.open_files import OPEN_FILES
 
 
 class _Loop:
@@ -58,6 +59,9 @@ class _Connections:
     def on_room(self, callback: Callable[[], None]) -> None:
         self.callback = callback
 
+    def __len__(self) -> int:
+        return len(self.opened)
+
     @property
     def is_full(self) -> bool:
         return len(self.opened) >= self.room
@@ -80,7 +84,8 @@ def _listener(sock: _ListeningSocket, connections: _Connections) -> _Loop:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
 def test_without_file_descriptors_it_pauses_and_tries_again(number: int, caplog: pytest.LogCaptureFixture) -> None:
     connections = _Connections()
-    loop = _listener(_ListeningSocket("a", OSError(number, "too many open files"), "b"), connections)
+    trouble = OSError(number, "too many open files")
+    loop = _listener(_ListeningSocket("a", trouble, trouble, "b"), connections)
     assert loop.reader is not None
     loop.reader()
     assert connections.opened == ["a"]
@@ -88,11 +93,30 @@ def test_without_file_descriptors_it_pauses_and_tries_again(number: int, caplog:
     assert connections.callback is not None
     connections.callback()
     assert loop.reader is None, "it waits for its own time"
-    loop.timers.pop()()
+    for _ in range(2):
+        loop.timers.pop()()
+        assert loop.reader is not None
+        loop.reader()
+    assert connections.opened == ["a", "b"]
+    assert len(caplog.records) == 1, "the same trouble is told once"
+
+
+def test_the_last_descriptors_are_left_to_the_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    connections = _Connections()
+    loop = _listener(_ListeningSocket("a", "b", "c"), connections)
+    monkeypatch.setattr(OPEN_FILES, "leaves_room_for", lambda count: count < 2)
     assert loop.reader is not None
     loop.reader()
     assert connections.opened == ["a", "b"]
+    assert loop.reader is None
     assert len(caplog.records) == 1
+    monkeypatch.undo()
+    loop.timers.pop()()
+    assert loop.reader is not None
+    loop.reader()
+    assert connections.opened == ["a", "b", "c"]
 
 
 def test_a_client_that_gave_up_does_not_stop_the_next() -> None:

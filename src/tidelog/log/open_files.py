@@ -1,0 +1,190 @@
+"""How many files the logs of a process hold open: those that were not used for longest are closed to make room.
+
+What always holds: a file that somebody uses (a slice that is being sent, a flush, a read) stays open until they let go
+of it, whatever is decided here; a log file with writes that were not flushed is never closed before it was flushed;
+a process that has no descriptors left closes files here and tries again. The limit is passed for a moment where
+files are opened faster than `trim` runs, or can't be flushed. One list serves all logs of a process, because the number
+of descriptors is the process's.
+
+Why unflushed files stay open: Linux tells a failed write-back to those who have the file open when it happens, each
+once. To one who opens it later it is told only while nobody has heard of it and the kernel still has the inode in
+memory. A log file that was closed, and opened again for its flush, could so be flushed "well" without its records
+being on disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+from weakref import ReferenceType, ref
+
+logger = logging.getLogger(__name__)
+
+NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+# Each mapped index is one of the maps that Linux lets a process have (vm.max_map_count, 65,530 by default).
+_DEFAULT_LIMIT_MAX = 30_000
+_LIMIT_MIN = 16
+# Closed in one go, so that the next ones to be opened need not look again.
+_TRIMMED_PART = 8
+_FREED_PART = 4
+# Flushed where the event loop may have to wait for it, a millisecond or so each.
+_FLUSHED_AT_ONCE = 8
+# Descriptors that connections leave alone: sockets that listen, the metadata store, checkpoints being written.
+_RESERVED_DESCRIPTORS = 128
+_RESERVED_PART = 8
+
+OpenedT = TypeVar("OpenedT")
+
+
+class Holder(Protocol):
+    """What holds one file open: a segment its log, an index its map."""
+
+    path: Path
+    was_used: bool
+
+    def let_go(self) -> bool:
+        """Close the file, unless something in it was not flushed. May be called from any thread."""
+
+    def sync_file(self) -> None:
+        """Flush the file, so that it can be let go of; raises OSError."""
+
+
+class OpenFiles:
+    """The open files of all logs, roughly by when they were last used."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.limit = default_limit() if limit is None else limit
+        # In the order of their turn: whoever was used since their last turn gets another one. A log that nobody has any
+        # more takes its files with it.
+        self._held: dict[ReferenceType[Holder], None] = {}
+        self._guard = threading.Lock()
+        self._failures: list[tuple[Path, OSError]] = []
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def set_limit(self, limit: int | None) -> None:
+        """Hold at most so many open; None: as the process's own limit allows."""
+        self.limit = default_limit() if limit is None else limit
+
+    def add(self, holder: Holder) -> None:
+        """It has opened its file."""
+        holder.was_used = True
+        with self._guard:
+            self._held[ref(holder)] = None
+
+    def remove(self, holder: Holder) -> None:
+        """It has closed its file itself."""
+        with self._guard:
+            self._held.pop(ref(holder), None)
+
+    @property
+    def is_over_limit(self) -> bool:
+        return len(self._held) > self.limit
+
+    def trim(self) -> None:
+        """Close files until there is room below the limit again. Blocks: what was not flushed is flushed first."""
+        with self._guard:
+            self._held = {reference: None for reference in self._held if reference() is not None}
+        if self.is_over_limit:
+            self._close(len(self._held) - self.limit + self.limit // _TRIMMED_PART)
+
+    def make_room(self) -> None:
+        """Close files because the process can't open another. Waits for the disk only if all of them need a flush."""
+        count = max(1, len(self._held) // _FREED_PART)
+        logger.warning("no file descriptors are left: up to %d of %d log files are closed", count, len(self._held))
+        kept = [holder for holder in self._choose(count) if not holder.let_go()]
+        for holder in kept:
+            self.add(holder)
+        if len(kept) == count:
+            self._close(min(count, _FLUSHED_AT_ONCE))
+
+    def take_failures(self, directories: Iterable[Path]) -> list[tuple[Path, OSError]]:
+        """Log files in these data directories that could not be flushed since this was last asked."""
+        wanted = set(directories)
+        with self._guard:
+            taken = [failure for failure in self._failures if failure[0].parent.parent in wanted]
+            self._failures = [failure for failure in self._failures if failure[0].parent.parent not in wanted]
+        return taken
+
+    def leaves_room_for(self, connections: int) -> bool:
+        """Whether a process with that many connections has descriptors to spare for another."""
+        allowed = _allowed_descriptors()
+        reserved = min(_RESERVED_DESCRIPTORS, allowed // _RESERVED_PART)
+        return connections + len(self._held) + reserved < allowed
+
+    def _close(self, count: int) -> None:
+        for holder in self._choose(count):
+            try:
+                if not holder.let_go():
+                    holder.sync_file()
+                    # Written to meanwhile: it is in use, and stays.
+                    if not holder.let_go():
+                        self.add(holder)
+            except OSError as error:
+                # Its log must not go on as if nothing had happened: whoever keeps the logs asks for this.
+                logger.error("%s can't be flushed: %s", holder.path, error)
+                self.add(holder)
+                with self._guard:
+                    self._failures.append((holder.path, error))
+
+    def _choose(self, count: int) -> list[Holder]:
+        """Take out those that were not used since their last turn."""
+        chosen: list[Holder] = []
+        with self._guard:
+            # Twice around: the first time may only have made all of them unused.
+            for reference in (*self._held, *self._held):
+                if len(chosen) == count:
+                    break
+                holder = reference()
+                if reference not in self._held:
+                    continue
+                del self._held[reference]
+                if holder is not None and holder.was_used:
+                    holder.was_used = False
+                    self._held[reference] = None
+                elif holder is not None:
+                    chosen.append(holder)
+        return chosen
+
+
+def default_limit() -> int:
+    """Half of what the process may open: the rest is for connections."""
+    return max(_LIMIT_MIN, min(_allowed_descriptors() // 2, _DEFAULT_LIMIT_MAX))
+
+
+def _allowed_descriptors() -> int:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return allowed if allowed != resource.RLIM_INFINITY else 2 * _DEFAULT_LIMIT_MAX
+
+
+OPEN_FILES: Final = OpenFiles()
+
+
+def open_descriptor(path: str | Path, flags: int, mode: int = 0o644) -> int:
+    """As `os.open`, closed on exec; without a descriptor left it makes room first."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTORS:
+            raise
+    OPEN_FILES.make_room()
+    return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+def with_room(open_it: Callable[[], OpenedT]) -> OpenedT:
+    """What the function gives; without a descriptor left it makes room first and calls it again."""
+    try:
+        return open_it()
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTORS:
+            raise
+    OPEN_FILES.make_room()
+    return open_it()
