@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tidelog.common.clock import Clock
 from tidelog.log.errors import LogStorageError
 from tidelog.log.manager_config import LogManagerConfig
+from tidelog.log.open_files import OPEN_FILES
 from tidelog.log.retention import delete_expired
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Housekeeping:
                 first_after_ms=config.initial_task_delay_ms,
             ),
             BackgroundTask("remove deleted files", _HOUSEKEEPING_INTERVAL_MS, self._remove_due),
+            BackgroundTask("close unused files", _HOUSEKEEPING_INTERVAL_MS, self._close_unused),
             BackgroundTask("expire producers", config.producer_check_interval_ms, self._expire_producers),
         ]
 
@@ -111,6 +113,13 @@ class Housekeeping:
         paths += self._manager.take_doomed_paths(now_ms)
         if paths:
             await asyncio.to_thread(_remove_all, paths)
+
+    async def _close_unused(self) -> None:
+        if OPEN_FILES.is_over_limit:
+            await asyncio.to_thread(OPEN_FILES.trim)
+        for path, error in OPEN_FILES.take_failures(directory.path for directory in self._manager.directories):
+            # As when a flush fails: the kernel may have dropped what was acknowledged.
+            self._manager.directories.fail(path.parent.parent, f"{path} can't be flushed: {error}")
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()
