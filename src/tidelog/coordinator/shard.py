@@ -8,7 +8,8 @@ what is answered was committed. Whatever a request changes, a replay of the reco
     shard.on_loaded(now)                    after which requests may be handed in
 
 Requests of the several kinds are handled by parts that share a ShardState: offsets by `offset_requests`, what is asked
-about groups of any kind by `group_requests`. A part for one kind of group has `replay(key, value)` for its records.
+about groups of any kind by `group_requests`, what members of classic groups ask for by `classic_requests`. A part for
+one kind of group has `replay(key, value)` for its records.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.classic_requests import ClassicRequests
 from tidelog.coordinator.config import GroupConfig, GroupImage
-from tidelog.coordinator.group_records import OffsetCommitKey, decode_record, record_number
+from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, decode_record, record_number
 from tidelog.coordinator.group_requests import GroupRequests
 from tidelog.coordinator.offset_requests import OffsetRequests
 from tidelog.coordinator.shard_state import ShardState
@@ -28,6 +30,10 @@ from tidelog.protocol import ErrorCode
 if TYPE_CHECKING:
     from tidelog.protocol.messages.k08_offset_commit import OffsetCommitRequest
     from tidelog.protocol.messages.k09_offset_fetch import OffsetFetchRequestGroup, OffsetFetchResponseGroup
+    from tidelog.protocol.messages.k11_join_group import JoinGroupRequest
+    from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest
+    from tidelog.protocol.messages.k13_leave_group import LeaveGroupRequest
+    from tidelog.protocol.messages.k14_sync_group import SyncGroupRequest
     from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
     from tidelog.protocol.messages.k16_list_groups import ListedGroup
     from tidelog.protocol.messages.k47_offset_delete import OffsetDeleteRequest
@@ -44,6 +50,7 @@ class GroupShard:
         self.state = ShardState(partition, config, image)
         self._offsets = OffsetRequests(self.state)
         self._groups = GroupRequests(self.state)
+        self._classic = ClassicRequests(self.state)
         self._unknown_records: set[int] = set()
 
     # Loading and unloading
@@ -57,6 +64,8 @@ class GroupShard:
         key, value = decoded
         if isinstance(key, OffsetCommitKey):
             self._offsets.replay(key, value)
+        elif isinstance(key, GroupMetadataKey):
+            self._classic.replay(key, value)
 
     def _warn_of_unknown(self, number: int, offset: int) -> None:
         if number not in self._unknown_records:
@@ -95,7 +104,9 @@ class GroupShard:
         if key == _EXPIRATION:
             return [*self._offsets.expire(now), self._next_expiration(now)]
         group = self.state.groups.get(str(key[0]))
-        return [] if group is None else group.on_timer(key, now)
+        actions = [] if group is None else group.on_timer(key, now)
+        self._classic.forget_unused(str(key[0]))
+        return actions
 
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
         """Topics were made, deleted or given more partitions."""
@@ -130,3 +141,17 @@ class GroupShard:
     def delete_groups(self, group_ids: Sequence[str], exchange: int) -> list[Action]:
         """Answers with a list of DeletableGroupResult."""
         return self._groups.delete_groups(group_ids, exchange)
+
+    # Classic groups
+
+    def join(self, request: JoinGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        return self._classic.join(request, client, now, exchange)
+
+    def sync(self, request: SyncGroupRequest, now: Now, exchange: int) -> list[Action]:
+        return self._classic.sync(request, now, exchange)
+
+    def heartbeat(self, request: HeartbeatRequest, now: Now, exchange: int) -> list[Action]:
+        return self._classic.heartbeat(request, now, exchange)
+
+    def leave(self, request: LeaveGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        return self._classic.leave(request, client, now, exchange)

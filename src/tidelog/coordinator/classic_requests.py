@@ -1,0 +1,129 @@
+"""The requests of classic groups to one partition of __consumer_offsets, and the records of those groups.
+
+What always holds: a group comes into being with the first member, or id for one, that it takes in; a join that is
+refused leaves none behind. A group id that belongs to members of the new protocol is not touched here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.coordinator import classic_join, classic_leave, classic_sync
+from tidelog.coordinator.actions import Action, Answer, Client, Now
+from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroupResponse
+from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest, HeartbeatResponse
+from tidelog.protocol.messages.k13_leave_group import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+)
+from tidelog.protocol.messages.k14_sync_group import SyncGroupRequest, SyncGroupResponse
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.group_records import GroupMetadataKey, GroupMetadataValue
+    from tidelog.coordinator.shard_state import ShardState
+
+_SEVERAL_MEMBERS_FROM = 3
+
+
+class ClassicRequests:
+    """What members of classic groups ask for."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def replay(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
+        """Take over the record of a group; the last one of a group counts."""
+        if value is None:
+            # The id may belong to a group of the new protocol by now, which has records of its own.
+            if isinstance(self._state.groups.get(key.group), ClassicGroup):
+                del self._state.groups[key.group]
+            return
+        group = self._new_group(key.group, value.current_state_timestamp)
+        group.restore(value)
+        self._state.groups[key.group] = group
+
+    def join(self, request: JoinGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        config = self._state.config
+        if not request.group_id:
+            return _join_refusal(exchange, ErrorCode.INVALID_GROUP_ID, request.member_id)
+        shortest_ms, longest_ms = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not shortest_ms <= request.session_timeout_ms <= longest_ms:
+            return _join_refusal(exchange, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
+        known = self._state.groups.get(request.group_id)
+        if known is None and not request.member_id:
+            known = self._new_group(request.group_id, now.wall_ms)
+        elif known is None:
+            return _join_refusal(exchange, ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+        if not isinstance(known, ClassicGroup):
+            return _join_refusal(exchange, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        actions = classic_join.join(known, request, client, now, exchange)
+        if not known.is_unused:
+            self._state.groups[request.group_id] = known
+        return actions
+
+    def sync(self, request: SyncGroupRequest, now: Now, exchange: int) -> list[Action]:
+        group = self._find(request.group_id)
+        if isinstance(group, ErrorCode):
+            return [Answer(exchange, SyncGroupResponse(error_code=group))]
+        return classic_sync.sync(group, request, now, exchange)
+
+    def heartbeat(self, request: HeartbeatRequest, now: Now, exchange: int) -> list[Action]:
+        group = self._find(request.group_id)
+        out: list[Action] = []
+        error = group if isinstance(group, ErrorCode) else group.heartbeat(request, now, out)
+        out.append(Answer(exchange, HeartbeatResponse(error_code=error)))
+        return out
+
+    def leave(self, request: LeaveGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        out: list[Action] = []
+        several = client.api_version >= _SEVERAL_MEMBERS_FROM
+        leaving = request.members if several else [MemberIdentity(member_id=request.member_id)]
+        group = self._find(request.group_id)
+        if group is ErrorCode.INVALID_GROUP_ID:
+            return [Answer(exchange, LeaveGroupResponse(error_code=group))]
+        errors: list[ErrorCode]
+        if isinstance(group, ErrorCode):
+            errors = [group for _ in leaving]
+        else:
+            errors = classic_leave.leave(group, leaving, now, out)
+            self._forget_unused(group)
+        out.append(Answer(exchange, _leave_response(leaving, errors, several)))
+        return out
+
+    def forget_unused(self, group_id: str) -> None:
+        """Drop a group that nobody joined after all."""
+        group = self._state.groups.get(group_id)
+        if isinstance(group, ClassicGroup):
+            self._forget_unused(group)
+
+    def _forget_unused(self, group: ClassicGroup) -> None:
+        if group.is_unused:
+            del self._state.groups[group.group_id]
+
+    def _find(self, group_id: str) -> ClassicGroup | ErrorCode:
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        group = self._state.groups.get(group_id)
+        return group if isinstance(group, ClassicGroup) else ErrorCode.UNKNOWN_MEMBER_ID
+
+    def _new_group(self, group_id: str, now_ms: int) -> ClassicGroup:
+        return ClassicGroup(group_id, self._state, now_ms)
+
+
+def _join_refusal(exchange: int, error: ErrorCode, member_id: str) -> list[Action]:
+    return [Answer(exchange, JoinGroupResponse(error_code=error, member_id=member_id))]
+
+
+def _leave_response(leaving: list[MemberIdentity], errors: list[ErrorCode], several: bool) -> LeaveGroupResponse:
+    if not several:
+        return LeaveGroupResponse(error_code=errors[0])
+    return LeaveGroupResponse(
+        members=[
+            MemberResponse(member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error)
+            for identity, error in zip(leaving, errors, strict=True)
+        ]
+    )
