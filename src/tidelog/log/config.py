@@ -63,6 +63,13 @@ class LogConfig:
         return "compact" in self.cleanup_policy
 
     @property
+    def max_segment_ms(self) -> int:
+        """For how long a segment may be appended to: what is in the active one can't be compacted."""
+        if self.is_compacted and self.max_compaction_lag_ms > 0:
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms
+
+    @property
     def opens_batches(self) -> bool:
         """Whether appending may mean to open a batch, instead of writing it as it came."""
         return self.is_compacted or self.compression_type != "producer"

@@ -1,0 +1,208 @@
+"""One clean of one log, as far as a thread does it: the map of keys, then the segments without what is outdated.
+
+What always holds: of each key the last record in the cleaned range stays, with its offset; nothing behind the range
+that the map knows is dropped; a tombstone or a marker without a transaction goes only after its delete horizon; the
+last batch of every active producer, and the last one of every run of segments, stay at least as empty batches, so that
+sequences and the offsets at which segments end are not lost. Nothing here touches the log: its files are only read,
+and what is written lies beside them (`swap_files`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, read_batches
+from tidelog.log.cleaner_transactions import AbortedTransaction, CleanedTransactions
+from tidelog.log.config import LogConfig
+from tidelog.log.producer_state import NO_OFFSET, ProducerEntry
+from tidelog.log.scan import CorruptSegmentError
+from tidelog.records import BatchHeader, CorruptBatchError, check_crc, parse_header
+from tidelog.records.compaction import (
+    BatchOutcome,
+    OffsetMap,
+    empty_batch,
+    filter_batch,
+    map_batch,
+    set_delete_horizon,
+)
+
+
+class LastRecord(NamedTuple):
+    """How far an active producer has come, from which its next sequence is judged."""
+
+    last_offset: int  # of its last batch with records, -1 when there is none
+    producer_epoch: int
+
+
+def last_records(producers: Sequence[ProducerEntry]) -> dict[int, LastRecord]:
+    return {entry.producer_id: LastRecord(entry.last_offset, entry.producer_epoch) for entry in producers}
+
+
+@dataclass(slots=True)
+class CleanStats:
+    """What a clean read and wrote."""
+
+    bytes_mapped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    records_read: int = 0
+    records_written: int = 0
+    keyless_records: int = 0
+    segments_before: int = 0
+    segments_after: int = 0
+    map_utilization: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CleanTerms:
+    """What holds for the whole of a clean."""
+
+    directory: Path
+    config: LogConfig
+    now_ms: int
+    chunk_bytes: int
+    pace: Pace
+    first_dirty_offset: int
+    end_offset: int  # the first offset that may not be cleaned yet
+    aborted: Sequence[AbortedTransaction] = ()
+    stats: CleanStats = field(default_factory=CleanStats)
+
+    def read(self, source: SourceSegment) -> Iterator[ReadBatch]:
+        return read_batches(source, self.chunk_bytes, self.config.max_message_bytes, self.pace)
+
+
+def build_offset_map(terms: CleanTerms, sources: Sequence[SourceSegment], offset_map: OffsetMap) -> int:
+    """Note the keys from the first dirty offset on, up to the end or as many as fit; the offset behind the last."""
+    transactions = CleanedTransactions(item for item in terms.aborted if item.last_offset >= terms.first_dirty_offset)
+    for source in sources:
+        if source.next_base_offset <= terms.first_dirty_offset:
+            continue
+        for batch in terms.read(source):
+            terms.stats.bytes_mapped += batch.header.size_bytes
+            if batch.header.last_offset < terms.first_dirty_offset:
+                continue
+            try:
+                has_room = _map_batch(terms, batch, transactions, offset_map)
+            except CorruptBatchError as error:
+                raise CorruptSegmentError(source.path, batch.position, error.reason) from error
+            if not has_room:
+                return _map_end(terms, offset_map)
+        # Offsets may be missing at the end of a segment.
+        offset_map.update_latest_offset(min(source.next_base_offset, terms.end_offset) - 1)
+    return _map_end(terms, offset_map)
+
+
+def _map_batch(terms: CleanTerms, batch: ReadBatch, transactions: CleanedTransactions, offset_map: OffsetMap) -> bool:
+    header = batch.header
+    if header.is_control:
+        transactions.on_control_batch(batch.chunk, header, batch.at)
+    elif not transactions.on_batch(header):
+        return map_batch(
+            offset_map,
+            batch.chunk,
+            header,
+            batch.at,
+            start_offset=terms.first_dirty_offset,
+            end_offset=terms.end_offset,
+        )
+    offset_map.update_latest_offset(header.last_offset)
+    return True
+
+
+def _map_end(terms: CleanTerms, offset_map: OffsetMap) -> int:
+    terms.stats.map_utilization = offset_map.size / offset_map.capacity
+    return max(offset_map.latest_offset + 1, terms.first_dirty_offset)
+
+
+class RunCleaner:
+    """Writes run after run of segments as one segment each, with what was learnt of transactions on the way."""
+
+    def __init__(self, terms: CleanTerms, offset_map: OffsetMap) -> None:
+        self._terms = terms
+        self._offset_map = offset_map
+        self._transactions = CleanedTransactions(terms.aborted)
+        self._producers: Mapping[int, LastRecord] = {}
+        self._is_changed = False
+
+    def clean(self, run: Sequence[SourceSegment], producers: Mapping[int, LastRecord]) -> int | None:
+        """Write what stays of a run beside it and flush it; its size, or None where nothing would change by it."""
+        terms, stats = self._terms, self._terms.stats
+        self._producers = producers
+        self._is_changed = len(run) > 1
+        writer = CleanedWriter(terms.directory, run[0].base_offset, terms.config, terms.chunk_bytes, terms.pace)
+        try:
+            for source in run:
+                for batch in terms.read(source):
+                    is_last = source is run[-1] and batch.position + batch.header.size_bytes == source.size_bytes
+                    try:
+                        self._copy(batch, writer, is_last=is_last)
+                    except CorruptBatchError as error:
+                        raise CorruptSegmentError(source.path, batch.position, error.reason) from error
+            size_bytes = writer.finish() if self._is_changed else writer.size_bytes
+        finally:
+            writer.close()
+        stats.bytes_written += size_bytes
+        stats.segments_before += len(run)
+        stats.segments_after += 1
+        return size_bytes if self._is_changed else None
+
+    def _copy(self, batch: ReadBatch, writer: CleanedWriter, *, is_last: bool) -> None:
+        """Write what stays of a batch."""
+        header, stats = batch.header, self._terms.stats
+        stats.bytes_read += header.size_bytes
+        stats.records_read += header.records_count
+        outcome, data = self._clean_marker(batch) if header.is_control else self._clean_records(batch)
+        if outcome is BatchOutcome.EMPTY and (is_last or self._is_last_of_producer(header)):
+            outcome, data = BatchOutcome.REWRITTEN, empty_batch(header)
+            if not header.records_count:
+                outcome = BatchOutcome.UNCHANGED
+        if outcome is BatchOutcome.UNCHANGED:
+            writer.add(header, batch.data)
+        else:
+            self._is_changed = True
+            if data is None:
+                return
+            header = parse_header(data)
+            writer.add(header, data)
+        stats.records_written += header.records_count
+
+    def _clean_marker(self, batch: ReadBatch) -> tuple[BatchOutcome, bytearray | None]:
+        header, now_ms = batch.header, self._terms.now_ms
+        if not self._transactions.on_control_batch(batch.chunk, header, batch.at):
+            return BatchOutcome.UNCHANGED, None
+        if not header.records_count or (header.has_delete_horizon and header.base_timestamp <= now_ms):
+            return BatchOutcome.EMPTY, None
+        if header.has_delete_horizon:
+            return BatchOutcome.UNCHANGED, None
+        retention_ms = self._terms.config.delete_retention_ms
+        data = set_delete_horizon(batch.chunk, header, batch.at, now_ms=now_ms, delete_retention_ms=retention_ms)
+        return BatchOutcome.REWRITTEN, data
+
+    def _clean_records(self, batch: ReadBatch) -> tuple[BatchOutcome, bytearray | None]:
+        terms, header = self._terms, batch.header
+        if self._transactions.on_batch(header):
+            # Its records go unread; its header, though, decides over others and may stay.
+            check_crc(batch.chunk, header, batch.at)
+            return BatchOutcome.EMPTY, None
+        filtered = filter_batch(
+            batch.chunk,
+            header,
+            batch.at,
+            self._offset_map,
+            now_ms=terms.now_ms,
+            delete_retention_ms=terms.config.delete_retention_ms,
+        )
+        terms.stats.keyless_records += filtered.keyless_records
+        return filtered.outcome, filtered.data
+
+    def _is_last_of_producer(self, header: BatchHeader) -> bool:
+        """Whether the next sequence of an active producer is judged by this batch, or its epoch known from it."""
+        last = self._producers.get(header.producer_id) if header.has_producer else None
+        if last is None:
+            return False
+        if last.last_offset != NO_OFFSET:
+            return header.last_offset == last.last_offset
+        return header.is_control and header.producer_epoch == last.producer_epoch

@@ -1,0 +1,372 @@
+"""The log cleaner: takes one dirty log after the other, has a thread rewrite it, and lets the results into the log.
+
+What always holds: a log is cleaned by one thread at a time; a thread only reads segments and writes files beside them,
+and everything that changes a log happens on the event loop, between the thread's steps; when `abort` returns, no
+thread touches that log's files any more. A damaged log is left as it is and named once; a full disk is tried again
+later; any other disk error takes the directory offline, as it does for appends. The map of keys is there only while a
+log is cleaned. It knows logs by what the manager hands it and decides nothing about retention.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+
+from tidelog.common.clock import Clock
+from tidelog.log.checkpoints import PartitionKey, fsync_directory
+from tidelog.log.cleaner_choice import LogToClean, first_dirty_offset, measure, plan_runs
+from tidelog.log.cleaner_config import LogCleanerConfig
+from tidelog.log.cleaner_io import Pace, SourceSegment, Throttle
+from tidelog.log.cleaning import CleaningAbortedError, LogCleaning
+from tidelog.log.errors import LogStorageError
+from tidelog.log.health import is_out_of_room
+from tidelog.log.partition_log import PartitionLog
+from tidelog.log.scan import CorruptSegmentError
+from tidelog.log.segment import Segment
+from tidelog.log.swap_files import discard
+
+if TYPE_CHECKING:
+    from tidelog.log.cleaner import CleanStats
+    from tidelog.log.cleaner_transactions import AbortedTransaction
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FindAborted = Callable[[PartitionLog, int, int], "Sequence[AbortedTransaction]"]
+
+# How long the event loop may look at logs before others have their turn: there may be thousands.
+_TURN_S: Final = 0.002
+# A disk without room is tried again, but not by reading the whole log every few seconds.
+_RETRY_MS: Final = 60_000
+_IO_BUFFER_BYTES_MIN: Final = 16 * 1024
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(slots=True)
+class CleanerTotals:
+    """What was done since the start, and how the last clean went."""
+
+    cleans_count: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    duration_ms: float = 0.0
+    last_duration_ms: float = 0.0
+    last_map_utilization: float = 0.0
+    dirty_ratio_max: float = 0.0  # of all logs, when they were last looked at
+    delay_ms_max: int = 0  # beyond max.compaction.lag.ms
+
+
+@dataclass(slots=True)
+class _Running:
+    """A log that is being cleaned."""
+
+    log: PartitionLog
+    cleaning: LogCleaning
+    started_ms: float
+    has_ended: threading.Event = field(default_factory=threading.Event)
+
+
+class LogCleaner:
+    """Compacts the logs of one broker."""
+
+    def __init__(
+        self,
+        config: LogCleanerConfig,
+        clock: Clock,
+        logs: Callable[[], Sequence[PartitionLog]],
+        find: Callable[[PartitionKey], PartitionLog | None],
+        checkpoint: Callable[[], object],
+        aborted_transactions: FindAborted | None = None,
+    ) -> None:
+        self.config = config
+        self.totals = CleanerTotals()
+        self._clock = clock
+        self._logs = logs
+        self._find = find
+        self._checkpoint = checkpoint
+        self._aborted_transactions = aborted_transactions
+        self._throttle = Throttle(config.io_max_bytes_per_second)
+        self._threads: ThreadPoolExecutor | None = None
+        self._is_stopped = False
+        # Taken by the loop when a clean begins and by whoever aborts one, so that neither misses the other.
+        self._guard = threading.Lock()
+        self._running: dict[PartitionKey, _Running] = {}
+        self._uncleanable: dict[PartitionKey, PartitionLog] = {}
+        self._retry_at_ms: dict[PartitionKey, int] = {}
+
+    @property
+    def uncleanable(self) -> list[PartitionKey]:
+        """Partitions that are cleaned no more, because something in them is damaged."""
+        return [key for key, log in self._uncleanable.items() if self._find(key) is log]
+
+    async def run(self) -> None:
+        """Clean logs until none is dirty enough. As many of these run at a time as there are cleaner threads."""
+        while not self._is_stopped:
+            running, chosen = await self._take_dirtiest()
+            if running is None or chosen is None:
+                break
+            await self._clean(running, chosen)
+        if self._threads is not None and not self._running:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    def abort(self, log: PartitionLog) -> None:
+        """Let no thread touch the files of a log that was taken out. Blocks; not for the event loop itself."""
+        with self._guard:
+            running = self._running.get((log.topic, log.partition))
+        if running is not None and running.log is log:
+            running.cleaning.abort()
+            running.has_ended.wait()
+
+    def stop(self) -> None:
+        """Begin no clean any more and let those that run end soon; `run` returns then."""
+        self._is_stopped = True
+        for running in list(self._running.values()):
+            running.cleaning.abort()
+
+    # Choosing
+
+    async def _take_dirtiest(self) -> tuple[_Running | None, LogToClean | None]:
+        """Begin with the log of which the largest part is dirty, if one is due."""
+        due: list[LogToClean] = []
+        self.totals.dirty_ratio_max = 0.0
+        self.totals.delay_ms_max = 0
+        turn_ends_s = time.monotonic() + _TURN_S
+        for log in self._logs():
+            if time.monotonic() > turn_ends_s:
+                await asyncio.sleep(0)
+                turn_ends_s = time.monotonic() + _TURN_S
+            measured = self._measure(log)
+            if measured is not None:
+                self.totals.dirty_ratio_max = max(self.totals.dirty_ratio_max, measured.dirty_ratio)
+                self.totals.delay_ms_max = max(self.totals.delay_ms_max, measured.delay_ms)
+                if measured.is_due:
+                    due.append(measured)
+        for candidate in sorted(due, key=lambda item: item.dirty_ratio, reverse=True):
+            # Others had their turn since it was measured.
+            chosen = self._measure(candidate.log)
+            running = None if chosen is None or not chosen.is_due else self._begin(chosen.log)
+            if running is not None:
+                return running, chosen
+        return None, None
+
+    def _measure(self, log: PartitionLog) -> LogToClean | None:
+        key = log.topic, log.partition
+        now_ms = self._clock.now_ms()
+        if (
+            not log.config.is_compacted
+            or log.is_offline
+            or key in self._running
+            or self._uncleanable.get(key) is log
+            or self._retry_at_ms.get(key, now_ms) > now_ms
+        ):
+            return None
+        offset, problem = first_dirty_offset(log)
+        if log.first_dirty_offset not in (None, offset):
+            if problem is not None:
+                logger.warning(
+                    "%s is compacted anew from offset %d on: the noted offset %d %s",
+                    log.name,
+                    offset,
+                    log.first_dirty_offset,
+                    problem,
+                )
+            log.first_dirty_offset = offset
+        try:
+            return measure(log, now_ms)
+        except CorruptSegmentError as error:
+            self._give_up(log, error)
+        except OSError as error:
+            self._fail(log, error)
+        return None
+
+    def _begin(self, log: PartitionLog) -> _Running | None:
+        key = log.topic, log.partition
+        with self._guard:
+            if self._is_stopped or self._find(key) is not log or key in self._running:
+                return None
+            running = _Running(log, log.start_cleaning(), self._clock.monotonic_ms())
+            self._running[key] = running
+        return running
+
+    # Cleaning
+
+    async def _clean(self, running: _Running, chosen: LogToClean) -> None:
+        log, key = running.log, (running.log.topic, running.log.partition)
+        has_outcome = False
+        try:
+            await self._rewrite(running, chosen)
+            self._retry_at_ms.pop(key, None)
+            has_outcome = True
+        except CleaningAbortedError as error:
+            logger.debug("cleaning of %s ended early: %s", log.name, error)
+            has_outcome = True
+        except CorruptSegmentError as error:
+            has_outcome = True
+            if not running.cleaning.is_aborted:
+                self._give_up(log, error)
+        except LogStorageError:
+            # The log went offline, and said so.
+            has_outcome = True
+        except OSError as error:
+            has_outcome = True
+            if not running.cleaning.is_aborted:
+                self._fail(log, error)
+        finally:
+            if not has_outcome:
+                # Whatever it is would happen again, and keep the cleaner from all other logs.
+                self._uncleanable[key] = log
+            self._end(running)
+        await self._in_thread(self._checkpoint)
+
+    def _end(self, running: _Running) -> None:
+        with self._guard:
+            del self._running[running.log.topic, running.log.partition]
+        with suppress(LogStorageError):  # it is offline then, and said why
+            running.log.end_cleaning()
+        running.has_ended.set()
+
+    async def _rewrite(self, running: _Running, chosen: LogToClean) -> None:
+        # Compiled, and needed by a broker with compacted topics only.
+        from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, last_records
+        from tidelog.records.compaction import OffsetMap
+
+        log, config = running.log, self.config
+        segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
+        aborted: Sequence[AbortedTransaction] = ()
+        if self._aborted_transactions is not None:
+            aborted = self._aborted_transactions(log, segments[0].base_offset, chosen.end_offset)
+        terms = CleanTerms(
+            directory=log.directory,
+            config=log.config,
+            now_ms=self._clock.now_ms(),
+            chunk_bytes=max(config.io_buffer_size // config.threads // 2, _IO_BUFFER_BYTES_MIN),
+            pace=Pace(self._throttle, running.cleaning),
+            first_dirty_offset=chosen.first_dirty_offset,
+            end_offset=chosen.end_offset,
+            aborted=aborted,
+        )
+        sources = await self._in_thread(_describe, segments, chosen.end_offset)
+        offset_map = OffsetMap(config.dedupe_buffer_size // config.threads, config.io_buffer_load_factor)
+        try:
+            offset_map.clear(keys_max=chosen.end_offset - chosen.first_dirty_offset)
+            end_offset = await self._in_thread(build_offset_map, terms, sources, offset_map)
+            run_cleaner = RunCleaner(terms, offset_map)
+            sources = [source for source in sources if source.base_offset < end_offset]
+            for run in plan_runs(sources, log.config.segment_bytes, log.config.segment_index_bytes):
+                old = [segment for segment in segments if run[0].base_offset <= segment.base_offset]
+                producers = last_records(log.active_producers())
+                await self._replace(running, old[: len(run)], functools.partial(run_cleaner.clean, run, producers))
+        finally:
+            offset_map.clear(keys_max=1)
+        log.first_dirty_offset = end_offset
+        self._tell(running, chosen, end_offset, terms.stats)
+
+    async def _replace(
+        self, running: _Running, old: Sequence[Segment], write_cleaned: Callable[[], int | None]
+    ) -> None:
+        """Replace segments by what is left of them: written and flushed in a thread, decided and swapped here."""
+        log, cleaning = running.log, running.cleaning
+        base_offset, directory = old[0].base_offset, log.directory
+        try:
+            size_bytes = await self._in_thread(write_cleaned)
+            if size_bytes is not None:
+                await self._in_thread(fsync_directory, directory)
+                log.decide_swap(cleaning, old)
+                await self._in_thread(fsync_directory, directory)
+                log.swap(cleaning, old, size_bytes)
+                # What this removed must not come back without what comes next, such as a tombstone's end.
+                await self._in_thread(fsync_directory, directory)
+        except (CleaningAbortedError, CorruptSegmentError, OSError):
+            await self._in_thread(discard, directory, base_offset)
+            raise
+        if size_bytes is None:
+            await self._in_thread(discard, directory, base_offset)
+
+    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.config.threads, "log-cleaner")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, functools.partial(function, *args, **kwargs))
+
+    # What a clean came to
+
+    def _tell(self, running: _Running, chosen: LogToClean, end_offset: int, stats: CleanStats) -> None:
+        duration_ms = self._clock.monotonic_ms() - running.started_ms
+        totals = self.totals
+        totals.cleans_count += 1
+        totals.bytes_read += stats.bytes_mapped + stats.bytes_read
+        totals.bytes_written += stats.bytes_written
+        totals.duration_ms += duration_ms
+        totals.last_duration_ms = duration_ms
+        totals.last_map_utilization = stats.map_utilization
+        logger.info(
+            "compacted %s up to offset %d (dirty from %d): %.1f MiB in %d segments became %.1f MiB in %d, "
+            "%d of %d records stay, in %.1f s with %.0f%% of the memory for keys%s",
+            running.log.name,
+            end_offset,
+            chosen.first_dirty_offset,
+            stats.bytes_read / _MIB,
+            stats.segments_before,
+            stats.bytes_written / _MIB,
+            stats.segments_after,
+            stats.records_written,
+            stats.records_read,
+            duration_ms / 1000,
+            100 * stats.map_utilization,
+            f"; {stats.keyless_records} records without a key were dropped" if stats.keyless_records else "",
+        )
+
+    def _give_up(self, log: PartitionLog, error: CorruptSegmentError) -> None:
+        self._uncleanable[log.topic, log.partition] = log
+        logger.error(
+            "%s can't be compacted any more: %s at byte %d: %s; its records are served as they are. Restore the file, "
+            "or delete the topic, and restart the broker",
+            log.name,
+            error.path,
+            error.position,
+            error.reason,
+        )
+
+    def _fail(self, log: PartitionLog, error: OSError) -> None:
+        if not is_out_of_room(error):
+            log.go_offline(f"compaction failed: {error}")
+            return
+        key = log.topic, log.partition
+        if key not in self._retry_at_ms:
+            logger.warning("%s is not compacted for now and stays as it is: %s; make room on the disk", log.name, error)
+        self._retry_at_ms[key] = self._clock.now_ms() + _RETRY_MS
+
+
+def _describe(segments: Sequence[Segment], end_offset: int) -> list[SourceSegment]:
+    """The segments as files, for a thread that must not touch the log itself."""
+    next_offsets = [segment.base_offset for segment in segments[1:]] + [end_offset]
+    return [
+        SourceSegment(
+            path=segment.path,
+            base_offset=segment.base_offset,
+            next_base_offset=next_offset,
+            size_bytes=segment.size_bytes,
+            index_bytes=_size(segment.offset_index.path),
+            time_index_bytes=_size(segment.time_index.path),
+        )
+        for segment, next_offset in zip(segments, next_offsets, strict=True)
+    ]
+
+
+def _size(path: Path) -> int:
+    """An index that is missing is built anew when it is needed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
