@@ -407,12 +407,30 @@ class Connection:
         except OSError as error:
             self.close(f"lost the connection: {error.strerror}")
             return
+        if self._outgoing.is_cold:
+            self._bring_in()
+            finished = True  # for the socket, which is not what this waits for
         if finished is self._writing:
             self._writing = not finished
             if finished:
                 self._loop.remove_writer(self._fd)
             else:
                 self._loop.add_writer(self._fd, self._on_writable)
+
+    def _bring_in(self) -> None:
+        """Let a thread read what comes next from the disk; the socket is left alone until then."""
+        self._outgoing.is_cold = False
+        reading = self._loop.run_in_executor(self._owner.cold_reads, self._outgoing.bring_in())
+        reading.add_done_callback(self._on_brought_in)
+
+    def _on_brought_in(self, reading: asyncio.Future[None]) -> None:
+        error = reading.exception()
+        if self._closed:
+            return
+        if error is not None:
+            self.close(f"could not be sent its answer, as a log file can't be read: {error}", logging.ERROR)
+            return
+        self._on_writable()
 
     def _on_writable(self) -> None:
         self.idle_since_tick = self._owner.tick

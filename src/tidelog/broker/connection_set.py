@@ -12,6 +12,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tidelog.broker.connection import Connection
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 # The idle time is counted in this many ticks, so a connection is closed at most an eighth later than it should be.
 _TICKS_PER_IDLE_TIME = 8
+
+# Disks serve some reads side by side; more of them would only wait longer for one another.
+_COLD_READ_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,8 @@ class ConnectionSet:
         self.limits = limits
         self.dispatcher = dispatcher
         self.memory = ReceiveMemory(limits.queued_request_bytes_max, limits.request_bytes_max, loop.call_soon)
+        # Reads for those who ask for records that are not in memory any more.
+        self.cold_reads = ThreadPoolExecutor(_COLD_READ_THREADS, thread_name_prefix="cold-reads")
         # Counts up while the broker runs; connections note it instead of asking for the time with every request.
         self.tick = 0
         self.accepted_total = 0
@@ -150,6 +156,7 @@ class ConnectionSet:
             self._idle_timer.cancel()
         for connection in tuple(self._open):
             connection.close("cut off: the broker stops")
+        self.cold_reads.shutdown(wait=False)
 
     @property
     def _tick_s(self) -> float:

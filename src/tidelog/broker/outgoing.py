@@ -1,7 +1,9 @@
 """What a connection still has to send: bytes, and slices of log files that the kernel copies straight to the socket.
 
 What always holds: parts leave in order; a partial send goes on where it stopped; a slice is released as soon as its
-last byte was handed to the kernel, or when the queue is dropped. It never waits: `send` says whether all is gone.
+last byte was handed to the kernel, or when the queue is dropped. It never waits, neither for the peer nor for a disk:
+`send` says whether all is gone, `is_cold` whether what comes next has to be read from the disk first, and `bring_in`
+makes the function that a thread does this by.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TypeAlias
+
+from tidelog.log.page_cache import bring_in, is_in_memory, read_in_memory
 
 # Below this a slice is read and sent together with the bytes around it: one system call for many small partitions
 # costs less than one sendfile for each of them.
@@ -34,6 +38,8 @@ class SendableSlice(Protocol):
     def position(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def is_recent(self) -> bool: ...
     def read(self) -> bytes: ...
     def release(self) -> None: ...
 
@@ -49,11 +55,14 @@ class SliceCutShort(Exception):  # noqa: N818 - names what happened to the file
 class OutgoingQueue:
     """The parts that wait for one socket."""
 
-    __slots__ = ("_parts", "_slice_sent_bytes", "sent_bytes")
+    __slots__ = ("_parts", "_slice_in_memory_bytes", "_slice_sent_bytes", "is_cold", "sent_bytes")
 
     def __init__(self) -> None:
         self._parts: deque[Part] = deque()
         self._slice_sent_bytes = 0
+        # How much of the first slice was found, or brought, into memory.
+        self._slice_in_memory_bytes = 0
+        self.is_cold = False
         self.sent_bytes = 0
 
     def __bool__(self) -> bool:
@@ -64,11 +73,20 @@ class OutgoingQueue:
             if isinstance(part, (bytes, bytearray, memoryview)):
                 if part:
                     self._parts.append(part)
-            elif part.size_bytes <= SLICE_READ_MAX_BYTES:
-                self._parts.append(part.read())
-                part.release()
-            else:
+            elif part.size_bytes > SLICE_READ_MAX_BYTES:
                 self._parts.append(part)
+            else:
+                self._add_small(part)
+
+    def _add_small(self, part: SendableSlice) -> None:
+        try:
+            self._parts.append(
+                part.read() if part.is_recent else read_in_memory(part.fd, part.size_bytes, part.position)
+            )
+        except BlockingIOError:
+            self._parts.append(part)
+        else:
+            part.release()
 
     def send_at_once(self, sock: socket.socket, parts: list[Part]) -> bool:
         """Send an answer past the empty queue; False when (some of) it had to be queued after all.
@@ -99,6 +117,8 @@ class OutgoingQueue:
                 if isinstance(first, (bytes, bytearray, memoryview)):
                     sent = self._send_bytes(sock)
                 else:
+                    if self._slice_in_memory_bytes <= self._slice_sent_bytes and not self._look_ahead(first):
+                        break
                     sent = self._send_slice(sock, first)
                 turn_bytes += sent
                 if turn_bytes >= SEND_TURN_BYTES:
@@ -107,6 +127,34 @@ class OutgoingQueue:
             pass
         self.sent_bytes += turn_bytes
         return not self._parts
+
+    def bring_in(self) -> Callable[[], None]:
+        """While it is cold: what a thread is to call, so that sending can go on; it raises OSError."""
+        part = self._parts[0]
+        assert not isinstance(part, (bytes, bytearray, memoryview))  # only slices are on disk
+        position = part.position + self._slice_sent_bytes
+        size_bytes = min(part.size_bytes - self._slice_sent_bytes, SEND_TURN_BYTES)
+        # Its own, as the connection may end and the file be closed meanwhile.
+        fd = os.dup(part.fd)
+
+        def read() -> None:
+            try:
+                bring_in(fd, position, size_bytes)
+            finally:
+                os.close(fd)
+
+        self._slice_in_memory_bytes = self._slice_sent_bytes + size_bytes
+        return read
+
+    def _look_ahead(self, part: SendableSlice) -> bool:
+        """Whether what is sent next of a slice is in memory; asked once for as much as one turn may send."""
+        size_bytes = min(part.size_bytes - self._slice_sent_bytes, SEND_TURN_BYTES)
+        self.is_cold = not part.is_recent and not is_in_memory(
+            part.fd, part.position + self._slice_sent_bytes, size_bytes
+        )
+        if not self.is_cold:
+            self._slice_in_memory_bytes = self._slice_sent_bytes + size_bytes
+        return not self.is_cold
 
     def drop(self) -> None:
         """Forget everything, as the connection is gone."""
@@ -137,13 +185,12 @@ class OutgoingQueue:
 
     def _send_slice(self, sock: socket.socket, part: SendableSlice) -> int:
         remaining = part.size_bytes - self._slice_sent_bytes
-        sent = os.sendfile(
-            sock.fileno(), part.fd, part.position + self._slice_sent_bytes, min(remaining, SEND_TURN_BYTES)
-        )
+        in_memory = self._slice_in_memory_bytes - self._slice_sent_bytes
+        sent = os.sendfile(sock.fileno(), part.fd, part.position + self._slice_sent_bytes, min(remaining, in_memory))
         if sent == 0:
             raise SliceCutShort(f"{remaining} bytes of a slice of {part.size_bytes} are not in the file")
         if sent == remaining:
-            self._slice_sent_bytes = 0
+            self._slice_sent_bytes = self._slice_in_memory_bytes = 0
             self._parts.popleft()
             part.release()
         else:

@@ -30,12 +30,14 @@ class LogFile:
 class FileSlice:
     """Bytes of a log file, for `sendfile`."""
 
-    __slots__ = ("_file", "position", "size_bytes")
+    __slots__ = ("_file", "is_recent", "position", "size_bytes")
 
-    def __init__(self, file: LogFile, position: int, size_bytes: int) -> None:
+    def __init__(self, file: LogFile, position: int, size_bytes: int, *, is_recent: bool = False) -> None:
         self._file: LogFile | None = file
         self.position = position
         self.size_bytes = size_bytes
+        # Written a moment ago, so that it is in memory.
+        self.is_recent = is_recent
 
     @property
     def fd(self) -> int:

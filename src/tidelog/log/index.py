@@ -63,6 +63,10 @@ class _Index:
         return self._count
 
     @property
+    def is_mapped(self) -> bool:
+        return self._map is not None
+
+    @property
     def is_full(self) -> bool:
         # A new file would hold no entry yet, and asking costs a system call: only a known count can be full.
         return self._count is not None and self._count >= self._max_bytes // self._entry.size
@@ -314,3 +318,17 @@ class TimeIndex(_Index):
             return -1, self._base_offset
         timestamp, relative_offset = self._slot(slot)
         return timestamp, self._base_offset + relative_offset
+
+
+def find_position(entries: bytes, relative_offset: int) -> int:
+    """As `OffsetIndex.lookup`, in the contents of a file; entries of a file that has its full size may be zeros."""
+    size = OffsetIndex._entry.size
+    low, high = 0, len(entries) // size
+    while low < high:
+        middle = (low + high) // 2
+        found, _ = OffsetIndex._entry.unpack_from(entries, middle * size)
+        if 0 < found <= relative_offset:
+            low = middle + 1
+        else:
+            high = middle
+    return OffsetIndex._entry.unpack_from(entries, (low - 1) * size)[1] if low else 0

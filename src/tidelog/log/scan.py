@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tidelog.log.page_cache import read_in_memory
 from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, parse_header
 
 # One read covers what lies between two index entries at the default interval, and costs about as little as one header.
@@ -29,16 +30,20 @@ class CorruptSegmentError(CorruptBatchError):
 
 
 def scan_headers(
-    path: Path, fd: int, position: int, end: int, chunk_bytes: int = LOOKUP_CHUNK_BYTES
+    path: Path, fd: int, position: int, end: int, chunk_bytes: int = LOOKUP_CHUNK_BYTES, *, in_memory: bool = False
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of each batch from a batch's position on."""
+    """Position and header of each batch from a batch's position on.
+
+    `in_memory`: raise BlockingIOError rather than wait for the disk.
+    """
+    read = read_in_memory if in_memory else os.pread
     chunk = b""
     chunk_start = position
     next_offset = -1
     while position < end:
         at = position - chunk_start
         if at + BATCH_HEADER_SIZE > len(chunk):
-            chunk = os.pread(fd, min(chunk_bytes, end - position), position)
+            chunk = read(fd, min(chunk_bytes, end - position), position)
             chunk_start, at = position, 0
         try:
             header = parse_header(chunk, at, whole_batch=False)

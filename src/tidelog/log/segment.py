@@ -10,6 +10,7 @@ sure that only one thread changes it.
 from __future__ import annotations
 
 import bisect
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tidelog.log.errors import CorruptIndexError
 from tidelog.log.file_slice import LogFile
 from tidelog.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidelog.log.open_files import OPEN_FILES, open_descriptor
+from tidelog.log.page_cache import is_file_in_memory
 from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.records import BatchHeader
 
@@ -33,6 +35,8 @@ DELETED_SUFFIX = ".deleted"
 # Consumers mostly read what was just written: where the latest batches lie is kept in memory, so that finding them
 # costs no system call. Twice as many are held before the older half is dropped.
 _TAIL_BATCHES = 512
+# A page cache that loses these so soon is too small for any broker.
+_RECENT_BYTES = 4 * 1024 * 1024
 
 
 class BatchPosition(NamedTuple):
@@ -57,6 +61,7 @@ class Segment:
         "_is_unflushed",
         "_max_timestamp",
         "_offset_of_max_timestamp",
+        "_settled_size_bytes",
         "_sync_error",
         "_tail_last_offsets",
         "_tail_positions",
@@ -92,6 +97,8 @@ class Segment:
         self._index_interval_bytes = config.index_interval_bytes
         self._index_failed = False
         self._bytes_since_index_entry = 0
+        # How large the log was when its indexes were last complete and trimmed.
+        self._settled_size_bytes = -1
         self._file: LogFile | None = None
         self._is_unflushed = False
         self._sync_error: OSError | None = None
@@ -242,8 +249,11 @@ class Segment:
             logger.warning("no more index entries for %s: %s", self.path, error)
         self._bytes_since_index_entry = 0
 
-    def find(self, offset: int) -> BatchPosition | None:
-        """The first batch that ends at this offset or later."""
+    def find(self, offset: int, *, in_memory: bool = False) -> BatchPosition | None:
+        """The first batch that ends at this offset or later.
+
+        `in_memory`: raise BlockingIOError rather than wait for the disk.
+        """
         last_offsets = self._tail_last_offsets
         if last_offsets and offset >= self._tail_start_offset:
             slot = bisect.bisect_left(last_offsets, offset)
@@ -252,23 +262,34 @@ class Segment:
             positions = self._tail_positions
             end = positions[slot + 1] if slot + 1 < len(positions) else self.size_bytes
             return BatchPosition(positions[slot], end - positions[slot])
-        for position, header in self.headers_from(offset):
+        if in_memory and not self.offset_index.is_mapped and not is_file_in_memory(self.offset_index.path):
+            raise BlockingIOError(errno.EAGAIN, "the index is not in memory", str(self.offset_index.path))
+        for position, header in self.headers_from(offset, in_memory=in_memory):
             if header.last_offset >= offset:
                 return BatchPosition(position, header.size_bytes)
         return None
 
-    def headers(self, position: int = 0, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+    def is_recent(self, position: int) -> bool:
+        """Whether what lies from there on was written a moment ago, so that nobody need ask whether it is in memory."""
+        positions = self._tail_positions
+        return bool(positions) and position >= max(positions[0], self.size_bytes - _RECENT_BYTES)
+
+    def headers(
+        self, position: int = 0, *, walk: bool = False, in_memory: bool = False
+    ) -> Iterator[tuple[int, BatchHeader]]:
         """Headers from the position of a batch on; `walk` says that all of them will be read."""
         file = self.file
         chunk_bytes = WALK_CHUNK_BYTES if walk else LOOKUP_CHUNK_BYTES
-        yield from scan_headers(self.path, file.fd, position, self.size_bytes, chunk_bytes)
+        yield from scan_headers(self.path, file.fd, position, self.size_bytes, chunk_bytes, in_memory=in_memory)
 
-    def headers_from(self, offset: int, *, walk: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+    def headers_from(
+        self, offset: int, *, walk: bool = False, in_memory: bool = False
+    ) -> Iterator[tuple[int, BatchHeader]]:
         """Headers from some batch before the offset on; a false index is noticed here and rebuilt."""
         start = self._indexed_position(offset)
         if start:
             try:
-                first = next(self.headers(start), None)
+                first = next(self.headers(start, in_memory=in_memory), None)
                 is_false = first is None or not self.base_offset <= first[1].base_offset <= offset
             except CorruptSegmentError:
                 is_false = True
@@ -276,7 +297,7 @@ class Segment:
                 logger.warning("%s is false and is rebuilt", self.offset_index.path)
                 self.rebuild_indexes()
                 start = self._indexed_position(offset)
-        return self.headers(start, walk=walk)
+        return self.headers(start, walk=walk, in_memory=in_memory)
 
     def headers_near(self, offset: int, size_bytes_max: int) -> Iterator[tuple[int, BatchHeader]]:
         """Headers from about so many bytes before an offset on."""
@@ -324,6 +345,7 @@ class Segment:
         self.offset_index.remove()
         self.time_index.remove()
         self._index_failed = False
+        self._settled_size_bytes = -1
         self._bytes_since_index_entry = 0
         self._max_timestamp = -1
         self._offset_of_max_timestamp = self.base_offset
@@ -337,12 +359,13 @@ class Segment:
             self.offset_index.remove()
             self.time_index.remove()
             return
-        if self._max_timestamp is None or not self.size_bytes:
+        if self._max_timestamp is None or not self.size_bytes or self._settled_size_bytes == self.size_bytes:
             return
         self.time_index.append_last(self._max_timestamp, self._offset_of_max_timestamp)
         for index in (self.offset_index, self.time_index):
             index.trim()
             index.materialize()
+        self._settled_size_bytes = self.size_bytes
 
     def sync(self) -> None:
         """fsync. May run in another thread than appends do."""
@@ -381,6 +404,7 @@ class Segment:
         if not position:
             self.reset_indexes()
             return
+        self._settled_size_bytes = -1
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         slot = bisect.bisect_left(self._tail_positions, position)

@@ -18,6 +18,7 @@ class _Slice:
         self.fd = os.open(path, os.O_RDONLY)
         self.position = position
         self.size_bytes = size_bytes
+        self.is_recent = False
         self.released = False
 
     def read(self) -> bytes:
@@ -71,6 +72,9 @@ def _send_all(queue: OutgoingQueue, sink: _Sink) -> None:
     for _ in range(10_000):
         if queue.send(cast(socket.socket, sink)):
             return
+        if queue.is_cold:
+            queue.is_cold = False
+            queue.bring_in()()
     raise AssertionError("the queue never got empty")
 
 
@@ -128,4 +132,74 @@ def test_a_file_that_ends_too_early_is_noticed(sink: _Sink, log: Path) -> None:
     with pytest.raises(SliceCutShort):
         _send_all(queue, sink)
     queue.drop()
+    assert part.released
+
+
+def evict(path: Path) -> None:
+    """Take a file out of memory, so that reading it needs the disk."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size_bytes", [1_000, 100_000])
+def test_what_is_not_in_memory_is_not_waited_for(sink: _Sink, log: Path, size_bytes: int) -> None:
+    """Small slices, too, though those are otherwise read at once; a thread brings them in, and sending goes on."""
+    contents = log.read_bytes()
+    evict(log)
+    part = _Slice(log, 50_000, size_bytes)
+    queue = OutgoingQueue()
+    queue.add([b"head", part, b"tail"])
+    while not queue.is_cold:
+        assert not queue.send(cast(socket.socket, sink))
+    assert sink.path.read_bytes() == b"head"
+    assert not part.released
+    bring_in = queue.bring_in()
+    queue.is_cold = False
+    bring_in()
+    while not queue.send(cast(socket.socket, sink)):
+        assert not queue.is_cold
+    assert part.released
+    assert sink.path.read_bytes() == b"head" + contents[50_000 : 50_000 + size_bytes] + b"tail"
+
+
+def test_a_connection_that_ends_while_its_file_is_read_harms_nobody(log: Path, sink: _Sink) -> None:
+    evict(log)
+    queue = OutgoingQueue()
+    queue.add([_Slice(log, 0, 100_000)])
+    assert not queue.send(cast(socket.socket, sink))
+    assert queue.is_cold
+    bring_in = queue.bring_in()
+    queue.drop()
+    bring_in()
+
+
+def test_a_hole_in_the_middle_is_noticed(log: Path, sink: _Sink) -> None:
+    """Both ends of the slice are in memory."""
+    evict(log)
+    fd = os.open(log, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    for position in (0, 199_999):
+        os.pread(fd, 1, position)
+    os.close(fd)
+    queue = OutgoingQueue()
+    queue.add([_Slice(log, 0, 200_000)])
+    assert not queue.send(cast(socket.socket, sink))
+    assert queue.is_cold
+    queue.drop()
+
+
+def test_recent_slices_are_not_asked_about(log: Path, sink: _Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bool:
+        raise AssertionError("the kernel was asked")
+
+    monkeypatch.setattr("tidelog.broker.outgoing.is_in_memory", fail)
+    part = _Slice(log, 0, 200_000)
+    part.is_recent = True
+    queue = OutgoingQueue()
+    queue.add([part])
+    _send_all(queue, sink)
     assert part.released
