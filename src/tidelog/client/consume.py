@@ -103,6 +103,11 @@ class Consumer:
         """Whether all partitions were read up to where they are to stop."""
         return all(position.is_done for position in self._positions.values())
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last fetch met an error, which the next poll raises or bears."""
+        return bool(self._errors)
+
     def position(self, topic_partition: TopicPartition) -> int:
         """The offset of the next record."""
         return self._positions[topic_partition].offset
