@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidelog.protocol.messages.rebalance_history import RebalanceEntry
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -86,6 +88,25 @@ class RebalanceHistory:
 
     def __len__(self) -> int:
         return len(self._generations)
+
+    def rows(self) -> list[RebalanceEntry]:
+        """The generations as descriptions of the group carry them."""
+        return [
+            RebalanceEntry(
+                generation=rebalance.generation_id,
+                cause=rebalance.trigger.cause.value,
+                reason=rebalance.trigger.reason,
+                member_id=rebalance.trigger.member_id,
+                group_instance_id=rebalance.trigger.group_instance_id,
+                client_id=rebalance.trigger.client_id,
+                client_host=rebalance.trigger.client_host,
+                began_at_ms=rebalance.began_ms,
+                stood_still_ms=-1 if rebalance.stood_still_ms is None else round(rebalance.stood_still_ms),
+                members_before=rebalance.members_before,
+                members_after=rebalance.members_after,
+            )
+            for rebalance in self._generations
+        ]
 
     def needed(self, trigger: RebalanceTrigger, now: Now) -> None:
         """A rebalance is needed; does nothing while one is already on its way to its generation."""

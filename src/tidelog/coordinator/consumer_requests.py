@@ -1,0 +1,370 @@
+"""Heartbeats of the new consumer protocol (KIP-848): joining, staying, reporting and leaving, all by one request.
+
+What always holds: what a heartbeat changes is written in one batch and takes effect, and is answered, when that is
+committed. While a batch of a group is on its way the group's other requests wait for it, so each sees the state that
+the one before it made. A member that says nothing for its session time, or does not give up partitions within its
+rebalance time, is removed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tidelog.coordinator.actions import Action, Answer, CancelTimer, Client, Now, TimerKey
+from tidelog.coordinator.appends import coordinator_error
+from tidelog.coordinator.assignors import Partitions
+from tidelog.coordinator.consumer_description import describe_group
+from tidelog.coordinator.consumer_draft import GroupDraft
+from tidelog.coordinator.consumer_group import REBALANCE_TIMER, ConsumerGroup
+from tidelog.coordinator.consumer_member import (
+    JOINING_EPOCH,
+    LEAVING_EPOCH,
+    NOTHING,
+    STATIC_LEAVING_EPOCH,
+    ConsumerMember,
+    is_within,
+)
+from tidelog.coordinator.group_records import ConsumerGroupMetadataKey
+from tidelog.coordinator.rebalance_history import RebalanceCause
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    ConsumerGroupHeartbeatResponseTopicPartitions,
+)
+from tidelog.protocol.messages.k69_consumer_group_describe import DescribedGroup
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.shard_state import ShardState
+
+_MEMBERS_NAME_THEMSELVES_FROM: Final = 1
+
+Work = Callable[[Now], list[Action]]
+Done = Callable[[ErrorCode, Now], list[Action]]
+
+
+class _Waiting(NamedTuple):
+    """Something that waits for the write before it; what nobody asked for has no exchange."""
+
+    handle: Work
+    exchange: int | None
+
+
+class ConsumerRequests:
+    """The requests of the new protocol in one shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        # Groups with a batch on its way, and what waits for it.
+        self._waiting: dict[str, deque[_Waiting]] = {}
+
+    def replay(self, key: Any, value: Any | None) -> None:
+        """Take over a record of a consumer group."""
+        group = self._state.groups.get(key.group_id)
+        if not isinstance(group, ConsumerGroup):
+            if value is None:
+                return
+            group = self._state.groups[key.group_id] = ConsumerGroup(key.group_id, self._state.config)
+        group.apply(key, value)
+        if isinstance(key, ConsumerGroupMetadataKey) and value is None:
+            del self._state.groups[key.group_id]
+
+    def heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, client: Client, now: Now, exchange: int
+    ) -> list[Action]:
+        def handle(now: Now) -> list[Action]:
+            try:
+                _check_request(request, client, self._state.config.group_consumer_assignors)
+                if request.member_epoch in (LEAVING_EPOCH, STATIC_LEAVING_EPOCH):
+                    return self._leave(request, now, exchange)
+                return self._stay(request, client, now, exchange)
+            except KafkaError as error:
+                refusal = ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
+                return [Answer(exchange, refusal)]
+
+        return self._in_turn(request.group_id, _Waiting(handle, exchange), now)
+
+    def describe(self, group_id: str, *, include_history: bool) -> DescribedGroup:
+        group = self._state.groups.get(group_id)
+        if not isinstance(group, ConsumerGroup):
+            reason = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+            return DescribedGroup(error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=reason, group_id=group_id)
+        described = describe_group(group, self._state.image)
+        if include_history:
+            described.history = group.history.rows()
+        return described
+
+    def on_timer(self, group: ConsumerGroup, key: TimerKey, now: Now) -> list[Action]:
+        """A member's session or its time to give up partitions is over."""
+        _, kind, member_id = key
+        expiry = _Waiting(lambda now: self._expire(group, str(kind), str(member_id), now), None)
+        return self._in_turn(group.group_id, expiry, now)
+
+    def on_unloaded(self, error: ErrorCode) -> list[Action]:
+        """This broker is no longer the coordinator: tell those who wait for the writes of others."""
+        waiting = [item for items in self._waiting.values() for item in items]
+        for items in self._waiting.values():
+            items.clear()
+        response = ConsumerGroupHeartbeatResponse(error_code=error)
+        return [Answer(item.exchange, response) for item in waiting if item.exchange is not None]
+
+    # One after another
+
+    def _in_turn(self, group_id: str, item: _Waiting, now: Now) -> list[Action]:
+        waiting = self._waiting.get(group_id)
+        if waiting is not None:
+            waiting.append(item)
+            return []
+        return item.handle(now)
+
+    def _write(self, draft: GroupDraft, now: Now, done: Done) -> list[Action]:
+        """Write what the draft changes; the group has changed when `done` is called with NONE."""
+        group = draft.group
+        records = draft.records()
+        if not records:
+            return done(ErrorCode.NONE, now)
+        waiting = self._waiting[group.group_id] = deque()
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            del self._waiting[group.group_id]
+            actions: list[Action] = []
+            if not error:
+                actions += self._place(group)
+                draft.take_over(now)
+            actions += done(coordinator_error(error), now)
+            while waiting:
+                # One of them may write itself; the rest then waits for that.
+                actions += self._in_turn(group.group_id, waiting.popleft(), now)
+            return actions
+
+        return [self._state.appends.start(records, finish)]
+
+    def _place(self, group: ConsumerGroup) -> list[Action]:
+        """The group is there from now on, in the place of an empty one of another kind that may have been there."""
+        old = self._state.groups.get(group.group_id)
+        if old is group:
+            return []
+        self._state.groups[group.group_id] = group
+        return [] if old is None else old.on_deleted()
+
+    # A member that stays or joins
+
+    def _stay(self, request: ConsumerGroupHeartbeatRequest, client: Client, now: Now, exchange: int) -> list[Action]:
+        draft = self._draft(request.group_id, create=request.member_epoch == JOINING_EPOCH)
+        group = draft.group
+        owned = _owned(request)
+        member = self._find_member(draft, request, owned)
+        updated = _updated(member, request, client)
+        draft.put(member, updated)
+        draft.note_topics(now)
+        draft.assign(now)
+        moved = draft.reconcile(updated, owned)
+        is_full = request.member_epoch == JOINING_EPOCH or (
+            request.rebalance_timeout_ms != -1
+            and (request.subscribed_topic_names is not None or request.subscribed_topic_regex is not None)
+            and owned is not None
+        )
+
+        def done(error: ErrorCode, now: Now) -> list[Action]:
+            if error:
+                return [Answer(exchange, ConsumerGroupHeartbeatResponse(error_code=error))]
+            response = ConsumerGroupHeartbeatResponse(
+                member_id=moved.member_id,
+                member_epoch=moved.member_epoch,
+                heartbeat_interval_ms=self._state.config.group_consumer_heartbeat_interval_ms,
+            )
+            if is_full or moved.assigned != member.assigned:
+                response.assignment = _assignment(moved.assigned)
+            return [*_timers(group, member, moved, now), Answer(exchange, response)]
+
+        return self._write(draft, now, done)
+
+    def _draft(self, group_id: str, *, create: bool) -> GroupDraft:
+        group = self._state.groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            return GroupDraft(group, self._state.image)
+        if create and (group is None or group.is_empty):
+            replaced = () if group is None else group.tombstones()
+            return GroupDraft(ConsumerGroup(group_id, self._state.config), self._state.image, replaced)
+        reason = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, reason)
+
+    def _find_member(
+        self, draft: GroupDraft, request: ConsumerGroupHeartbeatRequest, owned: Partitions | None
+    ) -> ConsumerMember:
+        """The member as it is, or as it begins; checks that it may speak."""
+        group = draft.group
+        is_joining = request.member_epoch == JOINING_EPOCH
+        member_id = request.member_id or str(uuid.uuid4())
+        if request.instance_id is not None:
+            static = group.static_member(request.instance_id)
+            if is_joining and static is not None and static.member_id != member_id:
+                if static.member_epoch != STATIC_LEAVING_EPOCH and static.classic is None:
+                    raise KafkaError(
+                        ErrorCode.UNRELEASED_INSTANCE_ID, f"Instance id {request.instance_id} is still in use."
+                    )
+                return draft.replace_static(static, member_id)
+            if not is_joining:
+                _check_static(static, request)
+        member = group.members.get(member_id)
+        if member is None:
+            if not is_joining:
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of the group.")
+            if len(group.members) >= self._state.config.group_consumer_max_size:
+                raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has as many members as it may have.")
+            return ConsumerMember(member_id)
+        if member.member_epoch != STATIC_LEAVING_EPOCH or not is_joining:
+            _check_epoch(member, request.member_epoch, owned)
+        return member
+
+    # A member that leaves, or is gone
+
+    def _leave(self, request: ConsumerGroupHeartbeatRequest, now: Now, exchange: int) -> list[Action]:
+        draft = self._draft(request.group_id, create=False)
+        group = draft.group
+        if request.instance_id is not None:
+            _check_static(group.static_member(request.instance_id), request)
+        member = group.members.get(request.member_id)
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {request.member_id} is not a member of the group.")
+
+        def done(error: ErrorCode, now: Now) -> list[Action]:
+            response = ConsumerGroupHeartbeatResponse(
+                error_code=error, member_id=request.member_id, member_epoch=request.member_epoch
+            )
+            return [Answer(exchange, response)]
+
+        if request.member_epoch == STATIC_LEAVING_EPOCH:
+            # It keeps its partitions until its session is over, or it comes back.
+            draft.put_assignment(replace(member, member_epoch=STATIC_LEAVING_EPOCH, pending_revocation=NOTHING))
+            return self._write(draft, now, done)
+        return self._remove(draft, member, RebalanceCause.MEMBER_LEFT, now, done)
+
+    def _expire(self, group: ConsumerGroup, kind: str, member_id: str, now: Now) -> list[Action]:
+        if self._state.groups.get(group.group_id) is not group:
+            return []
+        member = group.members.get(member_id)
+        if member is None or (kind == REBALANCE_TIMER and not member.pending_revocation):
+            return []
+
+        def done(error: ErrorCode, now: Now) -> list[Action]:
+            # What could not be written is tried again when the member's session would have ended next.
+            return [group.session_timer(member, now)] if error else []
+
+        draft = GroupDraft(group, self._state.image)
+        return self._remove(draft, member, RebalanceCause.MEMBER_TIMED_OUT, now, done)
+
+    def _remove(
+        self, draft: GroupDraft, member: ConsumerMember, cause: RebalanceCause, now: Now, done: Done
+    ) -> list[Action]:
+        draft.remove(member, cause)
+
+        def removed(error: ErrorCode, now: Now) -> list[Action]:
+            cancelled = [] if error else draft.group.cancelled_timers(member.member_id)
+            return [*cancelled, *done(error, now)]
+
+        return self._write(draft, now, removed)
+
+
+def _timers(group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, now: Now) -> list[Action]:
+    actions: list[Action] = [group.session_timer(new, now)]
+    if new.pending_revocation and not old.pending_revocation:
+        actions.append(group.rebalance_timer(new, now))
+    elif old.pending_revocation and not new.pending_revocation:
+        actions.append(CancelTimer((group.group_id, REBALANCE_TIMER, new.member_id)))
+    return actions
+
+
+def _check_static(static: ConsumerMember | None, request: ConsumerGroupHeartbeatRequest) -> None:
+    if static is None:
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {request.instance_id} is unknown.")
+    if static.member_id != request.member_id:
+        raise KafkaError(
+            ErrorCode.FENCED_INSTANCE_ID, f"Instance id {request.instance_id} belongs to another member now."
+        )
+
+
+def _check_request(request: ConsumerGroupHeartbeatRequest, client: Client, assignors: Sequence[str]) -> None:
+    def refuse(reason: str) -> KafkaError:
+        return KafkaError(ErrorCode.INVALID_REQUEST, reason)
+
+    if not request.group_id:
+        raise refuse("GroupId can't be empty.")
+    if request.instance_id == "":
+        raise refuse("InstanceId can't be empty.")
+    if request.rack_id == "":
+        raise refuse("RackId can't be empty.")
+    if not request.member_id and (
+        request.member_epoch != JOINING_EPOCH or client.api_version >= _MEMBERS_NAME_THEMSELVES_FROM
+    ):
+        raise refuse("MemberId can't be empty.")
+    if request.member_epoch < STATIC_LEAVING_EPOCH:
+        raise refuse(f"MemberEpoch {request.member_epoch} is invalid.")
+    if request.member_epoch == STATIC_LEAVING_EPOCH and request.instance_id is None:
+        raise refuse("InstanceId can't be null when a static member leaves for a while.")
+    if request.member_epoch == JOINING_EPOCH:
+        if request.rebalance_timeout_ms == -1:
+            raise refuse("RebalanceTimeoutMs must be provided in first request.")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise refuse("TopicPartitions must be empty when (re-)joining.")
+        if not request.subscribed_topic_names and not request.subscribed_topic_regex:
+            raise refuse("SubscribedTopicNames or SubscribedTopicRegex must be set in first request.")
+    if request.server_assignor is not None and request.server_assignor not in assignors:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {request.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}.",
+        )
+
+
+def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
+    if epoch == member.member_epoch:
+        return
+    # The answer with the new epoch may have been lost: then the member still has the one before, and part of what it
+    # was given.
+    may_be_late = epoch == member.previous_member_epoch and epoch < member.member_epoch
+    if may_be_late and owned is not None and is_within(owned, member.assigned):
+        return
+    raise KafkaError(
+        ErrorCode.FENCED_MEMBER_EPOCH,
+        f"The member has epoch {epoch}, the coordinator knows {member.member_epoch}. "
+        "The member must abandon all its partitions and rejoin.",
+    )
+
+
+def _updated(member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, client: Client) -> ConsumerMember:
+    """The member with what it says of itself; what it leaves out stays as it was."""
+    names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
+    return replace(
+        member,
+        instance_id=member.instance_id if request.instance_id is None else request.instance_id,
+        rack_id=member.rack_id if request.rack_id is None else request.rack_id,
+        client_id=client.client_id,
+        client_host=client.client_host,
+        subscribed_topic_names=member.subscribed_topic_names if names is None else frozenset(names),
+        subscribed_topic_regex=member.subscribed_topic_regex if regex is None else regex or None,
+        rebalance_timeout_ms=(
+            member.rebalance_timeout_ms if request.rebalance_timeout_ms == -1 else request.rebalance_timeout_ms
+        ),
+        server_assignor=member.server_assignor if request.server_assignor is None else request.server_assignor,
+        classic=None,
+    )
+
+
+def _owned(request: ConsumerGroupHeartbeatRequest) -> Partitions | None:
+    if request.topic_partitions is None:
+        return None
+    return {row.topic_id: frozenset(row.partitions) for row in request.topic_partitions if row.partitions}
+
+
+def _assignment(partitions: Partitions) -> Assignment:
+    return Assignment(
+        topic_partitions=[
+            ConsumerGroupHeartbeatResponseTopicPartitions(topic_id=topic_id, partitions=sorted(numbers))
+            for topic_id, numbers in sorted(partitions.items())
+        ]
+    )

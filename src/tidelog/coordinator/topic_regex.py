@@ -1,0 +1,37 @@
+"""Subscriptions by regular expression (KIP-848): which topics an expression stands for.
+
+What always holds: the expression comes from a client, so it is matched by RE2, as Kafka does: its time grows with the
+length of what it matches and never explodes, and its memory is bounded. It matches whole names. The topics in which the
+cluster keeps its own state are never meant.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidelog.coordinator.config import GroupImage
+
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+
+_MEMORY_BYTES_MAX: Final = 1 << 20
+
+
+class InvalidRegexError(Exception):
+    """What a member gave as a regular expression is none, or one that takes too much memory."""
+
+
+def resolve_regex(pattern: str, image: GroupImage) -> frozenset[str]:
+    """The topics whose names the pattern matches; raises InvalidRegexError."""
+    import re2  # half a megabyte that most brokers never need
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MEMORY_BYTES_MAX
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        (reason,) = error.args
+        raise InvalidRegexError(reason.decode() if isinstance(reason, bytes) else str(reason)) from None
+    return frozenset(
+        name for name in image.topic_names() if name not in INTERNAL_TOPICS and compiled.fullmatch(name) is not None
+    )

@@ -1,0 +1,274 @@
+"""Groups of the new consumer protocol, without a broker: who gets what, when, and which errors (KIP-848)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidelog.coordinator.config import GroupConfig
+from tidelog.protocol import ErrorCode
+
+ORDERS = {("orders", number) for number in range(6)}
+
+
+def _settle(*consumers: Any) -> None:
+    """Heartbeats in turn until nothing changes any more; more rounds than any rebalance needs would be a bug."""
+    for _ in range(20):
+        before = [(consumer.epoch, consumer.partitions) for consumer in consumers]
+        for consumer in consumers:
+            assert consumer.beat() is ErrorCode.NONE
+        if before == [(consumer.epoch, consumer.partitions) for consumer in consumers]:
+            return
+    pytest.fail("the group does not settle")
+
+
+def test_one_member_gets_everything_at_once(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"])
+    assert one.beat() is ErrorCode.NONE
+    assert one.partitions == ORDERS
+    assert one.epoch == 1
+
+
+def test_a_second_member_waits_until_the_first_gave_up(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    assert two.partitions == set()  # all of its part is still the first one's
+    one.beat()  # is told to give up, and does
+    assert len(one.partitions) == 3
+    two.beat()
+    assert two.partitions == set()  # nobody has said that they were given up
+    one.beat()  # says so
+    two.beat()
+    assert one.partitions | two.partitions == ORDERS
+    assert not one.partitions & two.partitions
+    _settle(one, two)
+    assert bench.shard.describe_consumer_group("group").group_state == "Stable"
+
+
+def test_a_member_that_leaves_gives_its_partitions_to_the_others(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    _settle(one, two)
+    assert two.leave() is ErrorCode.NONE
+    _settle(one)
+    assert one.partitions == ORDERS
+
+
+def test_a_silent_member_is_removed(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    _settle(one, two)
+    for _ in range(10):
+        bench.advance(5_000)
+        one.beat()
+    assert one.partitions == ORDERS
+    assert two.beat() is ErrorCode.UNKNOWN_MEMBER_ID
+    history = [row.cause for row in bench.shard.describe_consumer_group("group", include_history=True).history]
+    assert history == ["member joined", "member joined", "member timed out"]
+
+
+def test_who_does_not_give_up_in_its_rebalance_time_is_removed(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    stubborn = one.request()
+    one.beat()
+    for _ in range(3):
+        bench.advance(4_000)
+        answer = bench.ask(stubborn)  # still claims what it should have given up
+        two.beat()
+    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    _settle(two)
+    assert two.partitions == ORDERS
+
+
+def test_topics_that_grow_are_shared_out_anew(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders", "later"])
+    one.beat()
+    bench.change_topics(lambda topics: topics.put("orders", 8))
+    one.beat()
+    assert one.partitions == {("orders", number) for number in range(8)}
+    bench.change_topics(lambda topics: topics.put("later", 1))
+    one.beat()
+    assert ("later", 0) in one.partitions
+    history = bench.shard.describe_consumer_group("group", include_history=True).history
+    assert [row.cause for row in history] == ["member joined", "partitions grew", "partitions grew"]
+
+
+def test_a_changed_subscription_takes_and_gives(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"])
+    one.beat()
+    assert one.change(["prices"]) is ErrorCode.NONE
+    _settle(one)
+    assert one.partitions == {("prices", number) for number in range(3)}
+
+
+def test_regular_expressions_find_topics_made_later_but_not_internal_ones(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", regex="orders.*|.*_offsets")
+    one.beat()
+    assert one.partitions == ORDERS
+    bench.change_topics(lambda topics: topics.put("orders-eu", 2))
+    one.beat()
+    assert one.partitions == ORDERS | {("orders-eu", 0), ("orders-eu", 1)}
+
+
+def test_a_bad_regular_expression_is_refused(bench: Any, make_consumer: Any) -> None:
+    assert make_consumer(bench, "one", regex="orders(").beat() is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert not bench.log
+
+
+def test_a_regular_expression_that_stalls_others_does_not_stall_this(bench: Any, make_consumer: Any) -> None:
+    bench.change_topics(lambda topics: topics.put("a" * 249, 1))
+    assert make_consumer(bench, "one", regex="(a+)+b").beat() is ErrorCode.NONE
+
+
+def test_range_gives_the_same_run_of_each_topic(bench: Any, make_consumer: Any) -> None:
+    bench.change_topics(lambda topics: topics.put("refunds", 6))
+    consumers = [make_consumer(bench, name, ["orders", "refunds"], assignor="range") for name in ("a", "b", "c")]
+    for consumer in consumers:
+        consumer.beat()
+    _settle(*consumers)
+    for consumer in consumers:
+        numbers = {topic: {n for name, n in consumer.partitions if name == topic} for topic in ("orders", "refunds")}
+        assert numbers["orders"] == numbers["refunds"]
+        assert len(numbers["orders"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"group_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"instance_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"rack_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"member_epoch": -3}, ErrorCode.INVALID_REQUEST),
+        ({"member_epoch": -2}, ErrorCode.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"topic_partitions": None}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": []}, ErrorCode.INVALID_REQUEST),
+        ({"server_assignor": "best"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        ({"member_epoch": 3}, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({"member_epoch": -1}, ErrorCode.GROUP_ID_NOT_FOUND),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(
+    bench: Any, make_consumer: Any, changes: dict[str, Any], error: ErrorCode
+) -> None:
+    request = make_consumer(bench, "one", ["orders"]).request()
+    for name, value in changes.items():
+        setattr(request, name, value)
+    assert bench.ask(request).error_code == error
+    assert not bench.log
+
+
+def test_version_0_has_the_coordinator_name_the_member(bench: Any, make_consumer: Any) -> None:
+    request = make_consumer(bench, "", ["orders"]).request()
+    assert bench.ask(request, version=0).member_id
+
+
+def test_epochs_that_are_not_the_members_are_fenced(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    _settle(one, two)
+    for epoch in (one.epoch + 1, one.epoch - 2):
+        assert bench.ask(one.request(epoch=epoch)).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+    assert (
+        bench.ask(make_consumer(bench, "three", ["orders"]).request(epoch=2)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    )
+
+
+def test_a_lost_answer_is_given_again(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"])
+    bench.ask(one.request())  # the answer is lost, and the member asks again as it did
+    assert one.beat() is ErrorCode.NONE
+    assert one.partitions == ORDERS
+    assert one.epoch == 1
+
+
+def test_a_static_member_comes_back_to_what_it_had(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"], instance_id="a")
+    two = make_consumer(bench, "two", ["orders"], instance_id="b")
+    one.beat()
+    two.beat()
+    _settle(one, two)
+    had, others = one.partitions, two.partitions
+    intruder = make_consumer(bench, "another", ["orders"], instance_id="a")
+    assert intruder.beat() is ErrorCode.UNRELEASED_INSTANCE_ID
+    assert one.leave(-2) is ErrorCode.NONE
+    epoch = two.epoch
+    again = make_consumer(bench, "one-again", ["orders"], instance_id="a")
+    assert again.beat() is ErrorCode.NONE
+    assert again.partitions == had
+    assert two.beat() is ErrorCode.NONE
+    assert (two.partitions, two.epoch) == (others, epoch)
+    assert one.beat() is ErrorCode.UNRELEASED_INSTANCE_ID  # its place is taken
+
+
+def test_a_static_member_that_stays_away_loses_its_partitions(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"], instance_id="a")
+    two = make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    _settle(one, two)
+    one.leave(-2)
+    for _ in range(10):
+        bench.advance(5_000)
+        two.beat()
+    assert two.partitions == ORDERS
+
+
+def test_more_members_than_allowed(make_bench: Any, make_consumer: Any) -> None:
+    bench = make_bench(GroupConfig(group_consumer_max_size=1))
+    assert make_consumer(bench, "one", ["orders"]).beat() is ErrorCode.NONE
+    assert make_consumer(bench, "two", ["orders"]).beat() is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_requests_wait_for_the_write_before_them(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    bench.holds_appends = True
+    first, second = bench.send(one.request()), bench.send(two.request())
+    assert not bench.answers
+    assert len(bench.held) == 1
+    bench.release()
+    assert one.take(bench.answers[first]) is ErrorCode.NONE
+    assert two.take(bench.answers[second]) is ErrorCode.NONE
+    assert one.partitions == ORDERS
+    assert two.partitions == set()
+
+
+def test_a_refused_write_changes_nothing(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"])
+    bench.fails_with = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert one.beat() is ErrorCode.NOT_COORDINATOR
+    assert bench.shard.describe_consumer_group("group").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert one.beat() is ErrorCode.NONE
+    assert one.partitions == ORDERS
+
+
+def test_a_new_coordinator_goes_on_where_the_old_one_was(bench: Any, make_consumer: Any) -> None:
+    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
+    one.beat()
+    two.beat()
+    one.beat()
+    bench.restart()
+    _settle(one, two)
+    assert one.partitions | two.partitions == ORDERS
+    assert not one.partitions & two.partitions
+
+
+def test_many_members_that_come_at_once_get_one_assignment(make_bench: Any, make_consumer: Any) -> None:
+    bench = make_bench(GroupConfig(group_consumer_assignment_interval_ms=1_000))
+    consumers = [make_consumer(bench, f"m{number}", ["orders"]) for number in range(6)]
+    for consumer in consumers:
+        consumer.beat()
+    assert bench.shard.describe_consumer_group("group").group_state == "Assigning"
+    bench.advance(1_000)
+    _settle(*consumers)
+    assert [len(consumer.partitions) for consumer in consumers] == [1] * 6
+    history = bench.shard.describe_consumer_group("group", include_history=True).history
+    assert len(history) == 2
