@@ -58,7 +58,7 @@ class GroupDraft:
     def take_over(self, now: Now) -> None:
         """The records are written: make the group what they say."""
         group, history = self.group, self.group.history
-        was_settled = group.is_settled
+        was_settled = bool(group.members) and group.is_settled
         if self.trigger is not None:
             history.needed(self.trigger, now)
         for key, value in self._changes:
@@ -70,7 +70,7 @@ class GroupDraft:
             # A coordinator that took the group over between an epoch and its assignment does not know the cause.
             history.needed(RebalanceTrigger(RebalanceCause.COORDINATOR_MOVED), now)
             history.formed(group.target_epoch, len(group.members), now)
-        if group.is_settled and not was_settled and len(history):
+        if group.members and group.is_settled and not was_settled:
             history.served(now)
             history.settled()
 
