@@ -119,9 +119,12 @@ def list_(
     print_table(["topic", "partitions", "replicas"], rows, numeric=["partitions", "replicas"])
 
 
-@topics.command(epilog="Example: tidelog topics describe orders")
+@topics.command(epilog="Example: tidelog topics describe orders --sizes")
 def describe(
     names: Names,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Show what every replica takes on its broker's disks instead.")
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
@@ -133,12 +136,15 @@ def describe(
     with connected(bootstrap, timeout) as cluster:
         admin = Admin(cluster)
         for topic in admin.describe_topics(dict.fromkeys(names)):
-            documents.append(_describe_topic(admin, topic))
+            documents.append(_describe_sizes(admin, topic) if sizes else _describe_topic(admin, topic))
     if json:
         print_json(documents)
         return
     for document in documents:
-        _print_topic(document)
+        if sizes:
+            _print_sizes(document)
+        else:
+            _print_topic(document)
 
 
 @topics.command(epilog="Example: tidelog topics alter orders --partitions 12 --config retention.ms=3600000")
@@ -246,14 +252,23 @@ def _show_outcomes(
         raise typer.Exit(1)
 
 
-def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
+def _bounds(
+    admin: Admin, topic: TopicMetadata
+) -> tuple[dict[TopicPartition, ListedOffset], dict[TopicPartition, ListedOffset]]:
+    """First and end offsets of the partitions that have a leader."""
     from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+    from tidelog.client.cluster import TopicPartition
+
+    led = [TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader_id >= 0]
+    first = admin.list_offsets(dict.fromkeys(led, EARLIEST_TIMESTAMP))
+    return first, admin.list_offsets(dict.fromkeys(led, LATEST_TIMESTAMP))
+
+
+def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
     from tidelog.client.cluster import TopicPartition
     from tidelog.protocol.config_values import ConfigResource, ConfigSource, ResourceType
 
-    led = [TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader_id >= 0]
-    first: dict[TopicPartition, ListedOffset] = admin.list_offsets(dict.fromkeys(led, EARLIEST_TIMESTAMP))
-    last: dict[TopicPartition, ListedOffset] = admin.list_offsets(dict.fromkeys(led, LATEST_TIMESTAMP))
+    first, last = _bounds(admin, topic)
     sizes: dict[TopicPartition, int] = {}
     for directory in admin.describe_log_dirs([TopicPartition(topic.name, row.partition) for row in topic.partitions]):
         for replica in directory.replicas:
@@ -311,6 +326,52 @@ def _print_topic(document: dict[str, object]) -> None:
         for row in partitions
     ]
     print_table(columns, rows, numeric=["partition", "leader", "first offset", "end offset", "size"])
+
+
+def _describe_sizes(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
+    from tidelog.client.cluster import TopicPartition
+
+    first, last = _bounds(admin, topic)
+    replicas: list[dict[str, object]] = []
+    total_bytes = 0
+    for directory in admin.describe_log_dirs([TopicPartition(topic.name, row.partition) for row in topic.partitions]):
+        for replica in sorted(directory.replicas, key=lambda replica: replica.topic_partition):
+            total_bytes += replica.size_bytes
+            key = replica.topic_partition
+            # Offsets, not records: compaction leaves gaps, and transactions have markers of their own.
+            offsets = last[key].offset - first[key].offset if key in first and key in last else None
+            replicas.append(
+                {
+                    "partition": key.partition,
+                    "broker": directory.node_id,
+                    "size_bytes": replica.size_bytes,
+                    "offsets": offsets,
+                    "bytes_per_offset": round(replica.size_bytes / offsets, 1) if offsets else None,
+                    "directory": directory.path,
+                }
+            )
+    return {"topic": topic.name, "size_bytes": total_bytes, "replicas": replicas}
+
+
+def _print_sizes(document: dict[str, object]) -> None:
+    replicas = document["replicas"]
+    total_bytes = document["size_bytes"]
+    assert isinstance(replicas, list)
+    assert isinstance(total_bytes, int)
+    print_line(f"{document['topic']}  {plural(len(replicas), 'replica')}, {size_text(total_bytes)}")
+    columns = ["partition", "broker", "size", "offsets", "bytes/offset", "directory"]
+    rows = [
+        [
+            str(row["partition"]),
+            str(row["broker"]),
+            size_text(row["size_bytes"]),
+            "-" if row["offsets"] is None else count_text(row["offsets"]),
+            "-" if row["bytes_per_offset"] is None else f"{row['bytes_per_offset']:.1f}",
+            row["directory"],
+        ]
+        for row in replicas
+    ]
+    print_table(columns, rows, numeric=["partition", "broker", "size", "offsets", "bytes/offset"])
 
 
 def _pair(text: str) -> tuple[str, str]:

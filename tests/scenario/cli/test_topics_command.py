@@ -41,6 +41,22 @@ def test_describe_shows_offsets_and_sizes(tidelog: Command, topic: str) -> None:
     assert rows[1]["size_bytes"] > 60
 
 
+def test_describe_sizes_shows_what_every_replica_takes(tidelog: Command, topic: str) -> None:
+    tidelog("produce", topic, "--partition", "1", stdin=b"one\ntwo\n").ok()
+    [document] = tidelog("topics", "describe", topic, "--sizes", "--json").ok().json()
+    rows = document["replicas"]
+    assert [(row["partition"], row["broker"], row["offsets"]) for row in rows] == [(0, 1, 0), (1, 1, 2), (2, 1, 0)]
+    taken = rows[1]["size_bytes"]
+    assert taken == document["size_bytes"] > 60
+    assert rows[1]["bytes_per_offset"] == taken / 2
+    assert rows[0]["bytes_per_offset"] is None
+    assert rows[1]["directory"].endswith("broker-1")
+    lines = tidelog("topics", "describe", topic, "--sizes").ok().text.splitlines()
+    assert lines[0].startswith(f"{topic}  3 replicas, ")
+    assert lines[1].split() == ["PARTITION", "BROKER", "SIZE", "OFFSETS", "BYTES/OFFSET", "DIRECTORY"]
+    assert lines[3].split()[-3:] == ["2", f"{taken / 2:.1f}", rows[1]["directory"]]
+
+
 def test_list(tidelog: Command, topic: str) -> None:
     listed = {row["topic"]: row for row in tidelog("topics", "list", "--json").ok().json()}
     assert listed[topic]["partitions"] == 3
