@@ -48,8 +48,6 @@ class ClassicRequests:
 
     def join(self, request: JoinGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
         config = self._state.config
-        if not request.group_id:
-            return _join_refusal(exchange, ErrorCode.INVALID_GROUP_ID, request.member_id)
         shortest_ms, longest_ms = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
         if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return _join_refusal(exchange, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
@@ -83,8 +81,6 @@ class ClassicRequests:
         several = client.api_version >= _SEVERAL_MEMBERS_FROM
         leaving = request.members if several else [MemberIdentity(member_id=request.member_id)]
         group = self._find(request.group_id)
-        if group is ErrorCode.INVALID_GROUP_ID:
-            return [Answer(exchange, LeaveGroupResponse(error_code=group))]
         errors: list[ErrorCode]
         if isinstance(group, ErrorCode):
             errors = [group for _ in leaving]
@@ -105,8 +101,6 @@ class ClassicRequests:
             del self._state.groups[group.group_id]
 
     def _find(self, group_id: str) -> ClassicGroup | ErrorCode:
-        if not group_id:
-            return ErrorCode.INVALID_GROUP_ID
         group = self._state.groups.get(group_id)
         return group if isinstance(group, ClassicGroup) else ErrorCode.UNKNOWN_MEMBER_ID
 

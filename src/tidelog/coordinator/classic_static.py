@@ -68,7 +68,6 @@ def _moves_nothing(group: ClassicGroup, old: ClassicMember, instance: ClassicMem
 
 def _write(group: ClassicGroup, old: ClassicMember, instance: ClassicMember, api_version: int) -> Append:
     """Write the group with the instance under its new id, and let that take effect."""
-    generation_id = group.generation_id
     members = [instance if member is old else member for member in group.members]
     assignment = {member.member_id: member.assignment for member in group.members}
     assignment[instance.member_id] = old.assignment
@@ -82,11 +81,8 @@ def _write(group: ClassicGroup, old: ClassicMember, instance: ClassicMember, api
         group.coming_back.clear()
         if error is not ErrorCode.NONE:
             out.append(Answer(written.exchange, JoinGroupResponse(error_code=coordinator_error(error))))
-        elif (
-            group.state is ClassicState.STABLE
-            and group.generation_id == generation_id
-            and group.members.get(old.member_id) is old
-        ):
+        elif group.state is ClassicState.STABLE and group.members.get(old.member_id) is old:
+            # It is the same generation: for the next one to be stable, a later write would have to be decided.
             former_leader_id = group.members.leader_id or ""
             _take_place(group, old, instance, now, out)
             out.append(Answer(written.exchange, _response(group, instance, former_leader_id, api_version)))

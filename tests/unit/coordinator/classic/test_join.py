@@ -56,7 +56,6 @@ def test_an_id_that_nobody_uses_is_forgotten_and_with_it_the_group(coordinator: 
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"group": ""}, ErrorCode.INVALID_GROUP_ID),
         ({"session_ms": 5_999}, ErrorCode.INVALID_SESSION_TIMEOUT),
         ({"session_ms": 1_800_001}, ErrorCode.INVALID_SESSION_TIMEOUT),
         ({"member_id": "nobody"}, ErrorCode.UNKNOWN_MEMBER_ID),
