@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.controller.image import INTERNAL_TOPICS
+from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import Compression, iter_headers
 
@@ -68,6 +70,7 @@ class Partition:
         "_acknowledgeable_end_offset",
         "_is_sole_replica",
         "flush_is_running",
+        "is_internal",
         "is_leader",
         "isr",
         "leader",
@@ -90,6 +93,8 @@ class Partition:
         self.topic_id = topic_id
         self.log = log
         self.node_id = node_id
+        # Only the broker itself writes to it.
+        self.is_internal = topic in INTERNAL_TOPICS
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.leader = -1
@@ -157,10 +162,14 @@ class Partition:
 
     # Writing
 
-    def append(self, records: memoryview | None, required_acks: int) -> AppendResult:
+    def append(
+        self, records: memoryview | None, required_acks: int, origin: AppendOrigin = AppendOrigin.CLIENT
+    ) -> AppendResult:
         """Append one batch as leader; raises KafkaError and changes nothing when it can't be taken."""
         if not self.is_leader:
             self.check_leader()
+        if self.is_internal and origin is AppendOrigin.CLIENT:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"clients may not write to the topic {self.topic}")
         log = self.log
         if required_acks == ACKS_ALL and len(self.isr) < log.config.min_insync_replicas:
             raise KafkaError(
@@ -172,7 +181,7 @@ class Partition:
         if len(records) > _BATCH_ATTRIBUTES_LOW_BYTE and records[_BATCH_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
             # No transaction can be open: this cluster has no transaction coordinator that could have begun one.
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the producer has no open transaction")
-        result = log.append_as_leader(records, leader_epoch=self.leader_epoch)
+        result = log.append_as_leader(records, leader_epoch=self.leader_epoch, origin=origin)
         self.advance_high_watermark()
         return result
 

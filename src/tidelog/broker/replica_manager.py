@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import AppendResult, LogConfig, LogManager, LogStorageError
+from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class ReplicaManager:
         self._log_configs = LogConfigs(settings, table)
         self._by_name: dict[tuple[str, int], Partition] = {}
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
+        # Told of partitions that begin or cease to be led here, are led in another epoch, or are gone.
+        self.on_leadership_changed: Callable[[Partition], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
         self._files = PartitionFiles(logs, self._on_opened)
@@ -114,8 +116,14 @@ class ReplicaManager:
 
     def _apply_state(self, partition: Partition, state: PartitionState) -> None:
         if partition.apply(state):
-            self._purgatory.check(partition)
+            self._on_leadership_changed(partition)
         self._progress(partition)
+
+    def _on_leadership_changed(self, partition: Partition) -> None:
+        """Whoever waits for the partition, or goes by its leadership, must look again."""
+        self._purgatory.check(partition)
+        if self.on_leadership_changed is not None:
+            self.on_leadership_changed(partition)
 
     def _on_opened(self, opened: Iterable[Opened]) -> None:
         """Serve partitions whose logs were opened, in the states that they have by now."""
@@ -149,7 +157,7 @@ class ReplicaManager:
             if partition is not None:
                 del self._by_name[topic.name, index]
                 partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                self._purgatory.check(partition)
+                self._on_leadership_changed(partition)
         here = [index for index, state in enumerate(topic.partitions) if self.node_id in state.replicas]
         if here:
             self._files.delete(topic, here)
@@ -214,10 +222,16 @@ class ReplicaManager:
 
     # Writing
 
-    def append(self, partition: Partition, records: memoryview | None, required_acks: int) -> AppendResult:
+    def append(
+        self,
+        partition: Partition,
+        records: memoryview | None,
+        required_acks: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendResult:
         """Append one batch; raises KafkaError. Whether it may be acknowledged, the partition tells."""
         try:
-            result = partition.append(records, required_acks)
+            result = partition.append(records, required_acks, origin)
         except LogStorageError:
             self._check_storage(partition)
             raise
@@ -372,7 +386,7 @@ class ReplicaManager:
         for other in self._by_id.values():
             if other.log.directory.parent == directory and not other.unavailable:
                 other.stop(ErrorCode.KAFKA_STORAGE_ERROR)
-                self._purgatory.check(other)
+                self._on_leadership_changed(other)
 
 
 def _measure(params: FetchParams, partition: Partition, fetch: PartitionFetch) -> int:

@@ -13,6 +13,7 @@ from tidelog.broker.auto_create import AutoTopicCreation
 from tidelog.broker.metadata_view import MetadataView
 
 if TYPE_CHECKING:
+    from tidelog.broker.group_service import GroupService
     from tidelog.broker.producer_ids import ProducerIdAllocator
     from tidelog.broker.replica_manager import ReplicaManager
     from tidelog.common.clock import Clock
@@ -43,6 +44,7 @@ class BrokerServices:
     logs: LogManager
     replicas: ReplicaManager
     producer_ids: ProducerIdAllocator
+    groups: GroupService
     # The address that clients are told, from advertised.listeners; it need not be the one that is bound.
     host: str
     port: int

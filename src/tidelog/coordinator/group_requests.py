@@ -16,7 +16,6 @@ from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
 from tidelog.protocol.messages.k16_list_groups import ListedGroup
-from tidelog.protocol.messages.k42_delete_groups import DeletableGroupResult
 
 
 class GroupRequests:
@@ -50,11 +49,8 @@ class GroupRequests:
             group_type=group.type.value,
         )
 
-    def describe_groups(self, group_ids: Sequence[str]) -> list[DescribedGroup]:
-        """Classic groups; an id that no classic group has is described as dead, with an error from version 6 on."""
-        return [self._describe(group_id) for group_id in group_ids]
-
-    def _describe(self, group_id: str) -> DescribedGroup:
+    def describe(self, group_id: str) -> DescribedGroup:
+        """A classic group; an id that none has is described as dead, with an error that older versions leave out."""
         group = self._state.groups.get(group_id)
         if group is not None and group.type is GroupType.CLASSIC:
             return group.describe()
@@ -68,29 +64,21 @@ class GroupRequests:
             group_state=DEAD,
         )
 
-    def delete_groups(self, group_ids: Sequence[str], exchange: int) -> list[Action]:
-        """Delete these groups; the answer is a list of DeletableGroupResult."""
-        results = []
-        deleted = []
-        records: list[GroupRecord] = []
-        for group_id in dict.fromkeys(group_ids):
-            error = self._check_delete(group_id)
-            results.append(DeletableGroupResult(group_id=group_id, error_code=error))
-            if error is ErrorCode.NONE:
-                deleted.append(results[-1])
-                records += self.tombstones(group_id)
-        if not records:
-            return [Answer(exchange, results)]
+    def delete(self, group_id: str, exchange: int) -> list[Action]:
+        """Delete a group; the answer is an ErrorCode."""
+        error = self._check_delete(group_id)
+        if error:
+            return [Answer(exchange, error)]
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
-            actions: list[Action] = []
-            for result in deleted:
-                if error:
-                    result.error_code = coordinator_error(error)
-                else:
-                    actions += self.forget(result.group_id)
-            return [*actions, Answer(exchange, results)]
+            if error:
+                return [Answer(exchange, coordinator_error(error))]
+            return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
 
+        records = self._tombstones(group_id)
+        if not records:
+            # It has nothing but offsets that a transaction would have committed.
+            return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
         return self._state.appends.start_all(records, finish)
 
     def _check_delete(self, group_id: str) -> ErrorCode:
@@ -99,7 +87,7 @@ class GroupRequests:
         group = self._state.groups.get(group_id)
         return ErrorCode.NONE if group is None else group.check_delete()
 
-    def tombstones(self, group_id: str) -> list[GroupRecord]:
+    def _tombstones(self, group_id: str) -> list[GroupRecord]:
         """The records that delete a group, its offsets first, so that a crash between them leaves a group to delete."""
         records = [
             offset_tombstone(group_id, topic, partition)
@@ -108,7 +96,7 @@ class GroupRequests:
         group = self._state.groups.get(group_id)
         return records if group is None else records + group.tombstones()
 
-    def forget(self, group_id: str) -> list[Action]:
+    def _forget(self, group_id: str) -> list[Action]:
         """The group's tombstones are committed."""
         self._state.offsets.pop(group_id, None)
         group = self._state.groups.pop(group_id, None)

@@ -43,6 +43,7 @@ from tidelog.protocol.messages.k47_offset_delete import (
 _TOPIC_IDS_FROM: Final = 10
 _GROUP_ID_NOT_FOUND_FROM: Final = 9
 _NO_OFFSET: Final = -1
+NO_PRODUCER_ID: Final = -1
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 Commits = list[tuple[str, int, CommittedOffset]]
@@ -54,13 +55,22 @@ class OffsetRequests:
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
-    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None) -> None:
-        """Take over a record of the log."""
-        if value is not None:
-            offset = CommittedOffset.from_value(value)
-            self._state.offsets_of(key.group).put(key.topic, key.partition, offset)
-        else:
+    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Take over a record of the log, which belongs to a transaction if it has a producer id."""
+        if value is None:
             self._forget(key.group, ((key.topic, key.partition),))
+            return
+        offsets, offset = self._state.offsets_of(key.group), CommittedOffset.from_value(value)
+        if producer_id == NO_PRODUCER_ID:
+            offsets.put(key.topic, key.partition, offset)
+        else:
+            offsets.put_pending(producer_id, key.topic, key.partition, offset)
+
+    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
+        for group_id, offsets in tuple(self._state.offsets.items()):
+            offsets.end_transaction(producer_id, committed=committed)
+            if not offsets:
+                del self._state.offsets[group_id]
 
     def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
         offsets = self._state.offsets.get(group_id)

@@ -8,8 +8,9 @@ what is answered was committed. Whatever a request changes, a replay of the reco
     shard.on_loaded(now)                    after which requests may be handed in
 
 Requests of the several kinds are handled by parts that share a ShardState: offsets by `offset_requests`, what is asked
-about groups of any kind by `group_requests`, what members of classic groups ask for by `classic_requests`. A part for
-one kind of group has `replay(key, value)` for its records.
+about groups of any kind by `group_requests`, what members of classic groups ask for by `classic_requests`, what members
+of the new protocol ask for by `consumer_requests`. A part for one kind of group has `replay(key, value)` for its
+records.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import TYPE_CHECKING
 from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
 from tidelog.coordinator.classic_requests import ClassicRequests
 from tidelog.coordinator.config import GroupConfig, GroupImage
+from tidelog.coordinator.consumer_group import ConsumerGroup
+from tidelog.coordinator.consumer_requests import ConsumerRequests
 from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, decode_record, record_number
 from tidelog.coordinator.group_requests import GroupRequests
-from tidelog.coordinator.offset_requests import OffsetRequests
+from tidelog.coordinator.offset_requests import NO_PRODUCER_ID, OffsetRequests
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
     from tidelog.protocol.messages.k16_list_groups import ListedGroup
     from tidelog.protocol.messages.k47_offset_delete import OffsetDeleteRequest
+    from tidelog.protocol.messages.k68_consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+    from tidelog.protocol.messages.k69_consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +56,31 @@ class GroupShard:
         self._offsets = OffsetRequests(self.state)
         self._groups = GroupRequests(self.state)
         self._classic = ClassicRequests(self.state)
+        self._consumer = ConsumerRequests(self.state)
         self._unknown_records: set[int] = set()
 
     # Loading and unloading
 
-    def replay(self, record: GroupRecord, offset: int) -> None:
-        """Take over one record of the partition; raises ProtocolError when it can't be read."""
+    def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Take over one record of the partition; raises ProtocolError when it can't be read.
+
+        With a producer id it belongs to a transaction, whose end decides whether it counts.
+        """
         decoded = decode_record(record)
         if decoded is None:
             self._warn_of_unknown(record_number(record.key), offset)
             return
         key, value = decoded
         if isinstance(key, OffsetCommitKey):
-            self._offsets.replay(key, value)
+            self._offsets.replay(key, value, producer_id)
         elif isinstance(key, GroupMetadataKey):
             self._classic.replay(key, value)
+        else:
+            self._consumer.replay(key, value)
+
+    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
+        """Take over the marker that ends a transaction."""
+        self._offsets.replay_transaction_end(producer_id, committed=committed)
 
     def _warn_of_unknown(self, number: int, offset: int) -> None:
         if number not in self._unknown_records:
@@ -88,7 +103,7 @@ class GroupShard:
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
         """This broker is no longer the coordinator: tell whoever waits in a group; nothing may be called after this."""
-        actions: list[Action] = []
+        actions = self._consumer.on_unloaded(error)
         for group in self.state.groups.values():
             actions += group.on_unloaded(error)
         return actions
@@ -104,6 +119,8 @@ class GroupShard:
         if key == _EXPIRATION:
             return [*self._offsets.expire(now), self._next_expiration(now)]
         group = self.state.groups.get(str(key[0]))
+        if isinstance(group, ConsumerGroup):
+            return self._consumer.on_timer(group, key, now)
         actions = [] if group is None else group.on_timer(key, now)
         self._classic.forget_unused(str(key[0]))
         return actions
@@ -135,12 +152,12 @@ class GroupShard:
     def list_groups(self, states: Sequence[str], types: Sequence[str]) -> list[ListedGroup]:
         return self._groups.list_groups(states, types)
 
-    def describe_groups(self, group_ids: Sequence[str]) -> list[DescribedGroup]:
-        return self._groups.describe_groups(group_ids)
+    def describe_group(self, group_id: str) -> DescribedGroup:
+        return self._groups.describe(group_id)
 
-    def delete_groups(self, group_ids: Sequence[str], exchange: int) -> list[Action]:
-        """Answers with a list of DeletableGroupResult."""
-        return self._groups.delete_groups(group_ids, exchange)
+    def delete_group(self, group_id: str, exchange: int) -> list[Action]:
+        """Answers with an ErrorCode."""
+        return self._groups.delete(group_id, exchange)
 
     # Classic groups
 
@@ -155,3 +172,13 @@ class GroupShard:
 
     def leave(self, request: LeaveGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
         return self._classic.leave(request, client, now, exchange)
+
+    # Groups of the new consumer protocol
+
+    def consumer_heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, client: Client, now: Now, exchange: int
+    ) -> list[Action]:
+        return self._consumer.heartbeat(request, client, now, exchange)
+
+    def describe_consumer_group(self, group_id: str, *, include_history: bool = False) -> DescribedConsumerGroup:
+        return self._consumer.describe(group_id, include_history=include_history)

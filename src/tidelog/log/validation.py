@@ -80,7 +80,8 @@ def validate_batch(records: memoryview, config: LogConfig, now_ms: int, origin: 
         log_append_time_ms = now_ms
     else:
         _check_timestamps(records, header, config, now_ms)
-    must_have_keys = "compact" in config.cleanup_policy and not header.is_control
+    # The coordinator writes keys always, and its small batches are many.
+    must_have_keys = origin is AppendOrigin.CLIENT and "compact" in config.cleanup_policy and not header.is_control
     target = _topic_compression(header, config)
     if must_have_keys or target is not header.compression:
         opened = _open(records, header, config, must_have_keys=must_have_keys)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tidelog.broker import handlers
 from tidelog.broker.connection_set import ConnectionSet, NetworkLimits
 from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.group_service import GroupService
 from tidelog.broker.listener import Listener, bind
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_manager import ReplicaManager
@@ -119,6 +120,7 @@ class BrokerServer:
             clean_shutdown=logs.was_clean_shutdown,
         )
         await services.replicas.settled()
+        services.groups.start()
         self._start_background_tasks(logs)
         self._listen(limits, sockets, services)
 
@@ -191,6 +193,8 @@ class BrokerServer:
         replicas.apply(EMPTY_IMAGE, controller.image)
         producer_ids = ProducerIdAllocator(controller.allocate_producer_ids)
         self._open.push_async_callback(producer_ids.close)
+        groups = GroupService(settings=self.settings, clock=self.clock, controller=controller, replicas=replicas)
+        self._open.push_async_callback(groups.close)
         return BrokerServices(
             node_id=self.node_id,
             cluster_id=controller.image.cluster_id,
@@ -201,6 +205,7 @@ class BrokerServer:
             logs=logs,
             replicas=replicas,
             producer_ids=producer_ids,
+            groups=groups,
             host=advertised.host,
             port=advertised.port,
         )

@@ -30,7 +30,6 @@ UNKNOWN_TAGS = b"\x02" + b"\x09\x02\xca\xfe" + b"\xac\x02\x00"
 NAMED = b"\x04raw" + b"\x021"  # compact strings: the name and version of the client software
 
 SASL_KEYS = {17, 36}
-GROUP_KEYS = {8, 9, 11, 12, 13, 14, 15, 16, 42, 47, 68, 69}
 TRANSACTION_KEYS = {24, 25, 26, 27, 28, 65, 66}
 QUOTA_KEYS = {48, 49}
 
@@ -144,10 +143,10 @@ def test_slow_clients_have_ten_minutes(shared_broker: Broker, connect: Connect) 
 
 
 def test_only_what_is_served_is_advertised(shared_broker: Broker, connect: Connect) -> None:
-    """Behaviours 11, 18 and 43: neither SASL nor groups, transactions or quotas; asking for them anyway closes."""
+    """Behaviours 11 and 43: neither SASL nor transactions or quotas; asking for them anyway closes."""
     offered = served(connect(shared_broker))
     assert {PRODUCE.key, FETCH.key, METADATA.key, API_VERSIONS.key} <= set(offered)
-    assert not (SASL_KEYS | GROUP_KEYS | TRANSACTION_KEYS | QUOTA_KEYS) & set(offered)
+    assert not (SASL_KEYS | TRANSACTION_KEYS | QUOTA_KEYS) & set(offered)
     for api in all_apis():
         if api.key not in offered:
             client = connect(shared_broker)

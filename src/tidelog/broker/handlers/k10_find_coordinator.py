@@ -4,8 +4,8 @@ Versions served: 0-6.
 - 0: groups only. 1: key type, throttle time, error message. 2: throttled after the answer (KIP-219). 3: flexible.
 - 4: many keys at once (KIP-699). 5: TRANSACTION_ABORTABLE may be answered (KIP-890). 6: share groups (KIP-932).
 
-This broker has no coordinators, so it says COORDINATOR_NOT_AVAILABLE, which clients treat as "ask again later": a
-client that only produces and reads assigned partitions is not disturbed.
+The first one who looks for a group's coordinator waits until __consumer_offsets is made. There are no coordinators of
+transactions and share groups: these are answered COORDINATOR_NOT_AVAILABLE, which clients treat as "ask again later".
 """
 
 from __future__ import annotations
@@ -23,24 +23,38 @@ from tidelog.protocol.messages.k10_find_coordinator import (
 )
 
 _BATCHED_FROM_VERSION = 4
-_KEY_TYPES: Final = {0: "consumer groups", 1: "transactions", 2: "share groups"}
+_GROUP: Final = 0
+_KEY_TYPES: Final = {_GROUP: "consumer groups", 1: "transactions", 2: "share groups"}
 _SHARE, _SHARE_FROM_VERSION = 2, 6
 
 
 @handles(FIND_COORDINATOR, "0-6")
-def handle_find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
-    error, message = _refusal(request.key_type, context.version)
-    if context.version < _BATCHED_FROM_VERSION:
-        return FindCoordinatorResponse(error_code=error, error_message=message, node_id=-1, port=-1)
+async def handle_find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
+    if context.version >= _BATCHED_FROM_VERSION:
+        found = [await _find(key, request.key_type, context) for key in request.coordinator_keys]
+        return FindCoordinatorResponse(coordinators=found)
+    one = await _find(request.key, request.key_type, context)
     return FindCoordinatorResponse(
-        coordinators=[
-            Coordinator(key=key, node_id=-1, port=-1, error_code=error, error_message=message)
-            for key in request.coordinator_keys
-        ]
+        error_code=one.error_code,
+        error_message=one.error_message,
+        node_id=one.node_id,
+        host=one.host,
+        port=one.port,
     )
 
 
-def _refusal(key_type: int, version: int) -> tuple[ErrorCode, str]:
+async def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
+    version = context.version
     if key_type not in _KEY_TYPES or (key_type == _SHARE and version < _SHARE_FROM_VERSION):
-        return ErrorCode.INVALID_REQUEST, f"version {version} has no coordinator key type {key_type}"
-    return ErrorCode.COORDINATOR_NOT_AVAILABLE, f"this broker has no coordinator for {_KEY_TYPES[key_type]}"
+        return _refuse(key, ErrorCode.INVALID_REQUEST, f"version {version} has no coordinator key type {key_type}")
+    if key_type != _GROUP:
+        message = f"this broker has no coordinator for {_KEY_TYPES[key_type]}"
+        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
+    broker = await context.services.groups.find_coordinator(key)
+    if broker is None:
+        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group's partition has no leader at the moment")
+    return Coordinator(key=key, node_id=broker.node_id, host=broker.host, port=broker.port)
+
+
+def _refuse(key: str, error: ErrorCode, message: str) -> Coordinator:
+    return Coordinator(key=key, node_id=-1, port=-1, error_code=error, error_message=message)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from tidelog.broker.group_service import GroupService
 from tidelog.broker.handlers import (  # noqa: F401 - importing a handler registers it
     k03_metadata,
     k10_find_coordinator,
@@ -77,6 +78,7 @@ class AdminBroker:
             logs=unused,
             replicas=cast(ReplicaManager, self.replicas),
             producer_ids=unused,
+            groups=self.run(self._groups(clock)),
             host="127.0.0.1",
             port=9092,
         )
@@ -86,6 +88,14 @@ class AdminBroker:
         await controller.start()
         await controller.register_broker(NODE_ID, "127.0.0.1", 9092, "rack-a", clean_shutdown=True)
         return controller
+
+    async def _groups(self, clock: VirtualClock) -> GroupService:
+        return GroupService(
+            settings=self.settings,
+            clock=clock,
+            controller=self.controller,
+            replicas=cast(ReplicaManager, self.replicas),
+        )
 
     @property
     def image(self) -> ClusterImage:
@@ -110,6 +120,7 @@ class AdminBroker:
 
     def close(self) -> None:
         self.run(self.services.auto_topic_creation.close())
+        self.run(self.services.groups.close())
         self.run(self.controller.close())
         self._runner.close()
 

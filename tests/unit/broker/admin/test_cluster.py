@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,19 +42,32 @@ def test_controllers_are_not_reached_through_a_broker(broker: AdminBroker, endpo
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_there_is_no_coordinator(broker: AdminBroker, version: int) -> None:
+def test_the_first_look_for_a_groups_coordinator_makes_its_topic(broker: AdminBroker, version: int) -> None:
     keys = ["g1", "g2"]
     request = FindCoordinatorRequest(coordinator_keys=keys) if version >= 4 else FindCoordinatorRequest(key="g1")
     answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)
     if version >= 4:
-        assert [(each.key, each.error_code, each.node_id) for each in answer.coordinators] == [
-            ("g1", 15, -1),
-            ("g2", 15, -1),
+        assert [(each.key, each.error_code, each.node_id, each.host, each.port) for each in answer.coordinators] == [
+            ("g1", 0, 1, "127.0.0.1", 9092),
+            ("g2", 0, 1, "127.0.0.1", 9092),
         ]
-        assert all("consumer groups" in (each.error_message or "") for each in answer.coordinators)
     else:
-        assert (answer.error_code, answer.node_id, answer.host) == (15, -1, "")
-        assert bool(answer.error_message) == (version >= 1)
+        assert (answer.error_code, answer.node_id, answer.host, answer.port) == (0, 1, "127.0.0.1", 9092)
+    topic = broker.image.topics["__consumer_offsets"]
+    assert (len(topic.partitions), topic.replication_factor, topic.is_internal) == (50, 1, True)
+    assert broker.image.topic_configs(topic.name) == {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": "104857600",
+    }
+
+
+def test_a_replication_factor_that_was_set_is_waited_for(make_broker: Callable[..., AdminBroker]) -> None:
+    broker = make_broker("offsets.topic.replication.factor=3")
+    request = FindCoordinatorRequest(coordinator_keys=["g"])
+    [found] = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, 4).coordinators
+    assert (found.error_code, found.node_id, bool(found.error_message)) == (15, -1, True)
+    assert "__consumer_offsets" not in broker.image.topics
 
 
 @pytest.mark.parametrize(("key_type", "version", "error"), [(1, 6, 15), (2, 6, 15), (2, 5, 42), (7, 6, 42)])

@@ -12,7 +12,7 @@ import pytest
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
 from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
-from tidelog.log import AppendResult, LogConfig, PartitionLog
+from tidelog.log import AppendOrigin, AppendResult, LogConfig, PartitionLog
 from tidelog.log.recovery import create_log
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import encode_batch
@@ -44,7 +44,7 @@ class CountingLog:
     def latest_epoch(self) -> int:
         return self.epochs[-1][0] if self.epochs else -1
 
-    def append_as_leader(self, records: memoryview, *, leader_epoch: int) -> AppendResult:
+    def append_as_leader(self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin) -> AppendResult:
         if leader_epoch > self.latest_epoch:
             self.epochs.append((leader_epoch, self.log_end_offset))
         self.log_end_offset += 1

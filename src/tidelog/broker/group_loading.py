@@ -1,0 +1,58 @@
+"""Reads one partition of __consumer_offsets into a shard, while the event loop goes on serving.
+
+What always holds: everything up to the end that the log had when loading began is replayed, in order; the log is asked
+on the event loop, what takes long (disk, decompression, replay) runs in a thread; nobody else uses the shard meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tidelog.broker.partition import Partition
+from tidelog.coordinator.actions import GroupRecord
+from tidelog.coordinator.shard import GroupShard
+from tidelog.log import FileSlice
+from tidelog.records import ControlRecordType, check_crc, decode_records, iter_headers, parse_control_record
+
+_INLINE_BYTES_MAX: Final = 16 * 1024
+"""A log this small is read at once: handing it to a thread would take longer."""
+
+
+async def load_shard(shard: GroupShard, partition: Partition, buffer_bytes: int) -> int:
+    """Replay the partition's log; returns how many records it holds. Raises KafkaError and others."""
+    log = partition.log
+    end_offset = log.log_end_offset
+    offset, count = log.log_start_offset, 0
+    while offset < end_offset:
+        read = log.read(offset, buffer_bytes, limit_offset=end_offset, min_one_batch=True)
+        if not read.size_bytes:
+            break
+        if read.size_bytes <= _INLINE_BYTES_MAX:
+            offset, replayed = _replay(shard, read.records)
+        else:
+            offset, replayed = await asyncio.to_thread(_replay, shard, read.records)
+        count += replayed
+    return count
+
+
+def _replay(shard: GroupShard, records: FileSlice | bytes) -> tuple[int, int]:
+    """Replay whole batches; returns the offset to go on with, and the number of records."""
+    data = records if isinstance(records, bytes) else records.read()
+    next_offset, count = 0, 0
+    for position, header in iter_headers(data, allow_partial=True):
+        check_crc(data, header, position)
+        next_offset = header.next_offset
+        decoded = decode_records(data, position, check_crc=False)
+        if header.is_control:
+            for record in decoded:
+                marker = parse_control_record(record).type
+                if marker is not None:
+                    shard.replay_transaction_end(header.producer_id, committed=marker is ControlRecordType.COMMIT)
+            continue
+        producer_id = header.producer_id if header.is_transactional else -1
+        for record in decoded:
+            if record.key is not None:
+                shard.replay(GroupRecord(record.key, record.value), record.offset, producer_id)
+                count += 1
+    return next_offset, count

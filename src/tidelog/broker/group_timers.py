@@ -1,0 +1,111 @@
+"""Timers of group coordinators: any number of them behind one timer of the event loop, by the broker's clock.
+
+What always holds: a timer that is set again counts from the last time it was set; one that is put off, as every
+heartbeat does, costs a look-up and no new entry; with a virtual clock nothing is due until the clock is advanced.
+A key is a pair of its owner, who may cancel all of his at once, and what he knows the timer by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable, Hashable
+
+from tidelog.common.clock import Clock
+
+# What is due close together is done in one turn of the loop, and a clock that stands still is not asked all the time.
+_PAUSE_MIN_S = 0.01
+_PAUSE_MAX_S = 60.0
+
+
+TimerId = tuple[int, Hashable]
+
+
+class TimerHeap:
+    """Timers by key."""
+
+    def __init__(self, clock: Clock, on_due: Callable[[int, Hashable], None]) -> None:
+        """To be made on the running event loop, where `on_due` is called with the owner and key of each due timer."""
+        self._clock = clock
+        self._on_due = on_due
+        self._loop = asyncio.get_running_loop()
+        self._due_ms: dict[TimerId, float] = {}
+        # An entry whose timer was put off is looked at when its old time comes, and put back with the new one.
+        self._heap: list[tuple[float, int, TimerId]] = []
+        self._heap_due_ms: dict[TimerId, float] = {}
+        self._order = itertools.count()
+        self._handle: asyncio.TimerHandle | None = None
+        self._handle_due_ms = 0.0
+        self._is_closed = False
+        self._stop_listening = clock.on_advance(self._wake)
+
+    def __len__(self) -> int:
+        return len(self._due_ms)
+
+    def set(self, key: TimerId, due_ms: float) -> None:
+        self._due_ms[key] = due_ms
+        known_ms = self._heap_due_ms.get(key)
+        if known_ms is None or due_ms < known_ms:
+            self._push(key, due_ms)
+            if self._handle is None or due_ms < self._handle_due_ms:
+                self._arm()
+
+    def cancel(self, key: TimerId) -> None:
+        self._due_ms.pop(key, None)
+
+    def cancel_all(self, owner: int) -> None:
+        """Forget every timer of this owner; rare, as it looks at all timers."""
+        for key in [key for key in self._due_ms if key[0] == owner]:
+            del self._due_ms[key]
+
+    def run_due(self) -> None:
+        """Call back for everything that is due now."""
+        while not self._is_closed and self._heap:
+            due_ms, _, key = self._heap[0]
+            if due_ms > self._clock.monotonic_ms():
+                break
+            heapq.heappop(self._heap)
+            if self._heap_due_ms.get(key) == due_ms:
+                del self._heap_due_ms[key]
+            current_ms = self._due_ms.get(key)
+            if current_ms is None:
+                continue
+            if current_ms > due_ms:
+                if key not in self._heap_due_ms:
+                    self._push(key, current_ms)
+                continue
+            del self._due_ms[key]
+            self._on_due(*key)
+
+    def close(self) -> None:
+        """Call nobody any more."""
+        self._is_closed = True
+        self._stop_listening()
+        if self._handle is not None:
+            self._handle.cancel()
+
+    def _push(self, key: TimerId, due_ms: float) -> None:
+        self._heap_due_ms[key] = due_ms
+        heapq.heappush(self._heap, (due_ms, next(self._order), key))
+
+    def _arm(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._is_closed or not self._heap:
+            return
+        self._handle_due_ms = self._heap[0][0]
+        pause_s = (self._handle_due_ms - self._clock.monotonic_ms()) / 1000
+        self._handle = self._loop.call_later(min(max(pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S), self._tick)
+
+    def _tick(self) -> None:
+        self._handle = None
+        try:
+            self.run_due()
+        finally:
+            self._arm()
+
+    def _wake(self) -> None:
+        # A virtual clock may be turned from a test's own thread.
+        self._loop.call_soon_threadsafe(self._tick)

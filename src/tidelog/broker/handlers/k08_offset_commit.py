@@ -1,0 +1,57 @@
+"""OffsetCommit (key 8): a group's offsets, written to __consumer_offsets and answered when they are committed.
+
+Versions served: 2-10.
+- 2 to 4 may say how long to keep the offsets (KIP-211 ended that with 5). 3: throttle time. 4: throttled after the
+  answer (KIP-219). 6: leader epoch of the committed offset (KIP-320). 7: static members (KIP-345). 8: flexible.
+- 9: members of the new consumer protocol (KIP-848), which may be told STALE_MEMBER_EPOCH. 10: topics by id.
+
+All partitions of a request are one batch in the log. A consumer that assigns partitions to itself commits without a
+member id and with generation -1, as long as its group has no members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+from tidelog.broker.registry import handles
+from tidelog.broker.request_context import RequestContext
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k08_offset_commit import (
+    OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+
+
+@handles(OFFSET_COMMIT, "2-10")
+def handle_offset_commit(
+    request: OffsetCommitRequest, context: RequestContext
+) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
+    try:
+        answer = context.services.groups.submit(
+            request.group_id,
+            context,
+            lambda shard, client, now, exchange: shard.offset_commit(request, client, now, exchange),
+        )
+    except KafkaError as error:
+        return _refuse(request, error.code)
+    return cast("OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]", answer)
+
+
+def _refuse(request: OffsetCommitRequest, error: ErrorCode) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
