@@ -27,18 +27,22 @@ class EpochEntry:
 class LeaderEpochs:
     """The epochs of one partition, oldest first."""
 
-    __slots__ = ("_directory", "_entries", "_is_written")
+    __slots__ = ("_directory", "_entries", "_written")
 
     def __init__(self, directory: Path, entries: Iterable[EpochEntry] = ()) -> None:
         self._directory = directory
         self._entries = list(entries)
-        self._is_written = True
+        self._written: list[EpochEntry] | None = None  # what the file holds; None: nothing that can be read
 
     @classmethod
     def load(cls, directory: Path) -> LeaderEpochs | None:
         """What the file holds; None without a file; raises CorruptCheckpointError."""
         rows = read_rows(directory / LEADER_EPOCH_FILE, _parse_row)
-        return None if rows is None else cls(directory, rows)
+        if rows is None:
+            return None
+        epochs = cls(directory, rows)
+        epochs._written = rows
+        return epochs
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -66,9 +70,13 @@ class LeaderEpochs:
                 self._entries = before
                 raise
 
+    def begin_replay(self, from_offset: int) -> None:
+        """The log is read again from this offset on: what its batches say counts, and not what the file says."""
+        self._keep_before(from_offset)
+
     def replay(self, epoch: int, start_offset: int) -> None:
-        """As `assign`, for a batch found in the log while it is read again; `write` is called at the end."""
-        self._is_written = not self._assign(epoch, start_offset) and self._is_written
+        """As `assign`, for a batch found in the log while it is read again; `finish_replay` is called at the end."""
+        self._assign(epoch, start_offset)
 
     def epoch_for(self, offset: int) -> int:
         """The epoch in which the offset was written."""
@@ -94,13 +102,14 @@ class LeaderEpochs:
             self.write()
 
     def finish_replay(self, end_offset: int) -> None:
-        """The log was read up to its end: forget later epochs, and write what was learnt.
+        """The log was read up to its end: forget later epochs, and write what the file does not hold.
 
         An epoch in which nothing was written is only forgotten, not erased from the file: the next one does that
         anyway, and a broker with thousands of idle partitions would write them all at every start.
         """
         self._keep_before(end_offset)
-        if not self._is_written:
+        written = self._written
+        if written is None or [entry for entry in written if entry.start_offset < end_offset] != self._entries:
             self.write()
 
     def _keep_before(self, end_offset: int) -> bool:
@@ -116,10 +125,6 @@ class LeaderEpochs:
         self._entries[: slot + 1] = [EpochEntry(self._entries[slot].epoch, start_offset)]
         self.write()
 
-    def forget(self) -> None:
-        """Start anew in memory, before the log is read again from its start."""
-        self._entries = []
-
     def clear(self) -> None:
         if self._entries:
             self._entries = []
@@ -130,7 +135,7 @@ class LeaderEpochs:
         # Flushed with the log, before anything counts as flushed; what was not is found again in the batches
         # themselves. A start with thousands of partitions would otherwise wait for the disk once for each.
         write_unflushed(self._directory / LEADER_EPOCH_FILE, encode_rows(rows))
-        self._is_written = True
+        self._written = self._entries.copy()
 
     def _assign(self, epoch: int, start_offset: int) -> bool:
         if epoch < 0 or epoch <= self.latest_epoch:

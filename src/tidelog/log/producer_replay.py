@@ -51,6 +51,23 @@ def _load_snapshot(directory: Path, state: ProducerState, end_offset: int) -> in
     return NO_SNAPSHOT
 
 
+def remove_doubtful_snapshots(directory: Path, recovery_point: int) -> None:
+    """Remove those that a power cut left torn, and those from beyond the recovery point.
+
+    The latter may have come back after a truncation, and then speak of batches that the log no longer holds.
+    """
+    for offset in snapshot_offsets(directory):
+        path = snapshot_path(directory, offset)
+        if offset > recovery_point:
+            path.unlink()
+            continue
+        try:
+            read_snapshot(directory, offset)
+        except CorruptSnapshotError as error:
+            logger.warning("%s is not usable and is removed: %s", path, error)
+            path.unlink()
+
+
 def _replay(state: ProducerState, segments: SegmentList, from_offset: int, end_offset: int) -> None:
     for index in range(segments.index_of(from_offset), len(segments)):
         segment = segments[index]

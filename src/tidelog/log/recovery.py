@@ -2,12 +2,14 @@
 
 What always holds: after a clean stop no log data is read, as sizes and last index entries tell that nothing changed;
 otherwise every batch from the recovery point on is checked by CRC, a torn tail is cut off, and the indexes are
-written anew. Damage that has good batches behind it is never cut off: it raises LogCorruptionError, and the partition
-stays offline. Lost indexes, snapshots and leader epochs are rebuilt from the log.
+written anew. Damage that has good batches behind it raises LogCorruptionError, and the partition stays offline; unless
+the machine went down and the damage lies in what was not flushed, of which any part may then be missing: there the log
+ends, and what follows is set aside. Lost indexes, snapshots and leader epochs are rebuilt from the log.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
 import mmap
 import os
@@ -19,18 +21,20 @@ from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name
 from tidelog.common.clock import Clock
-from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, write_partition_metadata
+from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, write_partition_metadata
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
 from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.log_state import LogState
 from tidelog.log.partition_log import PartitionLog
-from tidelog.log.producer_replay import NO_SNAPSHOT, restore_producers
+from tidelog.log.producer_replay import NO_SNAPSHOT, remove_doubtful_snapshots, restore_producers
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
 from tidelog.log.segments import SegmentList
+from tidelog.log.set_aside import SetAside
+from tidelog.log.swap_files import finish_swaps
 from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, check_crc, parse_header
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,36 @@ class LastKnown:
     recovery_point: int = 0
     log_start_offset: int = 0
     high_watermark: int = 0
+    # Whether it was the machine that ended, and not only the process.
+    was_machine_down: bool = False
+
+
+@dataclass(slots=True)
+class RecoveryProgress:
+    """How far the reading of one log is; written by the thread that opens it, read by whoever reports."""
+
+    bytes_done: int = 0
+
+
+@dataclass(slots=True)
+class _DamageError(Exception):
+    """A place behind which the log can't be trusted, with good batches behind it."""
+
+    index: int  # of the segment
+    position: int
+    next_offset: int  # all below is sound
+    path: Path
+    reason: str
+
+
+def bytes_to_check(directory: Path, known: LastKnown) -> int:
+    """How much of a log must be read again, as far as names and sizes tell; 0 after a clean stop."""
+    if known.is_clean:
+        return 0
+    bases = (offset_in_file_name(name.removesuffix(LOG_SUFFIX)) for name in os.listdir(directory))
+    found = sorted(base for base in bases if base is not None)
+    first = max(bisect.bisect_right(found, known.recovery_point) - 1, 0)
+    return sum(os.stat(directory / f"{base:020d}{LOG_SUFFIX}").st_size for base in found[first:])
 
 
 def create_log(
@@ -87,10 +121,11 @@ def open_log(
     config: LogConfig,
     clock: Clock,
     known: LastKnown,
+    progress: RecoveryProgress | None = None,
 ) -> PartitionLog:
     """The log that the directory holds; raises LogCorruptionError."""
     try:
-        state = _Opening(topic, partition, directory, config, clock, known).open()
+        state = _Opening(topic, partition, directory, config, clock, known, progress or RecoveryProgress()).open()
     except CorruptSegmentError as error:
         raise LogCorruptionError(topic, partition, error.path, error.position, error.reason) from error
     return PartitionLog(topic, partition, directory, config, clock, state, topic_id)
@@ -100,7 +135,14 @@ class _Opening:
     """One log while it is opened."""
 
     def __init__(
-        self, topic: str, partition: int, directory: Path, config: LogConfig, clock: Clock, known: LastKnown
+        self,
+        topic: str,
+        partition: int,
+        directory: Path,
+        config: LogConfig,
+        clock: Clock,
+        known: LastKnown,
+        progress: RecoveryProgress,
     ) -> None:
         self._topic = topic
         self._partition = partition
@@ -108,10 +150,13 @@ class _Opening:
         self._config = config
         self._clock = clock
         self._known = known
+        self._progress = progress
 
     def open(self) -> LogState:
+        finish_swaps(self._directory)
         known = self._known
         segments = SegmentList(self._directory, self._find_segments())
+        self._drop_deleted(segments)
         epochs, epochs_are_known = self._load_epochs()
         is_unchanged = known.is_clean and known.log_end is not None and _is_unchanged(segments, known.log_end)
         if is_unchanged and known.log_end is not None:
@@ -125,7 +170,7 @@ class _Opening:
             # What is left lies below what was deleted; offsets must never be given out twice.
             end_offset = log_start_offset
             self._start_over(segments, end_offset)
-        if not epochs_are_known:
+        if not epochs_are_known or (not is_unchanged and _has_batches_before(epochs, log_start_offset, end_offset)):
             self._rebuild_epochs(segments, epochs)
         epochs.finish_replay(end_offset)
         producers, snapshot_offset = restore_producers(self._directory, segments, log_start_offset, end_offset)
@@ -137,9 +182,14 @@ class _Opening:
             log_start_offset=log_start_offset,
             log_end_offset=end_offset,
             high_watermark=known.high_watermark,
-            recovery_point=end_offset if is_unchanged else min(known.recovery_point, end_offset),
+            recovery_point=end_offset if is_unchanged else known.recovery_point,
             last_snapshot_offset=snapshot_offset,
         )
+
+    def _drop_deleted(self, segments: SegmentList) -> None:
+        """Remove segments whose deletion was on disk and their files not: in what state they are is of no interest."""
+        segments.remove(0, segments.index_of(self._known.log_start_offset), self._clock.now_ms())
+        segments.unlink_removed()
 
     def _start_over(self, segments: SegmentList, base_offset: int) -> None:
         segments.remove(0, len(segments), self._clock.now_ms())
@@ -149,7 +199,7 @@ class _Opening:
     def _find_segments(self) -> list[Segment]:
         sizes: dict[int, int] = {}
         others: dict[int, str] = {}
-        for entry in os.scandir(self._directory):
+        for entry in list(os.scandir(self._directory)):
             stem, _, suffix = entry.name.partition(".")
             if entry.name.endswith(_LEFTOVER_SUFFIXES):
                 os.unlink(entry.path)
@@ -201,23 +251,21 @@ class _Opening:
         known = self._known
         # A size that changed since a clean stop may hide anything: then everything is read again.
         has_changed = known.is_clean and known.log_end is not None
+        if known.was_machine_down:
+            remove_doubtful_snapshots(self._directory, known.recovery_point)
         first = 0 if has_changed else segments.index_of(known.recovery_point)
+        while first and not segments[first].size_bytes and segments[first].base_offset < known.recovery_point:
+            # It was begun by a truncation that did not come to its end; those before it may reach beyond its start.
+            first -= 1
         for index in range(first):
             segments[index].check_indexes()
-        next_offset = segments[first].base_offset
-        for index in range(first, len(segments)):
-            segment = segments[index]
-            if segment.base_offset < next_offset:
-                raise self._corruption(
-                    segment.path, 0, f"the segment starts below offset {next_offset}, where the one before it ends"
-                )
-            if segment.base_offset > next_offset and (has_changed or not self._config.is_compacted):
-                # Only compaction takes batches from the end of a segment.
-                before = segments[index - 1]
-                reason = f"the file ends with offset {next_offset - 1}, the next one starts with {segment.base_offset}"
-                raise self._corruption(before.path, before.size_bytes, reason)
-            has_more = any(later.size_bytes for later in segments[index + 1 :])
-            next_offset = self._recover_segment(segment, epochs, has_more)
+        try:
+            next_offset = self._check_segments(segments, first, epochs, may_have_gaps=not has_changed)
+        except _DamageError as damage:
+            if not known.was_machine_down or has_changed or damage.next_offset < known.recovery_point:
+                raise self._corruption(damage.path, damage.position, damage.reason) from None
+            self._cut_off(segments, damage)
+            next_offset = damage.next_offset
         self._drop_empty_tail(segments, next_offset)
         end_offset = max(next_offset, segments.active.base_offset)
         if end_offset < known.recovery_point:
@@ -231,19 +279,43 @@ class _Opening:
         return end_offset
 
     def _drop_empty_tail(self, segments: SegmentList, end_offset: int) -> None:
-        """A segment that was begun but got no batch before the crash, though the log now ends earlier, is dropped."""
-        while len(segments) > 1 and not segments.active.size_bytes and segments.active.base_offset > end_offset:
+        """A segment that was begun but got no batch before the crash, though the log ends elsewhere, is dropped."""
+        while len(segments) > 1 and not segments.active.size_bytes and segments.active.base_offset != end_offset:
             segments.remove(len(segments) - 1, len(segments), self._clock.now_ms())
         segments.unlink_removed()
 
-    def _recover_segment(self, segment: Segment, epochs: LeaderEpochs, has_more: bool) -> int:
+    def _check_segments(self, segments: SegmentList, first: int, epochs: LeaderEpochs, *, may_have_gaps: bool) -> int:
+        """Read from the segment at `first` on; the offset behind the last sound batch. Raises _DamageError."""
+        may_have_gaps = may_have_gaps and self._config.is_compacted
+        next_offset = segments[first].base_offset
+        epochs.begin_replay(next_offset)
+        for index in range(first, len(segments)):
+            segment = segments[index]
+            has_more = any(later.size_bytes for later in segments[index + 1 :])
+            if not segment.size_bytes and not has_more:
+                # Begun and never written to; where it begins says nothing about those before it.
+                segment.reset_indexes()
+                continue
+            if segment.base_offset < next_offset:
+                reason = f"the segment starts below offset {next_offset}, where the one before it ends"
+                raise _DamageError(index, 0, next_offset, segment.path, reason)
+            if segment.base_offset > next_offset and not may_have_gaps:
+                # Only compaction takes batches from the end of a segment.
+                before = segments[index - 1]
+                reason = f"the file ends with offset {next_offset - 1}, the next one starts with {segment.base_offset}"
+                raise _DamageError(index, before.size_bytes, next_offset, before.path, reason)
+            next_offset = self._check_segment(segment, index, epochs, has_more=has_more)
+        return next_offset
+
+    def _check_segment(self, segment: Segment, index: int, epochs: LeaderEpochs, *, has_more: bool) -> int:
         segment.reset_indexes()
         size_bytes, segment.size_bytes = segment.size_bytes, 0
         if not size_bytes:
             return segment.base_offset
         next_offset = segment.base_offset
         offset_max = segment.base_offset + RELATIVE_OFFSET_MAX
-        with mmap.mmap(segment.file.fd, size_bytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+        file = segment.file  # held, so that it stays open while its descriptor is used
+        with mmap.mmap(file.fd, size_bytes, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
             position, reason = 0, ""
             while position < size_bytes:
                 try:
@@ -255,20 +327,66 @@ class _Opening:
                 epochs.replay(header.partition_leader_epoch, header.base_offset)
                 next_offset = header.next_offset
                 position += header.size_bytes
+                self._progress.bytes_done += header.size_bytes
             if position < size_bytes and (
                 has_more or _good_batch_follows(mapped, view, position, next_offset, offset_max)
             ):
-                raise self._corruption(segment.path, position, f"{reason}, and good batches follow")
+                segment.size_bytes = size_bytes
+                raise _DamageError(index, position, next_offset, segment.path, f"{reason}, and good batches follow")
         if position < size_bytes:
             torn_bytes = size_bytes - position
             logger.warning(
                 "%s: the last %d bytes are no whole batch and are cut off: %s", segment.path, torn_bytes, reason
             )
-            os.ftruncate(segment.file.fd, position)
-            os.fsync(segment.file.fd)
+            os.ftruncate(file.fd, position)
+            os.fsync(file.fd)
         segment.become_inactive()
         segment.close()
         return next_offset
+
+    def _cut_off(self, segments: SegmentList, damage: _DamageError) -> None:
+        """End the log where the machine's end left a hole. What lies behind is kept beside the partition."""
+        damaged = segments[damage.index]
+        keeps_start = damage.path == damaged.path and damage.position > 0
+        aside = SetAside(self._directory)
+        try:
+            if keeps_start and not _is_zeros(damaged, damage.position):
+                aside.keep_part(damaged.path, damage.position, damaged.size_bytes)
+            for segment in segments[damage.index + keeps_start :]:
+                if segment.size_bytes:
+                    aside.keep_file(segment.path)
+            aside.flush()
+        except OSError as error:
+            aside.discard()
+            reason = f"{damage.reason}; what follows can't be kept elsewhere to cut the log there: {error}"
+            raise self._corruption(damage.path, damage.position, reason) from error
+        logger.warning(
+            "%s-%d: the machine went down before everything was flushed: %s at byte %d: %s; the log now ends before "
+            "offset %d, and the %d bytes that follow are kept in %s",
+            self._topic,
+            self._partition,
+            damage.path,
+            damage.position,
+            damage.reason,
+            damage.next_offset,
+            aside.size_bytes,
+            aside.path if not aside.is_empty else "no file, as they are zeros",
+        )
+        for index in reversed(range(damage.index + keeps_start, len(segments))):
+            segments.remove(index, index + 1, self._clock.now_ms())
+        if keeps_start:
+            file = damaged.file
+            os.ftruncate(file.fd, damage.position)
+            os.fsync(file.fd)
+            damaged.size_bytes = damage.position
+            damaged.become_inactive()
+            damaged.close()
+        if not len(segments):
+            segments.add(
+                Segment.create(self._directory, damage.next_offset, self._config, created_ms=self._clock.now_ms())
+            )
+        segments.unlink_removed()
+        fsync_directory(self._directory)
 
     # Leader epochs
 
@@ -281,17 +399,21 @@ class _Opening:
         return (LeaderEpochs(self._directory), False) if epochs is None else (epochs, True)
 
     def _rebuild_epochs(self, segments: SegmentList, epochs: LeaderEpochs) -> None:
-        if not segments.size_bytes:
-            return
-        logger.warning("%s-%d: %s is written anew from the log", self._topic, self._partition, LEADER_EPOCH_FILE)
-        epochs.forget()
+        epochs.begin_replay(0)
+        if segments.size_bytes:
+            logger.warning("%s-%d: %s is written anew from the log", self._topic, self._partition, LEADER_EPOCH_FILE)
         for segment in segments:
-            for _, header in segment.headers(walk=True):
+            for _, header in segment.headers(walk=True) if segment.size_bytes else ():
                 epochs.replay(header.partition_leader_epoch, header.base_offset)
             segment.close()
 
     def _corruption(self, path: Path, position: int, reason: str) -> LogCorruptionError:
         return LogCorruptionError(self._topic, self._partition, path, position, reason)
+
+
+def _has_batches_before(epochs: LeaderEpochs, log_start_offset: int, end_offset: int) -> bool:
+    """Whether records lie before the first epoch: deleted ones, whose deletion was not yet on disk at the crash."""
+    return epochs.earliest is not None and log_start_offset < min(epochs.earliest.start_offset, end_offset)
 
 
 def _is_unchanged(segments: SegmentList, log_end: LogEnd) -> bool:
@@ -336,6 +458,15 @@ def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offs
         if found == 2 or (found and at == size_bytes):
             return True
     return False
+
+
+def _is_zeros(segment: Segment, position: int) -> bool:
+    file = segment.file
+    with (
+        mmap.mmap(file.fd, segment.size_bytes, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as view,
+    ):
+        return _is_unwritten(view, position)
 
 
 def _is_unwritten(view: memoryview, position: int) -> bool:
