@@ -37,7 +37,7 @@ class ServedBroker(TidelogBroker):
 
     def __init__(self, directory: Path, settings: Mapping[str, object], port: int | None = None) -> None:
         super().__init__(directory, port)
-        self.settings = dict(settings)
+        self.settings = {name: str(value) for name, value in settings.items()}
 
     @property
     def data_dir(self) -> Path:
@@ -136,11 +136,15 @@ class DiskImage:
             # The machine that runs the test did not restart; its name for this run of it is what would tell.
             boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
 
+    @property
+    def device(self) -> Path:
+        source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(self.path)], text=True)
+        return Path(source.strip())
+
     def break_file_system(self) -> None:
         """Let the kernel find an error in it, whereupon it lets nobody write to it any more."""
         _run("mount", "-o", "remount,errors=remount-ro", str(self.path))
-        source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(self.path)], text=True).strip()
-        Path(f"/sys/fs/ext4/{Path(source).name}/trigger_fs_error").write_text("1")
+        Path(f"/sys/fs/ext4/{self.device.name}/trigger_fs_error").write_text("1")
 
     def mend_file_system(self) -> None:
         self.unmount()
@@ -181,6 +185,60 @@ def make_disk(tmp_path: Path) -> Iterator[MakeDisk]:
     for disk in disks:
         # Lazily, as a broker that a failed test left behind may still hold files.
         disk.unmount(lazily=True)
+
+
+class Tracing:
+    """strace on a running broker: it notes system calls, and delays or fails those that it is told to."""
+
+    def __init__(self, broker: ServedBroker, output: Path, *options: str) -> None:
+        if shutil.which("strace") is None:
+            raise AssertionError("strace was not found: install it, these tests make system calls fail with it")
+        self._output = output
+        command = ["strace", "-f", "-q", "-o", str(output), *options, "-p", str(broker.pid)]
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        deadline_s = time.monotonic() + START_WAIT_S
+        while not self._is_attached(broker.pid):
+            assert self._process.poll() is None, f"strace can't trace (CAP_SYS_PTRACE?): {self._errors()}"
+            assert time.monotonic() < deadline_s, "strace does not attach"
+            time.sleep(0.01)
+
+    def _is_attached(self, pid: int) -> bool:
+        """To all threads: those that are made later are followed from their beginning."""
+        statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+        return all(f"TracerPid:\t{self._process.pid}\n" in status for status in statuses)
+
+    def _errors(self) -> str:
+        return self._process.stderr.read() if self._process.stderr is not None else ""
+
+    def calls(self) -> list[str]:
+        """The calls so far, a line each; it begins with the thread."""
+        return self._output.read_text().splitlines()
+
+    def stop(self) -> None:
+        """Let the broker go its way again."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+Trace = Callable[..., Tracing]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Iterator[Trace]:
+    """`trace(broker, *options)` with strace's options."""
+    traces: list[Tracing] = []
+
+    def start(broker: ServedBroker, *options: str) -> Tracing:
+        tracing = Tracing(broker, tmp_path / f"trace-{len(traces)}", *options)
+        traces.append(tracing)
+        return tracing
+
+    yield start
+    for tracing in traces:
+        tracing.stop()
 
 
 class Progress(NamedTuple):
