@@ -31,6 +31,7 @@ from tidelog.records.codec import open_records
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress
 from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel_offset_map import OffsetMap
+from tidelog.records.kernel_walk import RecordWalk
 
 __all__ = [
     "BatchOutcome",
@@ -159,11 +160,11 @@ def empty_batch(header: BatchHeader) -> bytearray:
     return data
 
 
-def _open_walk(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> kernel_compact.RecordWalk:
+def _open_walk(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> RecordWalk:
     check_crc(buffer, header, position)
     if header.base_offset < 0 or header.last_offset > INT64_MAX:
         raise CorruptBatchError(f"the batch's offsets from {header.base_offset} to {header.last_offset} are not valid")
-    return kernel_compact.RecordWalk(
+    return RecordWalk(
         open_records(buffer, header, position, max_bytes),
         header.records_count,
         header.last_offset_delta,
@@ -178,7 +179,7 @@ def _horizon(now_ms: int, delete_retention_ms: int) -> int:
 
 
 def _rewrite(
-    walk: kernel_compact.RecordWalk,
+    walk: RecordWalk,
     choice: kernel_compact.Choice,
     header: BatchHeader,
     horizon_ms: int | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 
 from tidelog.records.kernel import Bytes
 
@@ -15,6 +16,9 @@ SECRET_SIZE = 16
 SLOT_WORDS = 3  # two of hash, then the offset plus one, so that an empty slot is all zeros
 SLOT_SIZE = 8 * SLOT_WORDS
 SLOTS_MAX = 0xFFFFFFFF  # a slot is chosen by 32 bits of the hash
+
+# As many keys are looked up together; more would not be fetched at the same time, fewer leave the processor waiting.
+QUEUE_SIZE = 64
 
 
 class OffsetMap:
@@ -31,6 +35,7 @@ class OffsetMap:
         "load_factor",
         "memory",
         "memory_bytes",
+        "queue",
         "secret_high",
         "secret_low",
         "size",
@@ -48,6 +53,7 @@ class OffsetMap:
     secret_high: int
     memory: mmap.mmap | None
     words: memoryview  # the slots as uint64
+    queue: KeyQueue
 
     def __init__(self, memory_bytes: int, load_factor: float = 0.9, secret: bytes | None = None) -> None:
         if not 0 < load_factor <= 1:
@@ -61,6 +67,7 @@ class OffsetMap:
         self.secret_low = int.from_bytes(secret[:8], "little")
         self.secret_high = int.from_bytes(secret[8:], "little")
         self.memory = None
+        self.queue = KeyQueue()
         self.clear()
 
     @property
@@ -84,6 +91,7 @@ class OffsetMap:
         if self.memory is not None:
             self.memory.close()
         self.memory = mmap.mmap(-1, slots * SLOT_SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        advise_large_pages(self.memory)
         self.words = memoryview(self.memory).cast("Q")
         self.slots = slots
         self.capacity = capacity
@@ -111,6 +119,12 @@ class OffsetMap:
         """Say that the log is known to the map up to this offset, whatever keys are there."""
         if offset > self.latest_offset:
             self.latest_offset = offset
+
+    def peek(self, low: int) -> int:
+        """Look at the slot where the search for a hash begins; what is there does not matter, only that it is near."""
+        slots = self.slots
+        word = ((low >> 32) * slots >> 32) * SLOT_WORDS
+        return self.words[word] ^ self.words[word + 2]
 
     def find_slot(self, low: int, high: int) -> int:
         """Where in `words` the slot of that hash begins, or the empty one that it would get."""
@@ -140,6 +154,67 @@ class OffsetMap:
         elif self.words[word + 2] <= offset:
             self.words[word + 2] = offset + 1
         return True
+
+
+def advise_large_pages(memory: mmap.mmap) -> None:
+    """Ask for pages of 2 MiB: nearly every look-up is elsewhere, and finding small pages would cost as much again."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    if advice is not None:
+        with suppress(OSError):  # a kernel may do without them, and so can the map
+            memory.madvise(advice)
+
+
+class KeyQueue:
+    """Keys that wait to be looked up together, so that their slots come from memory at the same time.
+
+    Beside each lies what is asked of its record when the answer is there.
+    """
+
+    __slots__ = ("count", "high", "index", "is_tombstone", "low", "offset", "seen", "size", "timestamp")
+
+    count: int
+    low: memoryview  # uint64
+    high: memoryview  # uint64
+    offset: memoryview  # int64, as all that follow
+    index: memoryview
+    size: memoryview
+    timestamp: memoryview
+    is_tombstone: memoryview
+    seen: int  # kept so that no compiler finds the looking needless
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen = 0
+        self.low = memoryview(bytearray(8 * QUEUE_SIZE)).cast("Q")
+        self.high = memoryview(bytearray(8 * QUEUE_SIZE)).cast("Q")
+        self.offset = memoryview(bytearray(8 * QUEUE_SIZE)).cast("q")
+        self.index = memoryview(bytearray(8 * QUEUE_SIZE)).cast("q")
+        self.size = memoryview(bytearray(8 * QUEUE_SIZE)).cast("q")
+        self.timestamp = memoryview(bytearray(8 * QUEUE_SIZE)).cast("q")
+        self.is_tombstone = memoryview(bytearray(8 * QUEUE_SIZE)).cast("q")
+
+    def describe(self, index: int, size: int, timestamp: int, is_tombstone: bool) -> None:
+        """The record of the key that is added next."""
+        self.index[self.count] = index
+        self.size[self.count] = size
+        self.timestamp[self.count] = timestamp
+        self.is_tombstone[self.count] = is_tombstone
+
+    def add(self, low: int, high: int, offset: int) -> None:
+        self.low[self.count] = low
+        self.high[self.count] = high
+        self.offset[self.count] = offset
+        self.count += 1
+
+    def fetch(self, offset_map: OffsetMap) -> int:
+        """Empty the queue; as many keys are to be looked up, and the slots where that begins are near."""
+        count = self.count
+        seen = self.seen
+        for at in range(count):
+            seen ^= offset_map.peek(self.low[at])
+        self.seen = seen
+        self.count = 0
+        return count
 
 
 class KeyHash:

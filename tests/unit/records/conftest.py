@@ -72,6 +72,7 @@ def interpreted() -> Twin:
         plain_arrow = load_source("kernel_arrow")
         plain_map = load_source("kernel_offset_map")
         patch.setitem(sys.modules, "tidelog.records.kernel_offset_map", plain_map)
+        patch.setitem(sys.modules, "tidelog.records.kernel_walk", load_source("kernel_walk"))
         plain_compact = load_source("kernel_compact")
         patch.setitem(sys.modules, "tidelog.records.kernel_compact", plain_compact)
         patch.setattr(records, "kernel_compact", plain_compact)
