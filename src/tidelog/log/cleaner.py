@@ -14,12 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from tidelog.log.cleaner_choice import Run
 from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, read_batches
 from tidelog.log.cleaner_transactions import AbortedTransaction, CleanedTransactions
 from tidelog.log.config import LogConfig
 from tidelog.log.producer_state import NO_OFFSET, ProducerEntry
 from tidelog.log.scan import CorruptSegmentError
-from tidelog.records import BatchHeader, CorruptBatchError, check_crc, parse_header
+from tidelog.records import (
+    BATCH_HEADER_SIZE,
+    LOG_OVERHEAD,
+    BatchHeader,
+    CorruptBatchError,
+    check_crc,
+    parse_header,
+)
 from tidelog.records.compaction import (
     BatchOutcome,
     OffsetMap,
@@ -117,6 +125,14 @@ def _map_end(terms: CleanTerms, offset_map: OffsetMap) -> int:
     return max(offset_map.latest_offset + 1, terms.first_dirty_offset)
 
 
+class CleanedRun(NamedTuple):
+    """What became of the first few segments of those that were to be cleaned."""
+
+    segments_count: int
+    size_bytes: int
+    is_changed: bool
+
+
 class RunCleaner:
     """Writes run after run of segments as one segment each, with what was learnt of transactions on the way."""
 
@@ -126,48 +142,70 @@ class RunCleaner:
         self._transactions = CleanedTransactions(terms.aborted)
         self._producers: Mapping[int, LastRecord] = {}
         self._is_changed = False
+        self._dropped_end: BatchHeader | None = None  # the batch last read, if nothing of it was written
 
-    def clean(self, run: Sequence[SourceSegment], producers: Mapping[int, LastRecord]) -> int | None:
-        """Write what stays of a run beside it and flush it; its size, or None where nothing would change by it."""
+    def clean(self, sources: Sequence[SourceSegment], producers: Mapping[int, LastRecord]) -> CleanedRun:
+        """Write what stays of the first few segments as one beside them and flush it."""
         terms, stats = self._terms, self._terms.stats
         self._producers = producers
-        self._is_changed = len(run) > 1
-        writer = CleanedWriter(terms.directory, run[0].base_offset, terms.config, terms.chunk_bytes, terms.pace)
+        self._is_changed = False
+        run = Run(sources[0].base_offset)
+        writer = CleanedWriter(terms.directory, run.base_offset, terms.config, terms.chunk_bytes, terms.pace)
         try:
-            for source in run:
-                for batch in terms.read(source):
-                    is_last = source is run[-1] and batch.position + batch.header.size_bytes == source.size_bytes
-                    try:
-                        self._copy(batch, writer, is_last=is_last)
-                    except CorruptBatchError as error:
-                        raise CorruptSegmentError(source.path, batch.position, error.reason) from error
+            for source in sources:
+                if not run.takes(source, terms.config.segment_bytes, terms.config.segment_index_bytes):
+                    break
+                self._copy_segment(source, writer)
+                run.segments_count += 1
+                run.size_bytes = writer.size_bytes + BATCH_HEADER_SIZE
+                run.index_bytes, run.time_index_bytes = writer.index_bytes
+            self._keep_end(writer)
+            self._is_changed |= run.segments_count > 1
             size_bytes = writer.finish() if self._is_changed else writer.size_bytes
         finally:
             writer.close()
         stats.bytes_written += size_bytes
-        stats.segments_before += len(run)
+        stats.segments_before += run.segments_count
         stats.segments_after += 1
-        return size_bytes if self._is_changed else None
+        return CleanedRun(run.segments_count, size_bytes, self._is_changed)
 
-    def _copy(self, batch: ReadBatch, writer: CleanedWriter, *, is_last: bool) -> None:
-        """Write what stays of a batch."""
+    def _copy_segment(self, source: SourceSegment, writer: CleanedWriter) -> None:
+        for batch in self._terms.read(source):
+            try:
+                kept = self._copy(batch, writer)
+            except CorruptBatchError as error:
+                raise CorruptSegmentError(source.path, batch.position, error.reason) from error
+            self._dropped_end = None if kept else batch.header
+
+    def _keep_end(self, writer: CleanedWriter) -> None:
+        """Where a segment ends must be known, so its last batch stays even if none of its records does."""
+        header, self._dropped_end = self._dropped_end, None
+        if header is not None:
+            writer.add(header._replace(batch_length=BATCH_HEADER_SIZE - LOG_OVERHEAD), empty_batch(header))
+            self._is_changed |= header.records_count > 0
+
+    def _copy(self, batch: ReadBatch, writer: CleanedWriter) -> bool:
+        """Write what stays of a batch, if anything does."""
         header, stats = batch.header, self._terms.stats
         stats.bytes_read += header.size_bytes
         stats.records_read += header.records_count
         outcome, data = self._clean_marker(batch) if header.is_control else self._clean_records(batch)
-        if outcome is BatchOutcome.EMPTY and (is_last or self._is_last_of_producer(header)):
+        if outcome is BatchOutcome.EMPTY and self._is_last_of_producer(header):
             outcome, data = BatchOutcome.REWRITTEN, empty_batch(header)
             if not header.records_count:
                 outcome = BatchOutcome.UNCHANGED
         if outcome is BatchOutcome.UNCHANGED:
             writer.add(header, batch.data)
-        else:
+        elif data is not None:
             self._is_changed = True
-            if data is None:
-                return
             header = parse_header(data)
             writer.add(header, data)
+        else:
+            # One that was emptied before and ends its segment is written again, as it was.
+            self._is_changed |= header.records_count > 0
+            return False
         stats.records_written += header.records_count
+        return True
 
     def _clean_marker(self, batch: ReadBatch) -> tuple[BatchOutcome, bytearray | None]:
         header, now_ms = batch.header, self._terms.now_ms

@@ -105,24 +105,27 @@ def _index_of(segments: Sequence[Segment], offset: int) -> int:
     return max(sum(segment.base_offset <= offset for segment in segments) - 1, 0)
 
 
-def plan_runs(segments: Sequence[SourceSegment], segment_bytes: int, index_bytes: int) -> list[list[SourceSegment]]:
-    """Neighbours that fit together into one segment, by the size of the log, of the indexes, and by their offsets."""
-    runs: list[list[SourceSegment]] = []
-    for segment in segments:
-        if runs and _fits(runs[-1], segment, segment_bytes, index_bytes):
-            runs[-1].append(segment)
-        else:
-            runs.append([segment])
-    return runs
+@dataclass(slots=True)
+class Run:
+    """Neighbouring segments that become one, as far as they are known to."""
 
+    base_offset: int
+    segments_count: int = 0
+    size_bytes: int = 0
+    index_bytes: int = 0
+    time_index_bytes: int = 0
 
-def _fits(run: Sequence[SourceSegment], segment: SourceSegment, segment_bytes: int, index_bytes: int) -> bool:
-    together = [*run, segment]
-    return (
-        len(run) < RUN_SEGMENTS_MAX
-        and sum(item.size_bytes for item in together) <= segment_bytes
-        and sum(item.index_bytes for item in together) <= index_bytes
-        and sum(item.time_index_bytes for item in together) <= index_bytes
-        # An empty one adds no offsets.
-        and (not segment.size_bytes or segment.next_base_offset - 1 - run[0].base_offset <= RELATIVE_OFFSET_MAX)
-    )
+    def takes(self, segment: SourceSegment, segment_bytes: int, index_bytes: int) -> bool:
+        """Whether one more fits behind what is left of the others, even if all of it stays.
+
+        By what is left, because of long stretches of outdated records nothing stays but where they end: one segment for
+        all of them is better for readers than one for each.
+        """
+        return not self.segments_count or (
+            self.segments_count < RUN_SEGMENTS_MAX
+            and self.size_bytes + segment.size_bytes <= segment_bytes
+            and self.index_bytes + segment.index_bytes <= index_bytes
+            and self.time_index_bytes + segment.time_index_bytes <= index_bytes
+            # An empty one adds no offsets.
+            and (not segment.size_bytes or segment.next_base_offset - 1 - self.base_offset <= RELATIVE_OFFSET_MAX)
+        )

@@ -29,6 +29,8 @@ _WORK_MS: Final = 0.5
 _BREATH_MS: Final = 0.05
 # Positions in an index have 31 bits. A batch may grow when it gets its delete horizon.
 _SEGMENT_BYTES_MAX: Final = 2**31 - 1
+_OFFSET_ENTRY_BYTES: Final = 8
+_TIME_ENTRY_BYTES: Final = 12
 
 
 class Throttle:
@@ -175,6 +177,11 @@ class CleanedWriter:
     @property
     def size_bytes(self) -> int:
         return self._segment.size_bytes + len(self._waiting)
+
+    @property
+    def index_bytes(self) -> tuple[int, int]:
+        """The size of the offset index and of the time index, as far as they are written."""
+        return _OFFSET_ENTRY_BYTES * len(self._segment.offset_index), _TIME_ENTRY_BYTES * len(self._segment.time_index)
 
     def add(self, header: BatchHeader, data: memoryview | bytearray) -> None:
         path, size_bytes = self._segment.path, self.size_bytes

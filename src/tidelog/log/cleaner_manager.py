@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from tidelog.common.clock import Clock
 from tidelog.log.checkpoints import PartitionKey, fsync_directory
-from tidelog.log.cleaner_choice import LogToClean, first_dirty_offset, measure, plan_runs
+from tidelog.log.cleaner_choice import LogToClean, first_dirty_offset, measure
 from tidelog.log.cleaner_config import LogCleanerConfig
 from tidelog.log.cleaner_io import Pace, SourceSegment, Throttle
 from tidelog.log.cleaning import CleaningAbortedError, LogCleaning
@@ -35,7 +35,7 @@ from tidelog.log.segment import Segment
 from tidelog.log.swap_files import discard
 
 if TYPE_CHECKING:
-    from tidelog.log.cleaner import CleanStats
+    from tidelog.log.cleaner import CleanedRun, CleanStats
     from tidelog.log.cleaner_transactions import AbortedTransaction
 
 logger = logging.getLogger(__name__)
@@ -108,6 +108,9 @@ class LogCleaner:
     def uncleanable(self) -> list[PartitionKey]:
         """Partitions that are cleaned no more, because something in them is damaged."""
         return [key for key, log in self._uncleanable.items() if self._find(key) is log]
+
+    def is_cleaning(self, log: PartitionLog) -> bool:
+        return (log.topic, log.partition) in self._running
 
     async def run(self) -> None:
         """Clean logs until none is dirty enough. As many of these run at a time as there are cleaner threads."""
@@ -263,35 +266,41 @@ class LogCleaner:
             end_offset = await self._in_thread(build_offset_map, terms, sources, offset_map)
             run_cleaner = RunCleaner(terms, offset_map)
             sources = [source for source in sources if source.base_offset < end_offset]
-            for run in plan_runs(sources, log.config.segment_bytes, log.config.segment_index_bytes):
-                old = [segment for segment in segments if run[0].base_offset <= segment.base_offset]
-                producers = last_records(log.active_producers())
-                await self._replace(running, old[: len(run)], functools.partial(run_cleaner.clean, run, producers))
+            while sources:
+                write = functools.partial(run_cleaner.clean, sources, last_records(log.active_producers()))
+                count = await self._replace_first(running, segments, write)
+                segments, sources = segments[count:], sources[count:]
         finally:
             offset_map.clear(keys_max=1)
+        running.cleaning.check()
         log.first_dirty_offset = end_offset
         self._tell(running, chosen, end_offset, terms.stats)
 
-    async def _replace(
-        self, running: _Running, old: Sequence[Segment], write_cleaned: Callable[[], int | None]
-    ) -> None:
-        """Replace segments by what is left of them: written and flushed in a thread, decided and swapped here."""
+    async def _replace_first(
+        self, running: _Running, segments: Sequence[Segment], write_cleaned: Callable[[], CleanedRun]
+    ) -> int:
+        """Replace the first few segments by what is left of them; how many.
+
+        That is written and flushed in a thread, and decided and swapped here.
+        """
         log, cleaning = running.log, running.cleaning
-        base_offset, directory = old[0].base_offset, log.directory
+        base_offset, directory = segments[0].base_offset, log.directory
         try:
-            size_bytes = await self._in_thread(write_cleaned)
-            if size_bytes is not None:
+            run = await self._in_thread(write_cleaned)
+            if run.is_changed:
+                old = segments[: run.segments_count]
                 await self._in_thread(fsync_directory, directory)
                 log.decide_swap(cleaning, old)
                 await self._in_thread(fsync_directory, directory)
-                log.swap(cleaning, old, size_bytes)
+                log.swap(cleaning, old, run.size_bytes)
                 # What this removed must not come back without what comes next, such as a tombstone's end.
                 await self._in_thread(fsync_directory, directory)
+            else:
+                await self._in_thread(discard, directory, base_offset)
         except (CleaningAbortedError, CorruptSegmentError, OSError):
             await self._in_thread(discard, directory, base_offset)
             raise
-        if size_bytes is None:
-            await self._in_thread(discard, directory, base_offset)
+        return run.segments_count
 
     async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         if self._threads is None:
