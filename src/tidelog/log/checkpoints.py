@@ -33,6 +33,7 @@ META_PROPERTIES_FILE = "meta.properties"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 
 SECTOR_BYTES = 512
+_READ_BYTES = 64 * 1024
 
 _VERSION = "0"
 _COUNT = re.compile(r"[0-9]{1,10}")
@@ -45,6 +46,19 @@ def fsync_directory(directory: Path) -> None:
     fd = open_descriptor(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_small_file(path: Path) -> bytes:
+    """All of a file. A start reads several for each of thousands of logs, and this costs half of what `open` does."""
+    fd = open_descriptor(path, os.O_RDONLY)
+    try:
+        contents = part = os.read(fd, _READ_BYTES)
+        while len(part) == _READ_BYTES:
+            part = os.read(fd, _READ_BYTES)
+            contents += part
+        return contents
     finally:
         os.close(fd)
 
@@ -108,7 +122,7 @@ def encode_rows(rows: Iterable[str]) -> bytes:
 def read_rows(path: Path, parse: Callable[[str], Row]) -> list[Row] | None:
     """The rows of a checkpoint, or None when there is no such file."""
     try:
-        text = path.read_bytes().decode()
+        text = read_small_file(path).decode()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
@@ -183,7 +197,7 @@ def read_partition_metadata(directory: Path) -> uuid.UUID | None:
     """
     path = directory / PARTITION_METADATA_FILE
     try:
-        text = path.read_text()
+        text = read_small_file(path).decode()
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:

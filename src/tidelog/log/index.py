@@ -15,6 +15,7 @@ import mmap
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tidelog.log.errors import CorruptIndexError
@@ -34,6 +35,7 @@ class _Index:
         "_base_offset",
         "_claimed_bytes",
         "_count",
+        "_is_unflushed",
         "_map",
         "_max_bytes",
         "_writable",
@@ -52,6 +54,7 @@ class _Index:
         self._writable = False
         self._claimed_bytes = 0
         self._count: int | None = None
+        self._is_unflushed = False
         self.was_used = False
 
     def __len__(self) -> int:
@@ -84,6 +87,7 @@ class _Index:
     def trim(self) -> None:
         """Cut the file to its entries and unmap it; reading maps it again."""
         if self._writable:
+            self._is_unflushed = True
             count = len(self)
             self._unmap()
             os.truncate(self.path, count * self._entry.size)
@@ -91,9 +95,16 @@ class _Index:
             self._unmap()
 
     def flush(self) -> None:
-        mapped = self._map
-        if mapped is not None and self._writable:
-            mapped.flush()
+        """fsync, if entries were written since the last one: mapped or not. May run in another thread."""
+        if not self._is_unflushed:
+            return
+        self._is_unflushed = False
+        with suppress(FileNotFoundError):
+            fd = open_descriptor(self.path, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def let_go(self) -> bool:
         """Unmap it; the next use maps it again. An entry that a crash takes with it is found missing or false then."""
@@ -106,6 +117,13 @@ class _Index:
     def move(self, path: Path) -> None:
         """The file was renamed, alone or with its directory."""
         self.path = path
+
+    def clear(self) -> None:
+        """Forget all entries; an empty file costs less than one that is removed and soon made again."""
+        self._unmap()
+        with suppress(FileNotFoundError):
+            os.truncate(self.path, 0)
+        self._count = 0
 
     def remove(self) -> None:
         self._unmap()
@@ -120,6 +138,7 @@ class _Index:
     def keep_first(self, count: int) -> None:
         if count < len(self):
             self._open_for_writing()
+            self._is_unflushed = True
             self._count = count
 
     def _slot(self, slot: int) -> tuple[int, int]:
@@ -140,7 +159,7 @@ class _Index:
             mapped = self._open_for_writing(end)
         if end > self._claimed_bytes:
             self._claim(end)
-        self.was_used = True
+        self.was_used = self._is_unflushed = True
         self._entry.pack_into(mapped, count * self._entry.size, first, second)
         self._count = count + 1
 
@@ -156,6 +175,7 @@ class _Index:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(fd)
+        self._is_unflushed = True
         self._count = count + 1
 
     def _lower_bound(self, target: int) -> int:
@@ -230,6 +250,7 @@ class _Index:
             raise CorruptIndexError(f"{self.path} is missing") from None
         if size % self._entry.size:
             raise CorruptIndexError(f"{self.path} has {size} bytes, not a multiple of {self._entry.size}")
+        self._count = size // self._entry.size
 
 
 class OffsetIndex(_Index):
@@ -308,7 +329,8 @@ class TimeIndex(_Index):
     def check(self) -> None:
         """Look at the file's size and its last entry; raises CorruptIndexError."""
         self._check_size()
-        if len(self):
+        # A single entry follows no other; whether it is right is seen when it is used.
+        if len(self) > 1:
             timestamp, relative_offset = self._slot(len(self) - 1)
             if timestamp < self._slot(0)[0] or relative_offset < 0:
                 raise CorruptIndexError(f"{self.path} ends with an entry that lies before its first")

@@ -1,8 +1,8 @@
 """Producer state on disk: `%020d.snapshot`, named by the offset up to which the log is taken in. Kafka's format,
 version 1.
 
-What always holds: a file that reads without error is exactly what was written, by its CRC-32C; so it is renamed into
-place but not flushed: after a power cut a torn one is refused and an older one with a longer replay takes its place.
+What always holds: a file that reads without error is exactly what was written, by its CRC-32C; so it is written under
+its own name and not flushed: after a crash a torn one is refused and an older one with a longer replay takes its place.
 Of each producer only the last batch is kept, as the format has room for one.
 """
 
@@ -16,7 +16,9 @@ from pathlib import Path
 from crc32c import crc32c
 
 from tidelog.common.checks import offset_in_file_name
+from tidelog.log.checkpoints import read_small_file
 from tidelog.log.errors import CorruptSnapshotError
+from tidelog.log.open_files import open_descriptor
 from tidelog.log.producer_state import NO_SEQUENCE, BatchMetadata, ProducerEntry
 
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -34,8 +36,8 @@ def snapshot_path(directory: Path, offset: int) -> Path:
 
 def snapshot_offsets(directory: Path) -> list[int]:
     """The offsets of the snapshots in a directory, lowest first."""
-    names = (entry.name for entry in os.scandir(directory))
-    stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX))
+    names = [name for name in os.listdir(directory) if name.endswith(SNAPSHOT_SUFFIX)]
+    stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in names)
     return sorted(offset for offset in map(offset_in_file_name, stems) if offset is not None)
 
 
@@ -94,16 +96,22 @@ def _decode_entry(
 
 
 def write_snapshot(directory: Path, offset: int, entries: Iterable[ProducerEntry]) -> None:
-    path = snapshot_path(directory, offset)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(encode_snapshot(entries))
-    os.replace(temporary, path)
+    remaining = memoryview(encode_snapshot(entries))
+    fd = open_descriptor(snapshot_path(directory, offset), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        while remaining:
+            remaining = remaining[os.write(fd, remaining) :]
+    finally:
+        os.close(fd)
 
 
 def read_snapshot(directory: Path, offset: int) -> list[ProducerEntry]:
-    return decode_snapshot(snapshot_path(directory, offset).read_bytes())
+    return decode_snapshot(read_small_file(snapshot_path(directory, offset)))
 
 
-def remove_snapshots(directory: Path) -> None:
-    for offset in snapshot_offsets(directory):
+def remove_snapshots(directory: Path) -> int:
+    """Remove all of a directory; how many there were."""
+    offsets = snapshot_offsets(directory)
+    for offset in offsets:
         snapshot_path(directory, offset).unlink(missing_ok=True)
+    return len(offsets)

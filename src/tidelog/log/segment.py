@@ -150,6 +150,11 @@ class Segment:
         OPEN_FILES.add(self)
 
     @property
+    def knows_max_timestamp(self) -> bool:
+        """Whether `max_timestamp` is at hand, without a look into the files."""
+        return self._max_timestamp is not None
+
+    @property
     def max_timestamp(self) -> int:
         return self._load_max_timestamp()[0]
 
@@ -325,7 +330,7 @@ class Segment:
         try:
             self.offset_index.check(self.size_bytes)
             self.time_index.check()
-            if self.time_index.last_entry()[0] < 0:
+            if not len(self.time_index):
                 raise CorruptIndexError(f"{self.time_index.path} is empty")
         except CorruptIndexError as error:
             logger.warning("%s; the indexes of %s are rebuilt", error, self.path.name)
@@ -342,8 +347,8 @@ class Segment:
 
     def reset_indexes(self) -> None:
         """Forget all that was derived from the log, before it is read again."""
-        self.offset_index.remove()
-        self.time_index.remove()
+        self.offset_index.clear()
+        self.time_index.clear()
         self._index_failed = False
         self._settled_size_bytes = -1
         self._bytes_since_index_entry = 0
@@ -368,8 +373,11 @@ class Segment:
         self._settled_size_bytes = self.size_bytes
 
     def sync(self) -> None:
-        """fsync. May run in another thread than appends do."""
+        """fsync with the indexes: without their last entries a segment would look older than it is. In any thread."""
         self.sync_file()
+        self.sync_indexes()
+
+    def sync_indexes(self) -> None:
         self.offset_index.flush()
         self.time_index.flush()
 
