@@ -42,6 +42,9 @@ Ask = Callable[[GroupShard, Client, Now, int], list[Action]]
 
 _UNANSWERED: Final = object()
 
+# Records have two bytes for the length of a group id, and a character takes up to four.
+_GROUP_ID_CHARACTERS_MAX: Final = 8191
+
 _GROUP_SETTINGS: Final = (
     "group.consumer.assignment.interval.ms",
     "group.consumer.assignors",
@@ -137,6 +140,8 @@ class GroupService:
         return [held.shard for held in self._held.values()]
 
     def _find(self, group_id: str) -> _Held:
+        if len(group_id) > _GROUP_ID_CHARACTERS_MAX:
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be written down")
         topic = self._controller.image.topics.get(OFFSETS_TOPIC)
         held = None if topic is None else self._held.get(partition_for(group_id, len(topic.partitions)))
         if held is None:

