@@ -24,7 +24,8 @@ HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
 _OVERLAPPING_API_KEYS = frozenset({0})
 
 # A fetch that waits for records changes nothing and is asked again after a reconnect: a shutdown need not wait for it.
-_CUTTABLE_API_KEYS = frozenset({1})
+# Nor for members that wait for others in JoinGroup and SyncGroup: they join again, and may wait for minutes.
+_CUTTABLE_API_KEYS = frozenset({1, 11, 14})
 
 
 class CloseConnection(Exception):  # noqa: N818 - it is a request to close, raised by choice, and the peer's fault
