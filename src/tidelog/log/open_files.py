@@ -19,6 +19,7 @@ import logging
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -38,7 +39,8 @@ _FREED_PART = 4
 _FLUSHED_AT_ONCE = 8
 # Descriptors that connections leave alone: sockets that listen, the metadata store, checkpoints being written.
 _RESERVED_DESCRIPTORS = 128
-_RESERVED_PART = 8
+_RESERVED_PART = 4
+_TOLD_INTERVAL_S = 60.0
 
 OpenedT = TypeVar("OpenedT")
 
@@ -66,6 +68,7 @@ class OpenFiles:
         self._held: dict[ReferenceType[Holder], None] = {}
         self._guard = threading.Lock()
         self._failures: list[tuple[Path, OSError]] = []
+        self._told_s = -_TOLD_INTERVAL_S
 
     def __len__(self) -> int:
         return len(self._held)
@@ -99,7 +102,13 @@ class OpenFiles:
     def make_room(self) -> None:
         """Close files because the process can't open another. Waits for the disk only if all of them need a flush."""
         count = max(1, len(self._held) // _FREED_PART)
-        logger.warning("no file descriptors are left: up to %d of %d log files are closed", count, len(self._held))
+        now_s = time.monotonic()
+        if now_s - self._told_s > _TOLD_INTERVAL_S:
+            self._told_s = now_s
+            logger.warning(
+                "no file descriptors are left: log files that are not in use are closed for others, which is slow; "
+                "raise ulimit -n, or lower max.connections"
+            )
         kept = [holder for holder in self._choose(count) if not holder.let_go()]
         for holder in kept:
             self.add(holder)
