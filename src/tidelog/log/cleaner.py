@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidelog.log.cleaner_choice import Run
 from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, read_batches
@@ -36,6 +36,8 @@ from tidelog.records.compaction import (
     map_batch,
     set_delete_horizon,
 )
+
+_TOUCHED_BYTES: Final = 1024 * 1024
 
 
 class LastRecord(NamedTuple):
@@ -80,6 +82,22 @@ class CleanTerms:
 
     def read(self, source: SourceSegment) -> Iterator[ReadBatch]:
         return read_batches(source, self.chunk_bytes, self.config.max_message_bytes, self.pace)
+
+
+def make_offset_map(memory_bytes: int, load_factor: float, keys_max: int) -> OffsetMap:
+    """A map for so many keys, in at most so much memory, all of which the system has handed out already.
+
+    Otherwise the first few batches would touch all of its pages, and the event loop wait for a fifth of a second until
+    the kernel has cleared them: unlike the reading here, that would happen under the interpreter's lock.
+    """
+    offset_map = OffsetMap(memory_bytes, load_factor)
+    offset_map.clear(keys_max=keys_max)
+    if offset_map.memory is not None:
+        with open("/dev/zero", "rb", buffering=0) as zeros, memoryview(offset_map.memory) as memory:
+            for start in range(0, len(memory), _TOUCHED_BYTES):
+                with memory[start : start + _TOUCHED_BYTES] as part:
+                    zeros.readinto(part)
+    return offset_map
 
 
 def build_offset_map(terms: CleanTerms, sources: Sequence[SourceSegment], offset_map: OffsetMap) -> int:

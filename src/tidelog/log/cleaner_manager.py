@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import logging
 import threading
 import time
@@ -240,9 +241,9 @@ class LogCleaner:
         running.has_ended.set()
 
     async def _rewrite(self, running: _Running, chosen: LogToClean) -> None:
-        # Compiled, and needed by a broker with compacted topics only.
-        from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, last_records
-        from tidelog.records.compaction import OffsetMap
+        # Compiled, needed by brokers with compacted topics only, and slow to load for the event loop.
+        await self._in_thread(importlib.import_module, "tidelog.log.cleaner")
+        from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, last_records, make_offset_map
 
         log, config = running.log, self.config
         segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
@@ -260,9 +261,13 @@ class LogCleaner:
             aborted=aborted,
         )
         sources = await self._in_thread(_describe, segments, chosen.end_offset)
-        offset_map = OffsetMap(config.dedupe_buffer_size // config.threads, config.io_buffer_load_factor)
+        offset_map = await self._in_thread(
+            make_offset_map,
+            config.dedupe_buffer_size // config.threads,
+            config.io_buffer_load_factor,
+            chosen.end_offset - chosen.first_dirty_offset,
+        )
         try:
-            offset_map.clear(keys_max=chosen.end_offset - chosen.first_dirty_offset)
             end_offset = await self._in_thread(build_offset_map, terms, sources, offset_map)
             run_cleaner = RunCleaner(terms, offset_map)
             sources = [source for source in sources if source.base_offset < end_offset]
@@ -271,7 +276,7 @@ class LogCleaner:
                 count = await self._replace_first(running, segments, write)
                 segments, sources = segments[count:], sources[count:]
         finally:
-            offset_map.clear(keys_max=1)
+            await self._in_thread(offset_map.clear, keys_max=1)
         running.cleaning.check()
         log.first_dirty_offset = end_offset
         self._tell(running, chosen, end_offset, terms.stats)

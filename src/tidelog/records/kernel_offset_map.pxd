@@ -21,7 +21,7 @@ cdef class OffsetMap:
     cdef readonly int64_t latest_offset
     cdef readonly uint64_t secret_low
     cdef readonly uint64_t secret_high
-    cdef object memory
+    cdef readonly object memory
     cdef uint64_t[::1] words
     cdef KeyQueue queue
 
