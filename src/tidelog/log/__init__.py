@@ -6,6 +6,7 @@ Nothing here knows brokers, leaders or clients.
 
 from __future__ import annotations
 
+from tidelog.log.cold_lookup import NotInMemoryError
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochEntry
 from tidelog.log.errors import (
@@ -16,8 +17,9 @@ from tidelog.log.errors import (
     LogStorageError,
 )
 from tidelog.log.file_slice import FileSlice
+from tidelog.log.housekeeping import BackgroundTask
 from tidelog.log.log_state import AppendResult
-from tidelog.log.manager import BackgroundTask, LogManager
+from tidelog.log.manager import LogManager
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.producer_state import ProducerEntry
 from tidelog.log.reading import LogRead, TimestampOffset
@@ -37,6 +39,7 @@ __all__ = [
     "LogManager",
     "LogRead",
     "LogStorageError",
+    "NotInMemoryError",
     "PartitionLog",
     "ProducerEntry",
     "TimestampOffset",

@@ -2,22 +2,24 @@
 
 What always holds: one process uses a directory at a time (a POSIX lock, as Kafka takes it, on `.lock`); a directory
 never serves a cluster or a broker other than the one it was first used by; after a disk error it is offline and stays
-so until the next start. It does not know logs, only their names and offsets.
+so until the next start; a full disk is no such error. It does not know logs, only their names and offsets.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
+import functools
 import logging
 import os
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tidelog.common.ids import random_uuid, uuid_from_text, uuid_to_text
+from tidelog.log.boot_id import BOOT_ID_FILE, was_machine_down, write_boot_id
 from tidelog.log.checkpoints import (
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LOG_END_FILE,
     LOG_START_OFFSET_FILE,
@@ -41,13 +43,13 @@ from tidelog.log.errors import (
     DataDirectoryLockedError,
     InconsistentClusterIdError,
 )
+from tidelog.log.health import is_out_of_room
 from tidelog.log.recovery import LastKnown
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
 _META_VERSION = "1"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 # POSIX locks do not keep one process from locking twice, as brokers in one test process would.
 _locked_here: set[Path] = set()
@@ -57,12 +59,20 @@ _locked_here_guard = threading.Lock()
 class LogDirectory:
     """One of the directories that a broker keeps its logs in."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, on_failure: Callable[[Path, str], None]) -> None:
+        """`on_failure` is told when the disk fails, and sets `offline_reason`."""
         self.path = path
+        # For all logs in the directory, too.
+        self.fail = functools.partial(on_failure, path)
+        # Checkpoints that a full disk has refused, so that each is told once and not every few seconds.
+        self._refused: set[str] = set()
         self.directory_id: uuid.UUID | None = None
         self.offline_reason: str | None = None
         self.clean_shutdown_epoch: int | None = None
         self._lock_fd = -1
+        # What each checkpoint held when it was last written.
+        self._written: dict[str, Mapping[PartitionKey, int]] = {}
+        self._cleaner_offsets: dict[PartitionKey, int] = {}
         self._write_guard = threading.Lock()  # checkpoints are written by threads, one at a time
 
     # Lock and identity
@@ -90,10 +100,20 @@ class LogDirectory:
                 raise DataDirectoryLockedError(
                     f"the data directory {self.path} is in use by {by}; stop it or choose another directory by --data"
                 ) from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
             _locked_here.add(resolved)
             self._lock_fd = fd
+            try:
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, str(os.getpid()).encode(), 0)
+            except OSError as error:
+                # It only tells the next broker who was first: a full disk may be started on.
+                if not is_out_of_room(error):
+                    raise
+
+    @property
+    def descriptor(self) -> int:
+        """Open on the directory's file system since before anything was written here; -1 when it is not locked."""
+        return self._lock_fd
 
     def unlock(self) -> None:
         if self._lock_fd >= 0:
@@ -149,6 +169,7 @@ class LogDirectory:
                 log_ends = read_log_ends(self.path / LOG_END_FILE)
             except CorruptCheckpointError as error:
                 logger.warning("%s", error)
+        is_machine_blamed = was_machine_down(self.path)
         keys = recovery_points.keys() | log_start_offsets.keys() | high_watermarks.keys() | log_ends.keys()
         return {
             key: LastKnown(
@@ -157,9 +178,24 @@ class LogDirectory:
                 recovery_point=recovery_points.get(key, 0),
                 log_start_offset=log_start_offsets.get(key, 0),
                 high_watermark=high_watermarks.get(key, 0),
+                was_machine_down=is_machine_blamed,
             )
             for key in keys
         }
+
+    def nothing_known(self, *, is_clean: bool) -> LastKnown:
+        """For a partition that no checkpoint names."""
+        return LastKnown(is_clean=is_clean, was_machine_down=was_machine_down(self.path))
+
+    def note_boot(self) -> None:
+        """All logs are open: what is written from now on is written under this boot of the machine. Blocks."""
+        try:
+            write_boot_id(self.path)
+        except OSError as error:
+            if not is_out_of_room(error):
+                self.fail(f"{BOOT_ID_FILE} can't be written: {error}")
+                return
+            logger.warning("%s can't be written: %s; make room on the disk", self.path / BOOT_ID_FILE, error.strerror)
 
     def _read(self, name: str) -> dict[PartitionKey, int]:
         try:
@@ -167,6 +203,20 @@ class LogDirectory:
         except CorruptCheckpointError as error:
             logger.warning("%s", error)
             return {}
+
+    def read_cleaner_offsets(self) -> dict[PartitionKey, int]:
+        """Up to where each partition was compacted; without the file, all of it is looked at again."""
+        self._cleaner_offsets = self._read(CLEANER_OFFSET_FILE)
+        return self._cleaner_offsets
+
+    def write_cleaner_offsets(self, offsets: Mapping[PartitionKey, int]) -> bool:
+        """As the other checkpoints, but only where something changed: that is seldom, and never on most brokers."""
+        if offsets == self._cleaner_offsets:
+            return True
+        is_written = self._write(CLEANER_OFFSET_FILE, offsets)
+        if is_written:
+            self._cleaner_offsets = dict(offsets)
+        return is_written
 
     def write_recovery_points(self, offsets: Mapping[PartitionKey, int]) -> bool:
         return self._write(RECOVERY_POINT_FILE, offsets)
@@ -181,16 +231,26 @@ class LogDirectory:
         """Write a checkpoint; False when the old one still stands."""
         if self.offline_reason is not None:
             return False
+        if self._written.get(name) == offsets:
+            return True  # as it stands on the disk: an idle broker writes nothing
         try:
             with self._write_guard:
+                self._written.pop(name, None)
                 write_offsets(self.path / name, offsets)
+                self._written[name] = offsets
         except OSError as error:
-            if error.errno in _FULL:
+            if not is_out_of_room(error):
+                self.fail(f"{name} can't be written: {error}")
+            elif name not in self._refused:
                 # As with appends: the disk works, and there may be room again the next time.
-                logger.warning("%s can't be written and stays as it was: %s", self.path / name, error.strerror)
-            else:
-                self.take_offline(f"{name} can't be written: {error}")
+                self._refused.add(name)
+                logger.warning(
+                    "%s can't be written and stays as it was: %s; make room on the disk",
+                    self.path / name,
+                    error.strerror,
+                )
             return False
+        self._refused.discard(name)
         return True
 
     def write_clean_marker(self, log_ends: Mapping[PartitionKey, LogEnd], broker_epoch: int) -> None:
@@ -199,9 +259,4 @@ class LogDirectory:
             write_log_ends(self.path / LOG_END_FILE, log_ends)
             write_clean_shutdown(self.path, broker_epoch)
         except OSError as error:
-            self.take_offline(f"the clean-shutdown marker can't be written: {error}")
-
-    def take_offline(self, reason: str) -> None:
-        if self.offline_reason is None:
-            self.offline_reason = f"the data directory {self.path} is offline: {reason}"
-            logger.error("%s", self.offline_reason)
+            self.fail(f"the clean-shutdown marker can't be written: {error}")

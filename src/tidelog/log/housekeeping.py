@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.common.clock import Clock
+from tidelog.log.config import FOREVER
 from tidelog.log.errors import LogStorageError
+from tidelog.log.flush_together import flush_together
 from tidelog.log.manager_config import LogManagerConfig
 from tidelog.log.open_files import OPEN_FILES
 from tidelog.log.retention import delete_expired
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 # How often the loop looks whether rolled segments wait for their flush or removed files for their end.
 _HOUSEKEEPING_INTERVAL_MS = 1_000
 _ROLL_CHECK_INTERVAL_MS = 10_000
+# File systems flush some files at once about as fast as one. Flushes that producers wait for have their own threads.
+_FLUSH_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,12 @@ class Housekeeping:
     def tasks(self) -> list[BackgroundTask]:
         """What the broker's scheduler shall run, with how often."""
         config = self._config
-        flush_interval_ms = min(config.flush_scheduler_interval_ms, _HOUSEKEEPING_INTERVAL_MS)
+        # Kafka never looks when the interval is not set, so that a topic's flush.ms alone has no effect there.
+        is_set = config.flush_scheduler_interval_ms < FOREVER
+        flush_interval_ms = config.flush_scheduler_interval_ms if is_set else _HOUSEKEEPING_INTERVAL_MS
         return [
             BackgroundTask("flush logs", flush_interval_ms, self._flush_due),
+            BackgroundTask("flush rolled segments", _HOUSEKEEPING_INTERVAL_MS, self._flush_rolled),
             BackgroundTask("checkpoint recovery points", config.recovery_point_interval_ms, self._checkpoint),
             BackgroundTask(
                 "checkpoint high watermarks", config.high_watermark_interval_ms, self._checkpoint_watermarks
@@ -81,15 +89,21 @@ class Housekeeping:
 
     async def _flush_due(self) -> None:
         now_ms = self._clock.now_ms()
-        due = [
-            log
-            for log in self._manager.logs()
-            if log.flushed_offset < log.log_end_offset
-            and not log.is_offline
-            and (log.has_unflushed_segments or now_ms - log.last_flush_ms >= log.config.flush_ms)
-        ]
+        await self._flush_all(log for log in self._manager.logs() if now_ms - log.last_flush_ms >= log.config.flush_ms)
+
+    async def _flush_rolled(self) -> None:
+        await self._flush_all(log for log in self._manager.logs_with_work_behind() if log.has_unflushed_segments)
+
+    async def _flush_all(self, logs: Iterable[PartitionLog]) -> None:
+        due = [log for log in logs if log.has_unflushed and not log.is_offline]
         if due:
-            await asyncio.to_thread(_flush_all, due)
+            await asyncio.to_thread(self._flush, due)
+
+    def _flush(self, logs: Sequence[PartitionLog]) -> None:
+        for directory in self._manager.directories.online:
+            here = [log for log in logs if log.directory.parent == directory.path]
+            if here and not flush_together(directory, here):
+                _flush_side_by_side(here)
 
     async def _roll_due(self) -> None:
         now_ms = self._clock.now_ms()
@@ -99,14 +113,16 @@ class Housekeeping:
             try:
                 log.maybe_roll(now_ms)
             except LogStorageError as error:
-                logger.error("%s", error.message)
+                # A disk that fails says so for its whole directory; a full one lets the old segment go on.
+                if not log.is_offline:
+                    logger.warning("%s", error.message)
 
     async def _delete_expired(self) -> None:
         await delete_expired(self._manager.logs(), self._clock.now_ms())
 
     async def _remove_due(self) -> None:
         now_ms = self._clock.now_ms()
-        logs = self._manager.logs()
+        logs = self._manager.logs_with_work_behind()
         if any(log.has_dropped_segments for log in logs):
             await asyncio.to_thread(self._manager.rename_dropped_segments)
         paths = [path for log in logs for path in log.take_removed_paths(now_ms)]
@@ -127,12 +143,18 @@ class Housekeeping:
             log.remove_expired_producers(now_ms, self._config.producer_expiration_ms)
 
 
-def _flush_all(logs: Iterable[PartitionLog]) -> None:
-    for log in logs:
-        try:
-            log.flush()
-        except LogStorageError as error:
-            logger.error("%s", error.message)
+def _flush_side_by_side(logs: Sequence[PartitionLog]) -> None:
+    with ThreadPoolExecutor(min(_FLUSH_THREADS, len(logs)), "log-flush") as threads:
+        for _ in threads.map(_flush, logs):
+            pass
+
+
+def _flush(log: PartitionLog) -> None:
+    try:
+        log.flush()
+    except LogStorageError:
+        # What took the log offline has said so, with the directory and what to do.
+        return
 
 
 def _remove_all(paths: Iterable[Path]) -> None:

@@ -3,27 +3,24 @@
 What always holds: log_start_offset <= high_watermark <= log_end_offset; everything below `flushed_offset` was
 fsynced; an append either happened whole (in the file, the indexes, the producer state) or not at all; after a disk
 error whose effects are unknown the log is offline and refuses everything with KAFKA_STORAGE_ERROR. All methods are
-called from one thread, except `flush`, which may run in another. Opening a log from its files is in `recovery`,
-finding things in it in `reading`.
+called from one thread, except `flush` and `rename_dropped`, which may run in others. Opening a log from its files is
+in `recovery`, finding things in it in `reading`, what it need not keep in `retention`.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tidelog.common.clock import Clock
-from tidelog.log.checkpoints import LogEnd, sync_files, write_partition_metadata
+from tidelog.log.checkpoints import fsync_directory, sync_files, write_partition_metadata
+from tidelog.log.cleaning import LogCleaning
 from tidelog.log.config import LogConfig
-from tidelog.log.epochs import EpochEntry
-from tidelog.log.errors import LogStorageError
-from tidelog.log.health import LogHealth
+from tidelog.log.health import is_out_of_room
 from tidelog.log.inspect import Problem, verify
-from tidelog.log.log_state import AppendResult, LogState
+from tidelog.log.log_state import AppendResult, FlushMark, OpenLog
 from tidelog.log.producer_replay import coordinator_epoch, find_duplicate, restore_producers
 from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
 from tidelog.log.producer_state import ProducerEntry
@@ -35,126 +32,17 @@ from tidelog.log.reading import (
     find_max_timestamp,
     read_segments,
 )
+from tidelog.log.retention import count_expired
 from tidelog.log.segment import Segment, SegmentBrokenError
 from tidelog.log.validation import AppendOrigin, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import BatchHeader, assign_offsets
 
 
-class PartitionLog(LogHealth):
+class PartitionLog(OpenLog):
     """Segments in a row; the last one is appended to."""
 
-    __slots__ = (
-        "_clock",
-        "_directory_changed",
-        "_epochs",
-        "_flushed_offset",
-        "_high_watermark",
-        "_last_flush_ms",
-        "_last_snapshot_offset",
-        "_lock",
-        "_log_end_offset",
-        "_log_start_offset",
-        "_producers",
-        "_segments",
-        "config",
-        "directory",
-        "topic_id",
-    )
-
-    def __init__(
-        self,
-        topic: str,
-        partition: int,
-        directory: Path,
-        config: LogConfig,
-        clock: Clock,
-        state: LogState,
-        topic_id: uuid.UUID | None = None,
-    ) -> None:
-        super().__init__(topic, partition)
-        self.directory = directory
-        self.config = config
-        self.topic_id = topic_id
-        self._clock = clock
-        self._segments = state.segments
-        self._epochs = state.epochs
-        self._producers = state.producers
-        self._log_start_offset = state.log_start_offset
-        self._log_end_offset = state.log_end_offset
-        self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
-        self._flushed_offset = min(state.recovery_point, state.log_end_offset)
-        self._last_snapshot_offset = state.last_snapshot_offset
-        self._last_flush_ms = clock.now_ms()
-        self._lock = threading.Lock()  # guards what flush and truncation both change
-        self._directory_changed = True  # what was written to open it may not be flushed yet
-
-    def __repr__(self) -> str:
-        return f"PartitionLog({self.name}, {self._log_start_offset}..{self._log_end_offset})"
-
-    @property
-    def log_start_offset(self) -> int:
-        return self._log_start_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        return self._log_end_offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self._high_watermark
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Everything below is committed or aborted for good."""
-        unstable_offset = self._producers.first_unstable_offset()
-        if unstable_offset is None or unstable_offset >= self._high_watermark:
-            return self._high_watermark
-        return max(unstable_offset, self._log_start_offset)
-
-    @property
-    def flushed_offset(self) -> int:
-        return self._flushed_offset
-
-    @property
-    def recovery_point(self) -> int:
-        """From here on the log is checked again after a crash."""
-        return self._flushed_offset
-
-    @property
-    def flush_is_due(self) -> bool:
-        """Whether flush.messages asks for a flush before anything more is acknowledged."""
-        return self._log_end_offset - self._flushed_offset >= self.config.flush_messages
-
-    @property
-    def last_flush_ms(self) -> int:
-        return self._last_flush_ms
-
-    @property
-    def size_bytes(self) -> int:
-        return self._segments.size_bytes
-
-    @property
-    def has_unflushed_segments(self) -> bool:
-        """Whether segments were rolled that are not yet on disk; nobody waits for it, but recovery gets shorter."""
-        return self._flushed_offset < self._segments.active.base_offset
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        return tuple(self._segments)
-
-    @property
-    def latest_epoch(self) -> int:
-        return self._epochs.latest_epoch
-
-    @property
-    def epochs(self) -> tuple[EpochEntry, ...]:
-        return self._epochs.entries
-
-    @property
-    def log_end(self) -> LogEnd:
-        """What the clean-shutdown checkpoint keeps of this log."""
-        return LogEnd(self._log_end_offset, len(self._segments), self._segments.active.size_bytes, self.size_bytes)
+    __slots__ = ()
 
     def update_config(self, config: LogConfig) -> None:
         """Obey other settings from the next call on; index sizes count from the next segment."""
@@ -164,7 +52,7 @@ class PartitionLog(LogHealth):
         """Say which topic this is, in a directory that does not tell."""
         with self.storage("partition metadata"):
             write_partition_metadata(self.directory, topic_id)
-        self._directory_changed = True
+        self._directory_version += 1
         self.topic_id = topic_id
 
     def active_producers(self) -> list[ProducerEntry]:
@@ -232,7 +120,7 @@ class PartitionLog(LogHealth):
         except SegmentBrokenError as error:
             raise self.go_offline(f"append failed: {error}") from error
         except OSError as error:
-            raise LogStorageError(f"{self.name}: append failed and was undone: {error}") from error
+            raise self.refuse("append", error) from error
         for position, header in batches:
             segment.note_batch(start + position, header)
             if header.producer_id >= 0:
@@ -244,7 +132,10 @@ class PartitionLog(LogHealth):
     def maybe_roll(self, now_ms: int) -> bool:
         """Begin a new segment when the active one has waited for segment.ms, though nothing is appended."""
         segment = self._segments.active
-        if not segment.size_bytes or now_ms - segment.created_ms <= self.config.segment_ms - segment.roll_jitter_ms:
+        if (
+            not segment.size_bytes
+            or now_ms - segment.created_ms <= self.config.max_segment_ms - segment.roll_jitter_ms
+        ):
             return False
         self.roll()
         return True
@@ -252,7 +143,7 @@ class PartitionLog(LogHealth):
     def roll(self) -> None:
         """Begin a new segment now."""
         self.check_online()
-        with self.storage("roll"):
+        with self.storage("roll", is_undone=True):
             self._roll(self._log_end_offset)
 
     def _roll(self, base_offset: int) -> Segment:
@@ -260,8 +151,14 @@ class PartitionLog(LogHealth):
         if not active.size_bytes and active.base_offset == base_offset:
             return active
         created = self._create_segment(base_offset)
-        active.become_inactive()
-        self._take_snapshot(self._log_end_offset)
+        try:
+            active.become_inactive()
+            self._take_snapshot(self._log_end_offset)
+        except OSError:
+            # A smaller batch may still fit the old segment; one that begins within it would later pass for damage.
+            with self.storage("removal of an unused segment"):
+                created.path.unlink()
+            raise
         if not active.size_bytes:
             # Offsets jumped too far for an empty segment's index; it would only stand in the way.
             self._remove_segments(len(self._segments) - 1, len(self._segments))
@@ -271,7 +168,7 @@ class PartitionLog(LogHealth):
     def _create_segment(self, base_offset: int) -> Segment:
         config = self.config
         jitter_ms = min(config.segment_jitter_ms, config.segment_ms)
-        self._directory_changed = True
+        self._directory_version += 1
         return Segment.create(
             self.directory,
             base_offset,
@@ -280,25 +177,63 @@ class PartitionLog(LogHealth):
             roll_jitter_ms=random.randint(0, jitter_ms) if jitter_ms else 0,
         )
 
+    @property
+    def _removal_due_ms(self) -> int:
+        return self._clock.now_ms() + self.config.file_delete_delay_ms
+
     def _remove_segments(self, first: int, end: int) -> None:
-        self._segments.remove(first, end, self._clock.now_ms() + self.config.file_delete_delay_ms)
+        self._segments.remove(first, end, self._removal_due_ms)
 
     def take_removed_paths(self, now_ms: int) -> list[Path]:
         """The files of removed segments whose file.delete.delay.ms is over; the caller unlinks them, in a thread."""
         return self._segments.take_removed_paths(now_ms)
 
+    # Cleaning: a thread writes what shall take the place of segments, the log lets it in
+
+    def start_cleaning(self) -> LogCleaning:
+        """Let segments be replaced, until the cleaning is ended or something else happens to the segments."""
+        self.check_online()
+        return self._segments.start_cleaning()
+
+    def end_cleaning(self) -> None:
+        with self.storage("end of cleaning"):
+            self._segments.end_cleaning()
+
+    def decide_swap(self, cleaning: LogCleaning, old: Sequence[Segment]) -> None:
+        """Decide that the cleaned segment beside them replaces old ones; raises CleaningAbortedError, or OSError."""
+        self.check_online()
+        self._segments.decide_swap(cleaning, old)
+
+    def swap(self, cleaning: LogCleaning, old: Sequence[Segment], size_bytes: int) -> None:
+        """Replace old segments as decided, once the decision is on disk; raises CleaningAbortedError."""
+        self.check_online()
+        cleaned = Segment(
+            self.directory,
+            old[0].base_offset,
+            self.config,
+            created_ms=old[-1].created_ms,
+            size_bytes=size_bytes,
+        )
+        with self.storage("swap of a cleaned segment"):
+            self._segments.swap(cleaning, old, cleaned, self._removal_due_ms)
+
     def _take_snapshot(self, offset: int) -> None:
         if offset == self._last_snapshot_offset:
             return
         write_snapshot(self.directory, offset, self._producers.entries())
-        if not self._segments.has_base_offset(self._last_snapshot_offset):
+        if self._last_snapshot_offset >= 0 and not self._segments.has_base_offset(self._last_snapshot_offset):
             snapshot_path(self.directory, self._last_snapshot_offset).unlink(missing_ok=True)
         self._last_snapshot_offset = offset
 
     # Reading
 
-    def read(self, offset: int, max_bytes: int, *, limit_offset: int, min_one_batch: bool) -> LogRead:
-        """Batches from the one that holds the offset up to the limit; raises OFFSET_OUT_OF_RANGE outside the log."""
+    def read(
+        self, offset: int, max_bytes: int, *, limit_offset: int, min_one_batch: bool, in_memory: bool = False
+    ) -> LogRead:
+        """Batches from the one that holds the offset up to the limit; raises OFFSET_OUT_OF_RANGE outside the log.
+
+        `in_memory`: raise NotInMemoryError rather than wait for the disk.
+        """
         if not self._log_start_offset <= offset <= self._log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -309,30 +244,23 @@ class PartitionLog(LogHealth):
             return LogRead()
         first = self._segments.index_of(offset)
         with self.reading():
-            return read_segments(self._segments, first, offset, max_bytes, limit_offset, min_one_batch)
+            return read_segments(
+                self._segments, first, offset, max_bytes, limit_offset, min_one_batch, in_memory=in_memory
+            )
 
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record whose timestamp is not below this one."""
-        for segment in self._segments:
-            with self.reading():
-                if segment.max_timestamp >= timestamp:
-                    record = find_by_timestamp(segment, timestamp, self._log_start_offset)
-                    if record is not None:
-                        return self._timestamp_offset(record)
-        return None
+        with self.reading():
+            return self._timestamp_offset(find_by_timestamp(self._segments, timestamp, self._log_start_offset))
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the largest timestamp of all."""
         with self.reading():
-            candidates = [segment for segment in self._segments if segment.size_bytes]
-            if not candidates:
-                return None
-            record = find_max_timestamp(max(candidates, key=lambda segment: segment.max_timestamp))
+            return self._timestamp_offset(find_max_timestamp(self._segments))
+
+    def _timestamp_offset(self, record: RecordTime | None) -> TimestampOffset | None:
         if record is None or record.offset < self._log_start_offset:
             return None
-        return self._timestamp_offset(record)
-
-    def _timestamp_offset(self, record: RecordTime) -> TimestampOffset:
         return TimestampOffset(record.timestamp, record.offset, self._epochs.epoch_for(record.offset))
 
     # Offsets and epochs
@@ -354,17 +282,52 @@ class PartitionLog(LogHealth):
             )
         if offset <= self._log_start_offset:
             return
+        self._forget_below(offset)
+
+    def delete_expired(self, now_ms: int) -> int:
+        """Forget the segments that retention lets go; how many. All of them: another is begun first."""
+        with self.reading():
+            count = count_expired(
+                self._segments,
+                self.config,
+                now_ms,
+                log_start_offset=self._log_start_offset,
+                high_watermark=self._high_watermark,
+                log_end_offset=self._log_end_offset,
+            )
+        if count:
+            # As many as can go without a new segment go first: on a full disk there may be no room for one.
+            held = min(count, len(self._segments) - 1)
+            self._forget_below(self._segments[held].base_offset)
+            if held < count:
+                self.roll()
+                self._forget_below(self._log_end_offset)
+        return count
+
+    def _forget_below(self, offset: int) -> None:
+        self._log_start_offset = max(self._log_start_offset, offset)
+        self._segments.drop_first(self._segments.index_of(offset))
         with self.storage("deletion"):
-            self._log_start_offset = offset
-            self._remove_segments(0, self._segments.index_of(offset))
-            self._epochs.truncate_from_start(offset)
+            try:
+                self._epochs.truncate_from_start(offset)
+            except OSError as error:
+                # Its file goes on naming epochs that are gone, which harms nobody; full disks need deletions most.
+                if not is_out_of_room(error):
+                    raise
+
+    def rename_dropped(self, *, sync: bool = False) -> None:
+        """Rename the files of what was forgotten, after the directory was flushed where asked for. Blocks."""
+        with self.storage("deletion"), self._lock:
+            if sync:
+                fsync_directory(self.directory)
+            self._segments.rename_dropped(self._removal_due_ms)
 
     def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """Begin a leader epoch; it is on disk when this returns."""
         if leader_epoch > self._epochs.latest_epoch:
-            with self.storage("leader epoch checkpoint"):
+            with self.storage("leader epoch checkpoint", is_undone=True):
                 self._epochs.assign(leader_epoch, start_offset)
-                self._directory_changed = True
+                self._directory_version += 1
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         return self._epochs.end_offset_for(epoch, self._log_end_offset)
@@ -377,32 +340,67 @@ class PartitionLog(LogHealth):
     def flush(self, up_to: int | None = None) -> None:
         """fsync what is not yet on disk. Blocks; may be called from another thread than the rest."""
         self.check_online()
-        end_offset = self._log_end_offset
-        if self._flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)):
+        mark = self.flush_mark()
+        end_offset = mark.end_offset
+        is_truncated = self._flushed_truncations < mark.truncations
+        if self._flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)) and not is_truncated:
             self._last_flush_ms = self._clock.now_ms()
             return
         try:
             for segment in self._segments.from_offset(self._flushed_offset):
-                segment.sync()
-            if self._directory_changed:
-                self._directory_changed = False
+                self._sync(segment)
+            if is_truncated:
+                # It may be empty by now, and what was cut off must not come back.
+                self._sync(self._segments.active)
+            if self._flushed_directory_version < mark.directory_version:
                 sync_files(self.directory)
         except OSError as error:
             # The kernel may have dropped the dirty pages: a second fsync would succeed and prove nothing.
             raise self.go_offline(f"fsync failed: {error}") from error
+        self.note_flushed(mark)
+
+    def flush_mark(self) -> FlushMark:
+        """How far the log is now; for `note_flushed`, after all of it was flushed."""
+        return FlushMark(self._log_end_offset, self._directory_version, self._truncations)
+
+    def note_flushed(self, mark: FlushMark) -> None:
+        """All that was there at the mark is on disk. May be called from another thread than the rest."""
+        self._flushed_directory_version = max(self._flushed_directory_version, mark.directory_version)
         with self._lock:
-            self._flushed_offset = max(self._flushed_offset, min(end_offset, self._log_end_offset))
+            if self._truncations == mark.truncations:
+                self._flushed_offset = max(self._flushed_offset, min(mark.end_offset, self._log_end_offset))
+                self._flushed_truncations = mark.truncations
         self._last_flush_ms = self._clock.now_ms()
+
+    def _sync(self, segment: Segment) -> None:
+        try:
+            if segment is self._segments.active:
+                # Its indexes are written anew after a crash, as the recovery point lies in it.
+                segment.sync_file()
+            else:
+                segment.sync()
+        except FileNotFoundError:
+            # It was let go while this thread was on its way to it.
+            if any(held is segment for held in self._segments):
+                raise
 
     def close(self, *, clean: bool = True) -> None:
         """Flush, write what the next start needs, and let go of the files. Unclean: only let go."""
         if clean and not self.is_offline:
+            self.settle()
             self.flush()
             with self.storage("close"):
-                self._segments.active.become_inactive()
-                self._take_snapshot(self._log_end_offset)
+                # Where the machine goes down after a clean stop, they are not built anew.
+                self._segments.active.sync_indexes()
         self._segments.close()
         self.take_offline("the log is closed")
+
+    def settle(self) -> None:
+        """Write what the next clean start needs besides the records. Nothing may be appended after it."""
+        with self.storage("close"):
+            self._segments.active.become_inactive()
+            if self._log_end_offset > self._log_start_offset or self._producers.entries():
+                self._take_snapshot(self._log_end_offset)
 
     def move(self, directory: Path) -> None:
         """Rename the directory; what is open stays open."""
@@ -425,6 +423,8 @@ class PartitionLog(LogHealth):
             self.truncate_fully_and_start_at(offset)
             return True
         with self.reading(), self.storage("truncation"), self._lock:
+            # Offsets come again: a segment made later may have the name of one that was dropped before.
+            self._segments.rename_dropped(self._removal_due_ms)
             index = self._segments.index_of(offset)
             self._remove_segments(index + 1, len(self._segments))
             segment = self._segments.active
@@ -434,6 +434,8 @@ class PartitionLog(LogHealth):
                 # A batch goes as a whole, so the log may end before the offset that was asked for.
                 offset = min(offset, header.base_offset)
                 segment.truncate_to(position, offset)
+                # Until a flush has reached it, the segment is checked after a crash: it may have its old end again.
+                self._flushed_offset = min(self._flushed_offset, segment.base_offset)
             self._epochs.truncate_from_end(offset)
             self._end_at(offset)
         return True
@@ -442,14 +444,28 @@ class PartitionLog(LogHealth):
         """Drop everything; the next record gets this offset."""
         self.check_online()
         with self.reading(), self.storage("truncation"), self._lock:
-            self._remove_segments(0, len(self._segments))
-            self._segments.add(self._create_segment(offset))
+            self._segments.rename_dropped(self._removal_due_ms)
+            if remove_snapshots(self.directory):
+                # One that came back would speak of producers whose batches the log does not hold.
+                fsync_directory(self.directory)
+            self._remove_segments(1, len(self._segments))
+            first = self._segments.active
+            if first.base_offset == offset:
+                first.truncate_to(0, offset)
+            else:
+                # At any moment one of them is there: without a log file at all, records would seem to be lost.
+                created = self._create_segment(offset)
+                self._remove_segments(0, 1)
+                self._segments.add(created)
             self._epochs.clear()
             self._log_start_offset = self._high_watermark = offset
-            remove_snapshots(self.directory)
             self._end_at(offset)
 
     def _end_at(self, offset: int) -> None:
+        self._truncations += 1
+        self._directory_version += 1
+        if self.first_dirty_offset is not None:
+            self.first_dirty_offset = min(self.first_dirty_offset, offset)
         self._log_end_offset = offset
         self._high_watermark = min(self._high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidelog.log.cold_lookup import NotInMemoryError
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.scan import CorruptSegmentError
-from tidelog.log.segment import Segment
-from tidelog.records import BatchHeader, CorruptBatchError, check_crc, find_timestamp
+from tidelog.log.segment import BatchPosition, Segment
+from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, check_crc, find_timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +54,29 @@ class RecordTime(NamedTuple):
 
 
 def read_segments(
-    segments: Sequence[Segment], first: int, offset: int, max_bytes: int, limit_offset: int, min_one_batch: bool
+    segments: Sequence[Segment],
+    first: int,
+    offset: int,
+    max_bytes: int,
+    limit_offset: int,
+    min_one_batch: bool,
+    *,
+    in_memory: bool = False,
 ) -> LogRead:
-    """Read from the segment at index `first`, or from a later one where that has nothing at the offset or above."""
+    """Read from the segment at index `first`, or from a later one where that has nothing at the offset or above.
+
+    `in_memory`: raise NotInMemoryError rather than wait for the disk.
+    """
+    emptied = LogRead()
     for index in range(first, len(segments)):
         segment = segments[index]
         if segment.base_offset >= limit_offset:
             break
-        found = segment.find(offset)
+        found = _find(segment, offset, in_memory)
         if found is None:
             continue
         next_base_offset = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        end = _limit_position(segment, limit_offset, next_base_offset)
+        end = _limit_position(segment, limit_offset, next_base_offset, in_memory)
         position, first_size_bytes = found
         if position >= end:
             break
@@ -75,20 +87,40 @@ def read_segments(
             size_bytes = min(max_bytes, end - position)
         if not size_bytes:
             break
-        return LogRead(FileSlice(segment.file, position, size_bytes), size_bytes)
-    return LogRead()
+        read = LogRead(FileSlice(segment.file, position, size_bytes, is_recent=segment.is_recent(position)), size_bytes)
+        if segment.size_bytes > BATCH_HEADER_SIZE:
+            return read
+        # All that compaction left of it is one batch without records, which librdkafka takes for a message that is too
+        # large when it gets nothing else. At the end of the log it is needed: it says that there is nothing more.
+        emptied = read
+    return emptied
 
 
-def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int | None) -> int:
+def _find(segment: Segment, offset: int, in_memory: bool) -> BatchPosition | None:
+    try:
+        return segment.find(offset, in_memory=in_memory)
+    except BlockingIOError as error:
+        raise NotInMemoryError(
+            segment.path, segment.offset_index.path, offset - segment.base_offset, segment.size_bytes
+        ) from error
+
+
+def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int | None, in_memory: bool) -> int:
     """Where in the file the batches below the limit end."""
     if next_base_offset is not None and limit_offset >= next_base_offset:
         return segment.size_bytes
-    beyond = segment.find(limit_offset)
+    beyond = _find(segment, limit_offset, in_memory)
     return segment.size_bytes if beyond is None else beyond.position
 
 
-def find_by_timestamp(segment: Segment, timestamp: int, start_offset: int) -> RecordTime | None:
-    """The first record from an offset on whose timestamp is not below this one."""
+def find_by_timestamp(segments: Sequence[Segment], timestamp: int, start_offset: int) -> RecordTime | None:
+    """The first record of the log, from an offset on, whose timestamp is not below this one."""
+    candidates = (segment for segment in segments if segment.max_timestamp >= timestamp)
+    records = (_find_in_segment(segment, timestamp, start_offset) for segment in candidates)
+    return next((record for record in records if record is not None), None)
+
+
+def _find_in_segment(segment: Segment, timestamp: int, start_offset: int) -> RecordTime | None:
     from_offset = max(_indexed_offset(segment, timestamp), start_offset)
     for position, header in segment.headers_from(from_offset, walk=True):
         if header.max_timestamp >= timestamp and header.last_offset >= start_offset and not _is_empty(header):
@@ -113,8 +145,12 @@ def _indexed_offset(segment: Segment, timestamp: int) -> int:
     return entry[1]
 
 
-def find_max_timestamp(segment: Segment) -> RecordTime | None:
-    """The first record that has the segment's largest timestamp."""
+def find_max_timestamp(segments: Sequence[Segment]) -> RecordTime | None:
+    """The first record that has the largest timestamp of all."""
+    candidates = [segment for segment in segments if segment.size_bytes]
+    if not candidates:
+        return None
+    segment = max(candidates, key=lambda segment: segment.max_timestamp)
     max_timestamp = segment.max_timestamp
     for position, header in segment.headers_from(segment.offset_of_max_timestamp):
         if header.max_timestamp >= max_timestamp and not _is_empty(header):

@@ -236,7 +236,8 @@ class _Opening:
             logger.warning("%s has no log and is removed", path)
             os.unlink(path)
         log_end = self._known.log_end
-        if log_end is not None and len(sizes) < log_end.segments_count:
+        # A power cut may take the files of an empty log, which were never flushed.
+        if log_end is not None and log_end.size_bytes and len(sizes) < log_end.segments_count:
             reason = f"{log_end.segments_count} log files were there at the last clean stop, {len(sizes)} are left"
             raise self._corruption(self._directory, 0, reason)
         known_end = log_end.end_offset if log_end else self._known.recovery_point
@@ -286,7 +287,9 @@ class _Opening:
 
     def _check_segments(self, segments: SegmentList, first: int, epochs: LeaderEpochs, *, may_have_gaps: bool) -> int:
         """Read from the segment at `first` on; the offset behind the last sound batch. Raises _DamageError."""
-        may_have_gaps = may_have_gaps and self._config.is_compacted
+        # Our own cleaner keeps the last batch of a segment, other brokers' do not; so after the machine went down a gap
+        # is a hole.
+        may_have_gaps = may_have_gaps and self._config.is_compacted and not self._known.was_machine_down
         next_offset = segments[first].base_offset
         epochs.begin_replay(next_offset)
         for index in range(first, len(segments)):

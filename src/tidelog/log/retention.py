@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from tidelog.log.cold_lookup import NotInMemoryError
 from tidelog.log.config import LogConfig
 from tidelog.log.errors import LogStorageError
 from tidelog.log.segment import Segment
@@ -25,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 _TURN_S: Final = 0.002
 """How long the event loop may look at logs before others have their turn: there may be thousands."""
+
+
+_BROUGHT_IN_MAX: Final = 64
+"""How many segments of a log are looked at ahead: after a long pause, many may have expired."""
+
+_TIME_ENTRY_BYTES: Final = 12
+_RELATIVE_OFFSET_BYTES: Final = 4
 
 
 def count_expired(
@@ -76,17 +84,51 @@ def _largest_timestamp(segment: Segment) -> int:
 
 async def delete_expired(logs: Iterable[PartitionLog], now_ms: int) -> None:
     """Let every log drop what its settings let go, in turns with whatever else the event loop has to do."""
+    unread: list[PartitionLog] = []
     turn_ends_s = time.monotonic() + _TURN_S
     for log in logs:
         if time.monotonic() > turn_ends_s:
             await asyncio.sleep(0)
             turn_ends_s = time.monotonic() + _TURN_S
-        if log.is_offline:
-            continue
+        if _unread_segments(log):
+            unread.append(log)
+        else:
+            _delete_expired(log, now_ms)
+    for log in unread:
+        # How old its segments are stands in files that nobody has looked into since the start.
+        await asyncio.to_thread(_bring_in, _unread_segments(log))
+        _delete_expired(log, now_ms)
+
+
+def _delete_expired(log: PartitionLog, now_ms: int) -> None:
+    if log.is_offline:
+        return
+    try:
+        count = log.delete_expired(now_ms)
+    except LogStorageError as error:
+        logger.error("retention: %s", error.message)
+        return
+    if count:
+        logger.info("%s: %d segments went by its retention, it starts at %d", log.name, count, log.log_start_offset)
+
+
+def _unread_segments(log: PartitionLog) -> list[Segment]:
+    """The first segments whose age matters and can only be told by a look into their files."""
+    if "delete" not in log.config.cleanup_policy or log.config.retention_ms < 0:
+        return []
+    segments = log.segments
+    if segments[0].knows_max_timestamp:
+        return []
+    return [segment for segment in segments[:_BROUGHT_IN_MAX] if segment.size_bytes and not segment.knows_max_timestamp]
+
+
+def _bring_in(segments: Iterable[Segment]) -> None:
+    """Read what telling the age of segments will read, so that the event loop waits for no disk. Blocks."""
+    for segment in segments:
         try:
-            count = log.delete_expired(now_ms)
-        except LogStorageError as error:
-            logger.error("retention: %s", error.message)
-            continue
-        if count:
-            logger.info("%s: %d segments went by its retention, it starts at %d", log.name, count, log.log_start_offset)
+            last_entry = segment.time_index.path.read_bytes()[-_TIME_ENTRY_BYTES:]
+            relative_offset = int.from_bytes(last_entry[-_RELATIVE_OFFSET_BYTES:], "big")
+            NotInMemoryError(segment.path, segment.offset_index.path, relative_offset, segment.size_bytes).bring_in()
+        except OSError as error:
+            # Whatever it is, the look that follows meets it as well and says what it means.
+            logger.debug("%s can't be read ahead: %s", segment.path, error)

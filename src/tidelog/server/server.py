@@ -67,6 +67,8 @@ class BrokerServer:
         # What is open, in the order it was opened; it is closed in the reverse order.
         self._open = AsyncExitStack()
         self._is_clean = False
+        # The data directories that this broker's partitions lie in, those out of reach included.
+        self._directory_ids: list[uuid.UUID] = []
 
     @property
     def services(self) -> BrokerServices:
@@ -116,7 +118,7 @@ class BrokerServer:
             services.host,
             services.port,
             self.settings["broker.rack"],
-            [directory.directory_id for directory in logs.directories if directory.directory_id is not None],
+            self._directory_ids,
             clean_shutdown=logs.was_clean_shutdown,
         )
         await services.replicas.settled()
@@ -150,9 +152,8 @@ class BrokerServer:
         else:
             log_dirs = [self.data_dir / f"broker-{self.node_id}"]
         logs = LogManager(log_dirs, self.settings, self.clock)
-        for directory in logs.directories:
-            directory.lock()
-            self._open.callback(directory.unlock)
+        self._open.callback(logs.directories.unlock)
+        logs.directories.lock()
         return logs
 
     async def _start_controller(self) -> Controller:
@@ -170,13 +171,14 @@ class BrokerServer:
 
     async def _load_logs(self, logs: LogManager, controller: Controller) -> None:
         image = controller.image
-        for directory in logs.directories:
-            directory.identify(image.cluster_id, self.node_id)
+        logs.directories.identify(image.cluster_id, self.node_id)
         log_configs = LogConfigs(self.settings, self.settings.table)
         configs = {topic: log_configs.effective(image, topic) for topic in image.topics}
         self._open.push_async_callback(self._close_logs, logs)
-        await asyncio.to_thread(logs.load, configs)
+        topic_ids = {topic.name: topic.topic_id for topic in image.topics.values()}
+        await asyncio.to_thread(logs.load, configs, topic_ids)
         await asyncio.to_thread(_take_out_strangers, logs, image, controller.deleted_topic_ids)
+        self._directory_ids = _withhold_unreachable(logs, image, self.node_id)
 
     async def _close_logs(self, logs: LogManager) -> None:
         await asyncio.to_thread(logs.close, clean=self._is_clean, broker_epoch=self.broker_epoch)
@@ -223,9 +225,11 @@ class BrokerServer:
     def _start_background_tasks(self, logs: LogManager) -> None:
         scheduler = Scheduler(self.clock)
         for task in logs.background_tasks():
-            scheduler.every(task.name, task.interval_ms, task.run)
+            scheduler.every(task.name, task.interval_ms, task.run, first_after_ms=task.first_after_ms)
         scheduler.start()
         self._open.push_async_callback(scheduler.close)
+        # A clean may take minutes; it ends early, and the scheduler waits for that only.
+        self._open.callback(logs.cleaner.stop)
 
     def _listen(
         self, limits: NetworkLimits, sockets: list[tuple[str, socket.socket]], services: BrokerServices
@@ -238,6 +242,37 @@ class BrokerServer:
             self._open.callback(listener.close)
             self._listeners.append(listener)
             listener.start()
+
+
+def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -> list[uuid.UUID]:
+    """Keep partitions whose data directory is missing from being made anew; gives the ids of all directories.
+
+    A disk that is not mounted looks like an empty directory: what tells is that the one it was last registered with is
+    not there. Such an id stays registered for as long as partitions are missed, over any number of restarts.
+    """
+    there = [directory.directory_id for directory in logs.directories.online if directory.directory_id is not None]
+    registered = image.brokers[node_id].directories if node_id in image.brokers else ()
+    missing = [directory_id for directory_id in registered if directory_id not in there]
+    if not missing:
+        return there
+    names = ", ".join(map(uuid_to_text, missing))
+    reason = f"its data directory is missing or can't be used (directory.id {names})"
+    withheld: Counter[str] = Counter()
+    for topic in image.topics.values():
+        for index, state in enumerate(topic.partitions):
+            if node_id in state.replicas and not logs.has(topic.name, index):
+                logs.withhold(topic.name, index, reason)
+                withheld[topic.name] += 1
+    if not withheld:
+        return there
+    logger.error(
+        "%d partitions of %d topics are offline as a data directory of this broker is missing or can't be used "
+        "(directory.id %s in its meta.properties): bring it back and restart the broker, or delete these topics",
+        withheld.total(),
+        len(withheld),
+        names,
+    )
+    return there + missing
 
 
 def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids: Collection[uuid.UUID]) -> None:

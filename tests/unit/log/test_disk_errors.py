@@ -135,3 +135,61 @@ def test_indexes_that_cannot_be_written_do_not_stop_appends(
     log = store.reopen(clean=True)
     assert [record.offset for record in read_log(log, 5)] == list(range(5, 41))
     assert list(log.verify()) == []
+
+
+def io_error(*_: object) -> int:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_a_write_that_fails_otherwise_takes_the_log_offline_though_it_was_undone(
+    store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, read_log: ReadLog
+) -> None:
+    """A full disk works; one that answers EIO can't be trusted with the next record either."""
+    log = store.create()
+    log.append_as_leader(make_batch([b"kept"]), leader_epoch=0)
+    monkeypatch.setattr(os, "pwrite", io_error)
+    with pytest.raises(LogStorageError, match=r"append failed.*Input/output error"):
+        log.append_as_leader(make_batch([b"lost"]), leader_epoch=0)
+    monkeypatch.undo()
+    assert log.is_offline
+    log = store.reopen(clean=True)
+    assert [record.value for record in read_log(log)] == [b"kept"]
+
+
+def test_a_roll_that_found_no_room_leaves_no_segment_behind(
+    store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, read_log: ReadLog
+) -> None:
+    """A smaller batch still goes to the old segment; one that begins within it would be taken for damage."""
+    log = store.create(config=LogConfig(segment_bytes=400))
+    log.append_as_leader(make_batch([bytes(200)]), leader_epoch=0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tidelog.log.partition_log.write_snapshot", full)
+    with pytest.raises(LogStorageError, match="undone"):
+        log.append_as_leader(make_batch([bytes(300)]), leader_epoch=0)
+    monkeypatch.undo()
+    assert not log.is_offline
+    log.append_as_leader(make_batch([b"small"]), leader_epoch=0)
+    assert len(store.files(".log")) == 1
+    log = store.reopen(clean=False)
+    assert [len(record.value or b"") for record in read_log(log)] == [200, 5]
+
+
+def test_a_new_epoch_that_found_no_room_is_tried_again(
+    store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.create()
+    log.append_as_leader(make_batch(), leader_epoch=0)
+    monkeypatch.setattr(os, "pwrite", full_disk_at_once)
+    with pytest.raises(LogStorageError, match="leader epoch checkpoint failed and was undone"):
+        log.append_as_leader(make_batch(), leader_epoch=5)
+    monkeypatch.undo()
+    assert log.latest_epoch == 0
+    log.append_as_leader(make_batch(), leader_epoch=5)
+    assert [(entry.epoch, entry.start_offset) for entry in store.reopen(clean=False).epochs] == [(0, 0), (5, 1)]
+
+
+def full_disk_at_once(fd: int, data: memoryview, position: int) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -15,6 +15,7 @@ import pytest
 from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
 from tidelog.log import (
+    BackgroundTask,
     DataDirectoryLockedError,
     InconsistentClusterIdError,
     LogConfig,
@@ -22,7 +23,6 @@ from tidelog.log import (
     LogStorageError,
     PartitionLog,
 )
-from tidelog.log.manager import BackgroundTask
 from tidelog.log.recovery import create_log
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -68,8 +68,8 @@ def test_a_directory_belongs_to_one_broker_of_one_cluster(store: Store) -> None:
     for cluster_id, node_id in (("other", 1), ("cluster", 2)):
         with pytest.raises(InconsistentClusterIdError, match=r"other|2"):
             LogManager([store.path], {}, store.clock).open(cluster_id, node_id)
-    directory_id = store.manager.directories[0].directory_id
-    assert store.start().directories[0].directory_id == directory_id
+    directory_id = next(iter(store.manager.directories)).directory_id
+    assert next(iter(store.start().directories)).directory_id == directory_id
 
 
 def test_clean_and_unclean_stops_are_told_apart(store: Store) -> None:
@@ -83,7 +83,7 @@ def test_clean_and_unclean_stops_are_told_apart(store: Store) -> None:
 
 def test_the_broker_epoch_of_a_clean_stop_is_known(store: Store) -> None:
     store.manager.close(broker_epoch=77)
-    assert store.start().directories[0].clean_shutdown_epoch == 77
+    assert next(iter(store.start().directories)).clean_shutdown_epoch == 77
 
 
 def test_logs_come_back_with_their_ids_and_watermarks(store: Store, make_batch: MakeBatch) -> None:
@@ -190,7 +190,7 @@ def test_a_log_made_while_its_directory_fails_is_offline(store: Store, monkeypat
 
     def fail_meanwhile(*_: object) -> PartitionLog:
         log = create_log(*_)  # type: ignore[arg-type] # passed on as they came
-        manager.take_directory_offline(store.path, "broken")
+        manager.directories.fail(store.path, "broken")
         return log
 
     monkeypatch.setattr("tidelog.log.manager.create_log", fail_meanwhile)
@@ -252,7 +252,7 @@ def test_background_flush_by_time_and_of_rolled_segments(store: Store, make_batc
     assert log.flushed_offset == 1
     log.append_as_leader(make_batch(), leader_epoch=0)
     log.roll()
-    run(store.manager, "flush logs")
+    run(store.manager, "flush rolled segments")
     assert log.flushed_offset == 2
 
 
@@ -300,7 +300,7 @@ def test_a_checkpoint_that_cannot_be_written_takes_the_directory_offline(
     monkeypatch.setattr(os, "replace", broken)
     store.manager.checkpoint()
     monkeypatch.undo()
-    assert store.manager.directories[0].offline_reason is not None
+    assert next(iter(store.manager.directories)).offline_reason is not None
     with pytest.raises(LogStorageError, match="offline"):
         store.manager.create("other", 0, random_uuid(), LogConfig())
     store.stop(clean=True)
