@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "behaviours.md"
 NUMBERS = range(1, 45)
-NOT_YET_AND_NOT_TO_BE_SEEN = {41, 42}
+NOT_YET_AND_NOT_TO_BE_SEEN = {42}
 """Rows of what is not done and can't be shown by any answer."""
 
 ROWS = {int(number): line for number, line in re.findall(r"^\| (\d+) (\|.*)$", PAGE.read_text(encoding="utf-8"), re.M)}
