@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.coordinator.actions import GroupRecord
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, decode_record
@@ -123,9 +124,7 @@ def described(client: RawClient, topic: str = "t") -> MetadataResponseTopic:
     return client.ask(METADATA, request, MetadataResponse, 12).topics[0]
 
 
-def fetch(
-    client: RawClient, version: int, *, topic: str = "t", group_id: str = "g"
-) -> list[tuple[int, int, str | None]]:
+def fetch(client: RawClient, version: int, group_id: str = "g") -> list[tuple[int, int, str | None]]:
     """Offset, error and metadata of both partitions."""
     if version < 8:
         request = OffsetFetchRequest(
@@ -143,11 +142,11 @@ def fetch(
     return [(row.committed_offset, row.error_code, row.metadata) for row in group.topics[0].partitions]
 
 
-def join(client: RawClient, group_id: str = "g") -> tuple[str, int]:
+def join(client: RawClient, group_id: str = "g", session_timeout_ms: int = 30_000) -> tuple[str, int]:
     """Become the only member of the group, a consumer of t; its id and generation."""
     request = JoinGroupRequest(
         group_id=group_id,
-        session_timeout_ms=30_000,
+        session_timeout_ms=session_timeout_ms,
         rebalance_timeout_ms=30_000,
         protocol_type="consumer",
         protocols=[
@@ -293,6 +292,29 @@ def test_groups_and_offsets_survive_restart_and_crash(
         for number in range(200):
             assert fetch(again, 7, group_id=f"group-{number}")[0][0] == number
         assert commit(again, 8, member_id=member_id, generation=generation_id) == 0
+
+
+def test_offsets_expire_once_nobody_uses_them(
+    start_broker: Callable[..., Broker], connect: Connect, wait_until: Callable[[Callable[[], bool], str], None]
+) -> None:
+    """Behaviour 53: seven days after the group became empty."""
+    clock = VirtualClock()
+    broker = start_broker(clock, settings=SETTINGS | {"group.max.session.timeout.ms": 2**31 - 1})
+    broker.create_topic("t", partitions=2)
+    client = connect(broker)
+    client.ask(FIND_COORDINATOR, FindCoordinatorRequest(key="g"), FindCoordinatorResponse, 0)
+    member_id, generation_id = join(client, session_timeout_ms=2**31 - 1)
+    assert commit(client, 5, member_id=member_id, generation=generation_id) == 0
+    clock.advance(days=8)
+    assert commit(client, 6, group_id="marker") == 0
+    assert fetch(client, 7)[0][0] == 5
+    leave(client, member_id)
+    clock.advance(days=6.9)
+    wait_until(lambda: fetch(client, 7, "marker")[0][0] == 6, "nothing is expired yet")
+    assert fetch(client, 7)[0][0] == 5
+    clock.advance(days=0.2)
+    wait_until(lambda: fetch(client, 7)[0][0] == -1, "the offset is expired")
+    wait_until(lambda: fetch(client, 7, "marker")[0][0] == -1, "the offset of the other group is expired")
 
 
 def test_offsets_of_a_deleted_topic_are_gone(groups_broker: Broker, client: RawClient) -> None:
