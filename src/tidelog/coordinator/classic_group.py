@@ -71,10 +71,17 @@ class ClassicGroup(ClassicGroupState):
         return out
 
     def on_deleted(self) -> list[Action]:
+        return self._end(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def on_replaced(self) -> list[Action]:
+        """A group of the new protocol took its place, in which its members go on."""
+        return self._end(ErrorCode.REBALANCE_IN_PROGRESS)
+
+    def _end(self, error: ErrorCode) -> list[Action]:
         out: list[Action] = [CancelTimer((self.group_id, _JOIN)), CancelTimer((self.group_id, _SYNC))]
         for member_id in (*self.members.pending_join, *(member.member_id for member in self.members)):
             out.append(CancelTimer((self.group_id, _SESSION, member_id)))
-        return out + self.on_unloaded(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return out + self.on_unloaded(error)
 
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
         # Members of a classic group watch their topics themselves, and its leader joins again when they change.

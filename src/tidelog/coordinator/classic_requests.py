@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 from tidelog.coordinator import classic_join, classic_leave, classic_sync
 from tidelog.coordinator.actions import Action, Answer, Client, Now
+from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
+from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroupResponse
 from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -32,8 +35,9 @@ _SEVERAL_MEMBERS_FROM = 3
 class ClassicRequests:
     """What members of classic groups ask for."""
 
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, in_consumer_groups: ClassicInConsumer) -> None:
         self._state = state
+        self._in_consumer_groups = in_consumer_groups
 
     def replay(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
         """Take over the record of a group; the last one of a group counts."""
@@ -52,6 +56,10 @@ class ClassicRequests:
         if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return _join_refusal(exchange, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
         known = self._state.groups.get(request.group_id)
+        if isinstance(known, ConsumerGroup) and not known.is_empty:
+            return self._in_consumer_groups.join(known, request, client, now, exchange)
+        if isinstance(known, ConsumerGroup):
+            return self._join_instead(known, request, client, now, exchange)
         if known is None and not request.member_id:
             known = self._new_group(request.group_id, now.wall_ms)
         elif known is None:
@@ -63,13 +71,33 @@ class ClassicRequests:
             self._state.groups[request.group_id] = known
         return actions
 
+    def _join_instead(
+        self, empty: ConsumerGroup, request: JoinGroupRequest, client: Client, now: Now, exchange: int
+    ) -> list[Action]:
+        """A group of the new protocol without members gives its place to a classic one."""
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            if error:
+                return _join_refusal(exchange, coordinator_error(error), request.member_id)
+            if self._state.groups.get(request.group_id) is empty and empty.is_empty:
+                del self._state.groups[request.group_id]
+            return self.join(request, client, now, exchange)
+
+        return [self._state.appends.start(empty.tombstones(), finish)]
+
     def sync(self, request: SyncGroupRequest, now: Now, exchange: int) -> list[Action]:
+        known = self._state.groups.get(request.group_id)
+        if isinstance(known, ConsumerGroup):
+            return self._in_consumer_groups.sync(known, request, now, exchange)
         group = self._find(request.group_id)
         if isinstance(group, ErrorCode):
             return [Answer(exchange, SyncGroupResponse(error_code=group))]
         return classic_sync.sync(group, request, now, exchange)
 
     def heartbeat(self, request: HeartbeatRequest, now: Now, exchange: int) -> list[Action]:
+        known = self._state.groups.get(request.group_id)
+        if isinstance(known, ConsumerGroup):
+            return self._in_consumer_groups.heartbeat(known, request, now, exchange)
         group = self._find(request.group_id)
         out: list[Action] = []
         error = group if isinstance(group, ErrorCode) else group.heartbeat(request, now, out)
@@ -80,6 +108,11 @@ class ClassicRequests:
         out: list[Action] = []
         several = client.api_version >= _SEVERAL_MEMBERS_FROM
         leaving = request.members if several else [MemberIdentity(member_id=request.member_id)]
+        known = self._state.groups.get(request.group_id)
+        if isinstance(known, ConsumerGroup):
+            return self._in_consumer_groups.leave(
+                known, leaving, now, lambda errors: [Answer(exchange, _leave_response(leaving, errors, several))]
+            )
         group = self._find(request.group_id)
         errors: list[ErrorCode]
         if isinstance(group, ErrorCode):

@@ -14,7 +14,7 @@ from tidelog.coordinator.actions import GroupRecord, Now
 from tidelog.coordinator.assignors import ASSIGNORS, Partitions, Subscriber
 from tidelog.coordinator.config import GroupImage
 from tidelog.coordinator.consumer_group import ConsumerGroup, ResolvedRegex, metadata_hash, topic_counts
-from tidelog.coordinator.consumer_member import JOINING_EPOCH, ConsumerMember, reconcile
+from tidelog.coordinator.consumer_member import JOINING_EPOCH, ConsumerMember, reconcile, target_value
 from tidelog.coordinator.group_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupMemberMetadataKey,
@@ -23,10 +23,8 @@ from tidelog.coordinator.group_records import (
     ConsumerGroupRegularExpressionKey,
     ConsumerGroupRegularExpressionValue,
     ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
     ConsumerGroupTargetAssignmentMetadataValue,
-    TargetTopicPartitions,
     encode_record,
 )
 from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigger
@@ -54,6 +52,12 @@ class GroupDraft:
 
     def records(self) -> list[GroupRecord]:
         return [*self._replaced, *(encode_record(key, value) for key, value in self._changes)]
+
+    def end_group(self, records: Iterable[GroupRecord]) -> None:
+        """Write these records instead: another group takes the place of this one."""
+        self._replaced = tuple(records)
+        self._changes.clear()
+        self._is_assigned = False
 
     def take_over(self, now: Now) -> None:
         """The records are written: make the group what they say."""
@@ -216,11 +220,7 @@ class GroupDraft:
     def _put_target(self, member_id: str, target: Partitions) -> None:
         self._targets[member_id] = target
         key = ConsumerGroupTargetAssignmentMemberKey(group_id=self.group.group_id, member_id=member_id)
-        rows = [
-            TargetTopicPartitions(topic_id=topic_id, partitions=sorted(numbers))
-            for topic_id, numbers in sorted(target.items())
-        ]
-        self._changes.append((key, ConsumerGroupTargetAssignmentMemberValue(topic_partitions=rows)))
+        self._changes.append((key, target_value(target)))
 
     def reconcile(self, member: ConsumerMember, owned: Partitions | None) -> ConsumerMember:
         """Let the member take its next step towards what is meant for it."""

@@ -42,6 +42,10 @@ STABLE: Final = "Stable"
 
 SESSION_TIMER: Final = "session"
 REBALANCE_TIMER: Final = "rebalance"
+# Of members that speak the classic protocol: to join again, and to ask for the assignment afterwards.
+JOIN_TIMER: Final = "join"
+SYNC_TIMER: Final = "sync"
+_TIMERS: Final = (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER)
 
 MEMBER_EPOCHS_FROM: Final = 9
 """The version of OffsetCommit and OffsetFetch from which members of this protocol can be told apart."""
@@ -71,6 +75,8 @@ class ConsumerGroup:
         # Whether topics may have changed since the metadata hash was computed.
         self.topics_are_stale = True
         self.assigned_at_ms: float | None = None
+        # Members of the classic protocol that were told to join again and have not.
+        self.told_to_join: set[str] = set()
         self._owners: dict[tuple[uuid.UUID, int], str] = {}
 
     # What it is, for those who do not care of which kind
@@ -180,6 +186,7 @@ class ConsumerGroup:
                     del self._owners[partition]
             if old.instance_id is not None and self.static_members.get(old.instance_id) == member_id:
                 del self.static_members[old.instance_id]
+        self.told_to_join.discard(member_id)
         if new is None:
             self.members.pop(member_id, None)
             return
@@ -262,7 +269,7 @@ class ConsumerGroup:
         return SetTimer((self.group_id, SESSION_TIMER, member.member_id), now.monotonic_ms + timeout_ms)
 
     def cancelled_timers(self, member_id: str) -> list[Action]:
-        return [CancelTimer((self.group_id, kind, member_id)) for kind in (SESSION_TIMER, REBALANCE_TIMER)]
+        return [CancelTimer((self.group_id, kind, member_id)) for kind in _TIMERS]
 
     def on_deleted(self) -> list[Action]:
         return [action for member_id in self.members for action in self.cancelled_timers(member_id)]

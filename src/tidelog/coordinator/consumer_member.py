@@ -8,7 +8,7 @@ values: a change makes a new one, which takes effect when its records are writte
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Final
@@ -19,6 +19,8 @@ from tidelog.coordinator.group_records import (
     ClassicMemberMetadata,
     ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataValue,
+    ConsumerGroupTargetAssignmentMemberValue,
+    TargetTopicPartitions,
 )
 
 JOINING_EPOCH: Final = 0
@@ -133,6 +135,16 @@ def _partitions(rows: Sequence[AssignedTopicPartitions]) -> Partitions:
     return {row.topic_id: frozenset(row.partitions) for row in rows if row.partitions}
 
 
+def target_value(target: Partitions) -> ConsumerGroupTargetAssignmentMemberValue:
+    """What is meant for a member, as its record has it."""
+    return ConsumerGroupTargetAssignmentMemberValue(
+        topic_partitions=[
+            TargetTopicPartitions(topic_id=topic_id, partitions=sorted(numbers))
+            for topic_id, numbers in sorted(target.items())
+        ]
+    )
+
+
 # On the way to the target
 
 
@@ -207,7 +219,3 @@ def _overlap(some: Partitions, others: Partitions) -> bool:
 def is_within(some: Partitions, others: Partitions) -> bool:
     """Whether all of the first are among the second."""
     return all(numbers <= others.get(topic_id, frozenset()) for topic_id, numbers in some.items())
-
-
-def to_partitions(rows: Mapping[uuid.UUID, Sequence[int]]) -> Partitions:
-    return {topic_id: frozenset(numbers) for topic_id, numbers in rows.items() if numbers}

@@ -1,25 +1,24 @@
 """Heartbeats of the new consumer protocol (KIP-848): joining, staying, reporting and leaving, all by one request.
 
 What always holds: what a heartbeat changes is written in one batch and takes effect, and is answered, when that is
-committed. While a batch of a group is on its way the group's other requests wait for it, so each sees the state that
-the one before it made. A member that says nothing for its session time, or does not give up partitions within its
-rebalance time, is removed.
+committed. A member that says nothing for its session time, or does not give up partitions within its rebalance time, is
+removed. A classic group of consumers becomes one of the new protocol when a member of that joins, and a classic one
+again when the last such member is gone (`migration`).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.coordinator.actions import Action, Answer, CancelTimer, Client, Now, TimerKey
-from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.assignors import Partitions
+from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.consumer_description import describe_group
 from tidelog.coordinator.consumer_draft import GroupDraft
-from tidelog.coordinator.consumer_group import REBALANCE_TIMER, ConsumerGroup
+from tidelog.coordinator.consumer_group import JOIN_TIMER, REBALANCE_TIMER, ConsumerGroup
 from tidelog.coordinator.consumer_member import (
     JOINING_EPOCH,
     LEAVING_EPOCH,
@@ -28,7 +27,9 @@ from tidelog.coordinator.consumer_member import (
     ConsumerMember,
     is_within,
 )
+from tidelog.coordinator.consumer_writer import Done, GroupWriter, Waiting, answerer, nobody
 from tidelog.coordinator.group_records import ConsumerGroupMetadataKey
+from tidelog.coordinator.migration import downgrade, rebalance_downgraded, upgrade
 from tidelog.coordinator.rebalance_history import RebalanceCause
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
@@ -44,24 +45,13 @@ if TYPE_CHECKING:
 
 _MEMBERS_NAME_THEMSELVES_FROM: Final = 1
 
-Work = Callable[[Now], list[Action]]
-Done = Callable[[ErrorCode, Now], list[Action]]
-
-
-class _Waiting(NamedTuple):
-    """Something that waits for the write before it; what nobody asked for has no exchange."""
-
-    handle: Work
-    exchange: int | None
-
 
 class ConsumerRequests:
     """The requests of the new protocol in one shard."""
 
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, writer: GroupWriter) -> None:
         self._state = state
-        # Groups with a batch on its way, and what waits for it.
-        self._waiting: dict[str, deque[_Waiting]] = {}
+        self._writer = writer
 
     def replay(self, key: Any, value: Any | None) -> None:
         """Take over a record of a consumer group."""
@@ -87,7 +77,8 @@ class ConsumerRequests:
                 refusal = ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
                 return [Answer(exchange, refusal)]
 
-        return self._in_turn(request.group_id, _Waiting(handle, exchange), now)
+        refuse = answerer(exchange, lambda error: ConsumerGroupHeartbeatResponse(error_code=error))
+        return self._writer.in_turn(request.group_id, Waiting(handle, refuse), now)
 
     def describe(self, group_id: str, *, include_history: bool) -> DescribedGroup:
         group = self._state.groups.get(group_id)
@@ -102,55 +93,8 @@ class ConsumerRequests:
     def on_timer(self, group: ConsumerGroup, key: TimerKey, now: Now) -> list[Action]:
         """A member's session or its time to give up partitions is over."""
         _, kind, member_id = key
-        expiry = _Waiting(lambda now: self._expire(group, str(kind), str(member_id), now), None)
-        return self._in_turn(group.group_id, expiry, now)
-
-    def on_unloaded(self, error: ErrorCode) -> list[Action]:
-        """This broker is no longer the coordinator: tell those who wait for the writes of others."""
-        waiting = [item for items in self._waiting.values() for item in items]
-        for items in self._waiting.values():
-            items.clear()
-        response = ConsumerGroupHeartbeatResponse(error_code=error)
-        return [Answer(item.exchange, response) for item in waiting if item.exchange is not None]
-
-    # One after another
-
-    def _in_turn(self, group_id: str, item: _Waiting, now: Now) -> list[Action]:
-        waiting = self._waiting.get(group_id)
-        if waiting is not None:
-            waiting.append(item)
-            return []
-        return item.handle(now)
-
-    def _write(self, draft: GroupDraft, now: Now, done: Done) -> list[Action]:
-        """Write what the draft changes; the group has changed when `done` is called with NONE."""
-        group = draft.group
-        records = draft.records()
-        if not records:
-            return done(ErrorCode.NONE, now)
-        waiting = self._waiting[group.group_id] = deque()
-
-        def finish(error: ErrorCode, now: Now) -> list[Action]:
-            del self._waiting[group.group_id]
-            actions: list[Action] = []
-            if not error:
-                actions += self._place(group)
-                draft.take_over(now)
-            actions += done(coordinator_error(error), now)
-            while waiting:
-                # One of them may write itself; the rest then waits for that.
-                actions += self._in_turn(group.group_id, waiting.popleft(), now)
-            return actions
-
-        return [self._state.appends.start(records, finish)]
-
-    def _place(self, group: ConsumerGroup) -> list[Action]:
-        """The group is there from now on, in the place of an empty one of another kind that may have been there."""
-        old = self._state.groups.get(group.group_id)
-        if old is group:
-            return []
-        self._state.groups[group.group_id] = group
-        return [] if old is None else old.on_deleted()
+        expiry = Waiting(lambda now: self._expire(group, str(kind), str(member_id), now), nobody)
+        return self._writer.in_turn(group.group_id, expiry, now)
 
     # A member that stays or joins
 
@@ -182,15 +126,18 @@ class ConsumerRequests:
                 response.assignment = _assignment(moved.assigned)
             return [*_timers(group, member, moved, now), Answer(exchange, response)]
 
-        return self._write(draft, now, done)
+        return self._writer.write(draft, now, done)
 
     def _draft(self, group_id: str, *, create: bool) -> GroupDraft:
         group = self._state.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return GroupDraft(group, self._state.image)
-        if create and (group is None or group.is_empty):
-            replaced = () if group is None else group.tombstones()
-            return GroupDraft(ConsumerGroup(group_id, self._state.config), self._state.image, replaced)
+        if create and group is None:
+            return GroupDraft(ConsumerGroup(group_id, self._state.config), self._state.image)
+        if create and isinstance(group, ClassicGroup):
+            upgraded = upgrade(group, self._state.config, self._state.image)
+            if upgraded is not None:
+                return upgraded
         reason = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, reason)
 
@@ -242,7 +189,7 @@ class ConsumerRequests:
         if request.member_epoch == STATIC_LEAVING_EPOCH:
             # It keeps its partitions until its session is over, or it comes back.
             draft.put_assignment(replace(member, member_epoch=STATIC_LEAVING_EPOCH, pending_revocation=NOTHING))
-            return self._write(draft, now, done)
+            return self._writer.write(draft, now, done)
         return self._remove(draft, member, RebalanceCause.MEMBER_LEFT, now, done)
 
     def _expire(self, group: ConsumerGroup, kind: str, member_id: str, now: Now) -> list[Action]:
@@ -250,6 +197,8 @@ class ConsumerRequests:
             return []
         member = group.members.get(member_id)
         if member is None or (kind == REBALANCE_TIMER and not member.pending_revocation):
+            return []
+        if kind == JOIN_TIMER and member_id not in group.told_to_join:
             return []
 
         def done(error: ErrorCode, now: Now) -> list[Action]:
@@ -262,13 +211,17 @@ class ConsumerRequests:
     def _remove(
         self, draft: GroupDraft, member: ConsumerMember, cause: RebalanceCause, now: Now, done: Done
     ) -> list[Action]:
+        group = draft.group
         draft.remove(member, cause)
+        classic = downgrade(draft, self._state, now)
 
         def removed(error: ErrorCode, now: Now) -> list[Action]:
-            cancelled = [] if error else draft.group.cancelled_timers(member.member_id)
-            return [*cancelled, *done(error, now)]
+            actions = [] if error else group.cancelled_timers(member.member_id)
+            if classic is not None and not error:
+                actions += rebalance_downgraded(classic, draft, now)
+            return [*actions, *done(error, now)]
 
-        return self._write(draft, now, removed)
+        return self._writer.write(draft, now, removed, instead=classic)
 
 
 def _timers(group: ConsumerGroup, old: ConsumerMember, new: ConsumerMember, now: Now) -> list[Action]:

@@ -20,10 +20,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
 from tidelog.coordinator.classic_requests import ClassicRequests
 from tidelog.coordinator.config import GroupConfig, GroupImage
 from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.coordinator.consumer_requests import ConsumerRequests
+from tidelog.coordinator.consumer_writer import GroupWriter
 from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, decode_record, record_number
 from tidelog.coordinator.group_requests import GroupRequests
 from tidelog.coordinator.offset_requests import NO_PRODUCER_ID, OffsetRequests
@@ -55,8 +57,9 @@ class GroupShard:
         self.state = ShardState(partition, config, image)
         self._offsets = OffsetRequests(self.state)
         self._groups = GroupRequests(self.state)
-        self._classic = ClassicRequests(self.state)
-        self._consumer = ConsumerRequests(self.state)
+        self._writer = GroupWriter(self.state)
+        self._classic = ClassicRequests(self.state, ClassicInConsumer(self.state, self._writer))
+        self._consumer = ConsumerRequests(self.state, self._writer)
         self._unknown_records: set[int] = set()
 
     # Loading and unloading
@@ -103,7 +106,7 @@ class GroupShard:
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
         """This broker is no longer the coordinator: tell whoever waits in a group; nothing may be called after this."""
-        actions = self._consumer.on_unloaded(error)
+        actions = self._writer.on_unloaded(error)
         for group in self.state.groups.values():
             actions += group.on_unloaded(error)
         return actions

@@ -1,0 +1,105 @@
+"""Writing what requests change in groups of the new protocol, one request of a group after another.
+
+What always holds: what is written in one batch takes effect when it is committed; while a batch of a group is on its
+way the group's other requests wait for it, so each sees the state that the one before it made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidelog.coordinator.actions import Action, Answer, Now
+from tidelog.coordinator.appends import coordinator_error
+from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.consumer_draft import GroupDraft
+from tidelog.coordinator.consumer_group import ConsumerGroup
+from tidelog.protocol import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.group import Group
+    from tidelog.coordinator.shard_state import ShardState
+
+Work = Callable[[Now], list[Action]]
+Done = Callable[[ErrorCode, Now], list[Action]]
+
+
+class Waiting(NamedTuple):
+    """Something that waits for the write before it; `refuse` answers it when there is no coordinator any more."""
+
+    handle: Work
+    refuse: Callable[[ErrorCode], list[Action]]
+
+
+class GroupWriter:
+    """The writes of consumer groups in one shard."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+        # Groups with a batch on its way, and what waits for it.
+        self._waiting: dict[str, deque[Waiting]] = {}
+
+    def in_turn(self, group_id: str, item: Waiting, now: Now) -> list[Action]:
+        waiting = self._waiting.get(group_id)
+        if waiting is not None:
+            waiting.append(item)
+            return []
+        return item.handle(now)
+
+    def write(self, draft: GroupDraft, now: Now, done: Done, *, instead: Group | None = None) -> list[Action]:
+        """Write what the draft changes; the group has changed when `done` is called with NONE.
+
+        `instead` is the group of another kind that takes the place of the draft's then.
+        """
+        group = draft.group
+        records = draft.records()
+        if not records:
+            return done(ErrorCode.NONE, now)
+        waiting = self._waiting[group.group_id] = deque()
+
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            del self._waiting[group.group_id]
+            actions: list[Action] = []
+            if not error:
+                actions += self._place(instead or group, now)
+                draft.take_over(now)
+            actions += done(coordinator_error(error), now)
+            while waiting:
+                # One of them may write itself; the rest then waits for that.
+                actions += self.in_turn(group.group_id, waiting.popleft(), now)
+            return actions
+
+        return [self._state.appends.start(records, finish)]
+
+    def _place(self, group: Group, now: Now) -> list[Action]:
+        """The group is there from now on, in the place of one of another kind that may have been there."""
+        old = self._state.groups.get(group.group_id)
+        if old is group:
+            return []
+        self._state.groups[group.group_id] = group
+        actions: list[Action] = []
+        if isinstance(old, ClassicGroup):
+            # Whoever waits in it is to join again, and finds the group that it is now.
+            actions += old.on_replaced()
+        elif old is not None:
+            actions += old.on_deleted()
+        if isinstance(group, ConsumerGroup):
+            actions += [group.session_timer(member, now) for member in group.members.values()]
+        return actions
+
+    def on_unloaded(self, error: ErrorCode) -> list[Action]:
+        """This broker is no longer the coordinator: tell those who wait for the writes of others."""
+        waiting = [item for items in self._waiting.values() for item in items]
+        for items in self._waiting.values():
+            items.clear()
+        return [action for item in waiting for action in item.refuse(error)]
+
+
+def nobody(error: ErrorCode) -> list[Action]:
+    """Refuses what no client asked for."""
+    return []
+
+
+def answerer(exchange: int, response: Callable[[ErrorCode], object]) -> Callable[[ErrorCode], list[Action]]:
+    return lambda error: [Answer(exchange, response(error))]

@@ -1,0 +1,181 @@
+"""Groups that change their kind while they work: from the classic protocol to the new one, and back (KIP-848).
+
+What always holds: the records that end the group of one kind and begin the one of the other are written in one batch,
+so there is one or the other; members keep what they own until they give it up; generations and epochs go on counting,
+and the history goes along. Members that speak the classic protocol in a group of the new one carry what they told when
+they joined.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from tidelog.coordinator.actions import Action, GroupRecord, Now
+from tidelog.coordinator.assignors import Partitions
+from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_member import ClassicMember
+from tidelog.coordinator.classic_records import group_record
+from tidelog.coordinator.classic_state import ClassicState
+from tidelog.coordinator.consumer_draft import GroupDraft
+from tidelog.coordinator.consumer_group import ConsumerGroup, metadata_hash
+from tidelog.coordinator.consumer_member import ConsumerMember, target_value
+from tidelog.coordinator.group import CONSUMER_PROTOCOL_TYPE
+from tidelog.coordinator.group_records import (
+    ClassicMemberMetadata,
+    ClassicProtocol,
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+    encode_record,
+)
+from tidelog.coordinator.member_bytes import assigned_partitions, assignment_bytes, subscription_of
+from tidelog.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from tidelog.coordinator.config import GroupConfig, GroupImage
+    from tidelog.coordinator.shard_state import ShardState
+
+logger = logging.getLogger(__name__)
+
+_UPGRADING: Final = frozenset({"upgrade", "bidirectional"})
+_DOWNGRADING: Final = frozenset({"downgrade", "bidirectional"})
+
+
+# To the new protocol
+
+
+def upgrade(group: ClassicGroup, config: GroupConfig, image: GroupImage) -> GroupDraft | None:
+    """The draft of the group of the new protocol that this one becomes; None where it may not or can't."""
+    if group.is_empty:
+        return GroupDraft(ConsumerGroup(group.group_id, config), image, group.tombstones())
+    if config.group_consumer_migration_policy not in _UPGRADING or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return None
+    if len(group.members) > config.group_consumer_max_size:
+        return None
+    try:
+        members = [_to_consumer_member(group, member, image) for member in group.members]
+    except ProtocolError as error:
+        logger.warning("group %s can't be upgraded: a member's subscription can't be read: %s", group.group_id, error)
+        return None
+    upgraded = ConsumerGroup(group.group_id, config)
+    upgraded.history = group.history
+    records = [*group.tombstones(), *_adopt(upgraded, members, group.generation_id, image)]
+    logger.info("group %s becomes one of the new consumer protocol", group.group_id)
+    return GroupDraft(upgraded, image, records)
+
+
+def _to_consumer_member(group: ClassicGroup, member: ClassicMember, image: GroupImage) -> ConsumerMember:
+    name = group.protocol_name or member.protocols[0][0]
+    # What it speaks best comes first, as in what it would say when it joins.
+    protocols = sorted(member.protocols, key=lambda protocol: protocol[0] != name)
+    subscription = subscription_of(protocols[0][1])
+    return ConsumerMember(
+        member_id=member.member_id,
+        instance_id=member.group_instance_id,
+        rack_id=subscription.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=frozenset(subscription.topics),
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        classic=ClassicMemberMetadata(
+            session_timeout_ms=member.session_timeout_ms,
+            supported_protocols=[ClassicProtocol(name=name, metadata=metadata) for name, metadata in protocols],
+        ),
+        member_epoch=group.generation_id,
+        previous_member_epoch=group.generation_id,
+        assigned=assigned_partitions(member.assignment, image),
+    )
+
+
+def _adopt(group: ConsumerGroup, members: list[ConsumerMember], epoch: int, image: GroupImage) -> list[GroupRecord]:
+    """Make a new group of these members, each meant to have what it has; the records that say so."""
+    group_id = group.group_id
+    topics: frozenset[str] = frozenset().union(*(member.subscribed_topic_names for member in members))
+    changes: list[tuple[object, object]] = []
+    for member in members:
+        metadata = ConsumerGroupMemberMetadataKey(group_id=group_id, member_id=member.member_id)
+        changes.append((metadata, member.metadata_value()))
+    changes.append(
+        (
+            ConsumerGroupMetadataKey(group_id=group_id),
+            ConsumerGroupMetadataValue(epoch=epoch, metadata_hash=metadata_hash(topics, image)),
+        )
+    )
+    for member in members:
+        target = ConsumerGroupTargetAssignmentMemberKey(group_id=group_id, member_id=member.member_id)
+        changes.append((target, target_value(member.assigned)))
+    changes.append(
+        (
+            ConsumerGroupTargetAssignmentMetadataKey(group_id=group_id),
+            ConsumerGroupTargetAssignmentMetadataValue(assignment_epoch=epoch),
+        )
+    )
+    for member in members:
+        current = ConsumerGroupCurrentMemberAssignmentKey(group_id=group_id, member_id=member.member_id)
+        changes.append((current, member.assignment_value()))
+    for key, value in changes:
+        group.apply(key, value)
+    return [encode_record(key, value) for key, value in changes]
+
+
+# To the classic protocol
+
+
+def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | None:
+    """The classic group that is left when a draft takes away the last member of the new protocol; None otherwise.
+
+    The draft then writes the end of the one group and the beginning of the other.
+    """
+    members = list(draft.members.values())
+    if not members or any(member.classic is None for member in members):
+        return None
+    if state.config.group_consumer_migration_policy not in _DOWNGRADING:
+        return None
+    if len(members) > state.config.group_max_size:
+        return None
+    group = ClassicGroup(draft.group.group_id, state, now.wall_ms)
+    group.history = draft.group.history
+    group.protocol_type = CONSUMER_PROTOCOL_TYPE
+    group.generation_id = draft.epoch
+    for member in members:
+        group.members.add(_to_classic_member(member, draft.target_of(member), state.image))
+    group.protocol_name = group.members.choose_protocol()
+    group.state = ClassicState.STABLE
+    group.partition_counts = group.count_partitions()
+    assignments = {member.member_id: member.assignment for member in group.members}
+    record = group_record(group, group.members, group.members.leader_id, assignments)
+    draft.end_group([*draft.group.tombstones(), record])
+    logger.info("group %s becomes a classic one", group.group_id)
+    return group
+
+
+def _to_classic_member(member: ConsumerMember, target: Partitions, image: GroupImage) -> ClassicMember:
+    classic = member.classic
+    assert classic is not None  # the caller looked
+    protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in classic.supported_protocols)
+    return ClassicMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        session_timeout_ms=classic.session_timeout_ms,
+        protocols=protocols,
+        assignment=assignment_bytes(target, protocols[0][1], image),
+    )
+
+
+def rebalance_downgraded(group: ClassicGroup, draft: GroupDraft, now: Now) -> list[Action]:
+    """The classic group is there: have its members join again, as one who shared with them is gone."""
+    out: list[Action] = []
+    for member in group.members:
+        group.expect_heartbeat(member, now, out)
+    trigger = draft.trigger
+    assert trigger is not None  # somebody was removed or replaced
+    group.prepare_rebalance(trigger, now, out)
+    return out
