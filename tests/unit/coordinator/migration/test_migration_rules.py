@@ -107,6 +107,6 @@ class MigrationRules(RuleBasedStateMachine):
 
 
 MigrationRules.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestMigrationRules = MigrationRules.TestCase
