@@ -79,7 +79,7 @@ def measure(log: PartitionLog, now_ms: int) -> LogToClean:
 
 def _end_offset(log: PartitionLog, segments: Sequence[Segment], dirty_offset: int, now_ms: int) -> int:
     # A thread that flushes goes by the files of segments; those it may still come to keep theirs.
-    bound = min(log.last_stable_offset, segments[-1].base_offset, log.flushed_offset)
+    bound = min(log.last_stable_offset, segments[-1].base_offset, log.recovery_point)
     lag_ms = log.config.min_compaction_lag_ms
     if lag_ms > 0:
         for segment in segments[_index_of(segments, dirty_offset) : -1]:
