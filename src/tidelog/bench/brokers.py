@@ -16,6 +16,7 @@ import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -62,9 +63,10 @@ class BrokerProcess(ABC):
 
     name: str
 
-    def __init__(self, directory: Path, port: int | None = None) -> None:
+    def __init__(self, directory: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
         self.directory = directory
         self.port = port or free_port()
+        self.settings = dict(settings or {})  # beside the defaults; their names are the same for both
         self.start_seconds = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
@@ -138,7 +140,7 @@ class BrokerProcess(ABC):
 
 
 class TidelogBroker(BrokerProcess):
-    """`tidelog serve` with its defaults."""
+    """`tidelog serve` with its defaults, but for what is given."""
 
     name = "Tidelog"
 
@@ -153,6 +155,7 @@ class TidelogBroker(BrokerProcess):
             self.bootstrap,
             "--data",
             str(self.directory / "data"),
+            *(f"--set={name}={value}" for name, value in self.settings.items()),
         ]
 
 
@@ -161,8 +164,15 @@ class KafkaBroker(BrokerProcess):
 
     name = f"Apache Kafka {KAFKA_VERSION}"
 
-    def __init__(self, directory: Path, port: int | None = None, jars: Path | None = None) -> None:
-        super().__init__(directory, port)
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        jars: Path | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(directory, port, settings=settings)
         self._jars = jars or kafka_jars()
         self._controller_port = free_port()
 
@@ -205,6 +215,7 @@ class KafkaBroker(BrokerProcess):
                 "log.retention.hours=168",
                 "log.segment.bytes=1073741824",
                 "log.retention.check.interval.ms=300000",
+                *(f"{name}={value}" for name, value in self.settings.items()),
                 "",
             ]
         )

@@ -36,8 +36,21 @@ def cpu_of(pid: int) -> Cpu:
 
 
 def resident_bytes_of(pid: int) -> int:
+    return _status_bytes(pid, "VmRSS:")
+
+
+def resident_peak_bytes_of(pid: int) -> int:
+    """The most since the process started, or since `reset_resident_peak`."""
+    return _status_bytes(pid, "VmHWM:")
+
+
+def reset_resident_peak(pid: int) -> None:
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # as proc(5) has it
+
+
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     raise ValueError(f"process {pid} has no resident memory: it is a kernel thread or has ended")
 

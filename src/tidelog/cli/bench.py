@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from tidelog.bench.report import Row
 
 bench = typer.Typer(no_args_is_help=True, help="Measure Tidelog side by side with its peers, on this machine.")
 
@@ -46,8 +50,7 @@ def broker(
     comes from Maven the first time, which needs Maven and a Java 17 runtime. Takes about ten minutes.
     """
     from tidelog.bench import broker_bench
-    from tidelog.bench import report as rows_as
-    from tidelog.bench.brokers import KAFKA_VERSION, MeasurementError
+    from tidelog.bench.brokers import MeasurementError
 
     try:
         plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
@@ -57,6 +60,86 @@ def broker(
         rows = broker_bench.compare(plan, report, directory)
     except MeasurementError as error:
         raise CommandError(str(error)) from None
+    _show(rows, markdown, json)
+
+
+@bench.command(epilog="Example: tidelog bench compaction --megabytes 500")
+def compaction(
+    runs: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Runs of each load, even, taking turns; medians are reported."),
+    ] = 2,
+    megabytes: Annotated[
+        int, typer.Option(metavar="MB", min=1, help="Records of each load, before compression.")
+    ] = 1000,
+    keys: Annotated[int, typer.Option(metavar="N", min=1, help="Keys that they have, each equally often.")] = 1_000_000,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: how fast the log cleaner compacts a topic, at what cost, and whether it is right.
+
+    Both brokers get the same batches and run one cleaner thread with the same buffers. What is left is read and
+    compared record by record with what must be left. Needs Maven and a Java 17 runtime. Takes about ten minutes.
+    """
+    from tidelog.bench import compaction_bench
+    from tidelog.bench.brokers import MeasurementError
+
+    try:
+        plan = compaction_bench.Plan(megabytes=megabytes, keys=keys, runs=runs)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    try:
+        rows = compaction_bench.compare(plan, report, directory)
+    except MeasurementError as error:
+        raise CommandError(str(error)) from None
+    _show(rows, markdown, json)
+
+
+@bench.command(epilog="Example: tidelog bench partitions --count 1000")
+def partitions(
+    count: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Partitions, all of one topic.")] = 5000,
+    runs: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
+    ] = 2,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: thousands of partitions created, written to, stopped, started, killed and started.
+
+    Both brokers get the same ready-made requests; a step ends when every partition answers. Needs Maven and a Java 17
+    runtime. Takes about two minutes a run.
+    """
+    from tidelog.bench import partitions_bench
+    from tidelog.bench.brokers import MeasurementError
+
+    try:
+        plan = partitions_bench.Plan(partitions=count, runs=runs)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    try:
+        rows = partitions_bench.compare(plan, report, directory)
+    except MeasurementError as error:
+        raise CommandError(str(error)) from None
+    _show(rows, markdown, json)
+
+
+def _show(rows: Sequence[Row], markdown: Path | None, json: bool) -> None:
+    from tidelog.bench import report as rows_as
+    from tidelog.bench.brokers import KAFKA_VERSION
+
     peer = f"Apache Kafka {KAFKA_VERSION}"
     if markdown is not None:
         markdown.write_text(rows_as.markdown(rows, peer))
