@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tidelog.coordinator.actions import Action, GroupRecord, Now, TimerKey
     from tidelog.coordinator.config import GroupImage
     from tidelog.coordinator.offsets import CommittedOffset
+    from tidelog.coordinator.rebalance_history import RebalanceHistory
     from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
 
 
@@ -36,6 +37,7 @@ class Group(Protocol):
     """One group, of whatever kind."""
 
     group_id: str
+    history: RebalanceHistory
 
     @property
     def type(self) -> GroupType: ...

@@ -49,11 +49,14 @@ class GroupRequests:
             group_type=group.type.value,
         )
 
-    def describe(self, group_id: str) -> DescribedGroup:
+    def describe(self, group_id: str, *, include_history: bool) -> DescribedGroup:
         """A classic group; an id that none has is described as dead, with an error that older versions leave out."""
         group = self._state.groups.get(group_id)
         if group is not None and group.type is GroupType.CLASSIC:
-            return group.describe()
+            described = group.describe()
+            if include_history:
+                described.history = group.history.rows()
+            return described
         if group is None and group_id in self._state.offsets:
             return DescribedGroup(group_id=group_id, group_state=EMPTY)
         reason = "Group %s not found." if group is None else "Group %s is not a classic group."

@@ -155,8 +155,8 @@ class GroupShard:
     def list_groups(self, states: Sequence[str], types: Sequence[str]) -> list[ListedGroup]:
         return self._groups.list_groups(states, types)
 
-    def describe_group(self, group_id: str) -> DescribedGroup:
-        return self._groups.describe(group_id)
+    def describe_group(self, group_id: str, *, include_history: bool = False) -> DescribedGroup:
+        return self._groups.describe(group_id, include_history=include_history)
 
     def delete_group(self, group_id: str, exchange: int) -> list[Action]:
         """Answers with an ErrorCode."""

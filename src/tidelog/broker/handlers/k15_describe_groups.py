@@ -4,6 +4,8 @@ Versions served: 0-6.
 - 1: throttle time. 2: throttled after the answer (KIP-219). 3: authorized operations (KIP-430). 4: group instance ids
   (KIP-345). 5: flexible. 6: a group that does not exist is answered GROUP_ID_NOT_FOUND (KIP-1043); before, it is a
   group in the state Dead.
+
+A tagged field of ours asks for the history of rebalances, which another one brings.
 """
 
 from __future__ import annotations
@@ -26,16 +28,16 @@ _GROUP_ID_NOT_FOUND_FROM = 6
 def handle_describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     groups = []
     for group_id in request.groups:
-        group = _describe(group_id, context)
+        group = _describe(group_id, context, include_history=request.include_history)
         if request.include_authorized_operations and not group.error_code:
             group.authorized_operations = GROUP_OPERATIONS
         groups.append(group)
     return DescribeGroupsResponse(groups=groups)
 
 
-def _describe(group_id: str, context: RequestContext) -> DescribedGroup:
+def _describe(group_id: str, context: RequestContext, *, include_history: bool) -> DescribedGroup:
     try:
-        group = context.services.groups.shard_of(group_id).describe_group(group_id)
+        group = context.services.groups.shard_of(group_id).describe_group(group_id, include_history=include_history)
     except KafkaError as error:
         return DescribedGroup(group_id=group_id, error_code=error.code)
     if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND and context.version < _GROUP_ID_NOT_FOUND_FROM:
