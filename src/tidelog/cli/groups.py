@@ -37,7 +37,7 @@ def list_(
     ] = None,
     type_: Annotated[
         list[str] | None,
-        typer.Option("--type", metavar="TYPE", help="Only groups of this type (Classic, Consumer); repeatable."),
+        typer.Option("--type", metavar="TYPE", help="Only groups of this type (classic, consumer); repeatable."),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -62,7 +62,7 @@ def list_(
             ]
         )
         return
-    rows = [[row.group_id, row.type or "-", row.state or "-", row.protocol_type or "-"] for row in listed]
+    rows = [[row.group_id, row.type.lower() or "-", row.state or "-", row.protocol_type or "-"] for row in listed]
     print_table(["group", "type", "state", "protocol"], rows)
 
 
@@ -192,7 +192,7 @@ def _print_group(document: dict[str, object]) -> None:
     members_count = document["members_count"]
     assert isinstance(members_count, int)
     print_line(
-        f"{document['group']}  {document['type'] or 'Classic'} group, {document['state']}, "
+        f"{document['group']}  {document['type']} group, {document['state']}, "
         f"{plural(members_count, 'member')}, assignor {document['assignor'] or '-'}, "
         f"coordinator {document['coordinator']}"
     )

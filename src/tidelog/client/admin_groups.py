@@ -68,8 +68,8 @@ from tidelog.protocol.messages.k69_consumer_group_describe import (
 from tidelog.protocol.messages.k69_consumer_group_describe import Member as ConsumerMember
 from tidelog.protocol.messages.rebalance_history import RebalanceEntry
 
-CLASSIC = "Classic"
-CONSUMER = "Consumer"
+CLASSIC = "classic"
+CONSUMER = "consumer"
 CONSUMER_PROTOCOL_TYPE = "consumer"
 DEAD = "Dead"
 

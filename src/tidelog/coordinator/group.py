@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class GroupType(StrEnum):
-    """The kinds of groups, as ListGroups calls them."""
+    """The kinds of groups, as ListGroups calls them, in small letters as Kafka does."""
 
-    CLASSIC = "Classic"
-    CONSUMER = "Consumer"
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
 
 
 CONSUMER_PROTOCOL_TYPE = "consumer"

@@ -241,7 +241,7 @@ def test_a_group_is_listed_described_and_deleted(client: RawClient) -> None:
         rows = client.ask(LIST_GROUPS, ListGroupsRequest(), ListGroupsResponse, version).groups
         kinds = {row.group_id: (row.protocol_type, row.group_state, row.group_type) for row in rows}
         state = ("Stable", "Empty") if version >= 4 else ("", "")
-        kind = "Classic" if version >= 5 else ""
+        kind = "classic" if version >= 5 else ""
         assert kinds == {"g": ("consumer", state[0], kind), "simple": ("", state[1], kind)}
 
     def listed(request: ListGroupsRequest, version: int) -> list[str]:

@@ -212,7 +212,7 @@ def test_lists_are_filtered_by_state_and_type(offsets: Offsets, commit_request: 
             for row in sorted(offsets.shard.list_groups(states, types), key=lambda row: row.group_id)
         ]
 
-    simple, joined = ("simple", "", "Empty", "Classic"), ("joined", "consumer", "Stable", "Classic")
+    simple, joined = ("simple", "", "Empty", "classic"), ("joined", "consumer", "Stable", "classic")
     assert listed([], []) == [joined, simple]
     assert listed(["Empty"], []) == [simple]
     assert listed(["stable", "Dead"], ["classic"]) == [joined]
