@@ -43,7 +43,15 @@ $(JAVA_LIBS)/lib-%/compat-1.jar: tests/compat/java/pom.xml $(shell find tests/co
 	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
 	mvn -q -B -f tests/compat/java/pom.xml package -Dkafka.version=$*
 
-compat: setup $(JAVA_DRIVERS)
+# Kafka's own tester of compaction comes with jars of its own: it is published among the test classes of one release.
+COMPACTION_TESTER := $(JAVA_LIBS)/log-compaction-tester/kafka_2.13-3.9.2-test.jar
+
+$(COMPACTION_TESTER): tests/compat/java/log_compaction_tester.xml
+	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
+	touch $@
+
+compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER)
 	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
 
