@@ -35,10 +35,10 @@ class _Index:
         "_base_offset",
         "_claimed_bytes",
         "_count",
-        "_is_unflushed",
         "_map",
         "_max_bytes",
         "_writable",
+        "is_unflushed",
         "path",
         "was_used",
     )
@@ -54,7 +54,7 @@ class _Index:
         self._writable = False
         self._claimed_bytes = 0
         self._count: int | None = None
-        self._is_unflushed = False
+        self.is_unflushed = False
         self.was_used = False
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class _Index:
     def trim(self) -> None:
         """Cut the file to its entries and unmap it; reading maps it again."""
         if self._writable:
-            self._is_unflushed = True
+            self.is_unflushed = True
             count = len(self)
             self._unmap()
             os.truncate(self.path, count * self._entry.size)
@@ -96,9 +96,9 @@ class _Index:
 
     def flush(self) -> None:
         """fsync, if entries were written since the last one: mapped or not. May run in another thread."""
-        if not self._is_unflushed:
+        if not self.is_unflushed:
             return
-        self._is_unflushed = False
+        self.is_unflushed = False
         with suppress(FileNotFoundError):
             fd = open_descriptor(self.path, os.O_RDONLY)
             try:
@@ -138,7 +138,7 @@ class _Index:
     def keep_first(self, count: int) -> None:
         if count < len(self):
             self._open_for_writing()
-            self._is_unflushed = True
+            self.is_unflushed = True
             self._count = count
 
     def _slot(self, slot: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class _Index:
             mapped = self._open_for_writing(end)
         if end > self._claimed_bytes:
             self._claim(end)
-        self.was_used = self._is_unflushed = True
+        self.was_used = self.is_unflushed = True
         self._entry.pack_into(mapped, count * self._entry.size, first, second)
         self._count = count + 1
 
@@ -175,7 +175,7 @@ class _Index:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(fd)
-        self._is_unflushed = True
+        self.is_unflushed = True
         self._count = count + 1
 
     def _lower_bound(self, target: int) -> int:

@@ -51,6 +51,7 @@ class FlushMark(NamedTuple):
     """How far a log and the names and small files in its directory were at some time."""
 
     end_offset: int
+    active_base_offset: int
     directory_version: int
     truncations: int
 
@@ -145,12 +146,13 @@ class OpenLog(LogHealth):
     @property
     def has_unflushed(self) -> bool:
         """Whether records were appended, or cut off, and no flush has reached that."""
-        return self._flushed_offset < self._log_end_offset or self._flushed_truncations < self._truncations
+        return self.recovery_point < self._log_end_offset or self._flushed_truncations < self._truncations
 
     @property
     def recovery_point(self) -> int:
-        """From here on the log is checked again after a crash."""
-        return self._flushed_offset
+        """From here on the log is checked again after a crash: records, or only indexes, may not be flushed."""
+        unflushed = self._segments.with_unflushed_indexes(self._flushed_offset)
+        return unflushed[-1].base_offset if unflushed else self._flushed_offset
 
     @property
     def flush_is_due(self) -> bool:
@@ -168,7 +170,7 @@ class OpenLog(LogHealth):
     @property
     def has_unflushed_segments(self) -> bool:
         """Whether segments were rolled that are not yet on disk; nobody waits for it, but recovery gets shorter."""
-        return self._flushed_offset < self._segments.active.base_offset
+        return self.recovery_point < self._segments.active.base_offset
 
     @property
     def segments(self) -> tuple[Segment, ...]:

@@ -132,10 +132,7 @@ class PartitionLog(OpenLog):
     def maybe_roll(self, now_ms: int) -> bool:
         """Begin a new segment when the active one has waited for segment.ms, though nothing is appended."""
         segment = self._segments.active
-        if (
-            not segment.size_bytes
-            or now_ms - segment.created_ms <= self.config.max_segment_ms - segment.roll_jitter_ms
-        ):
+        if not segment.size_bytes or now_ms - segment.created_ms <= self.config.max_segment_ms - segment.roll_jitter_ms:
             return False
         self.roll()
         return True
@@ -343,10 +340,13 @@ class PartitionLog(OpenLog):
         mark = self.flush_mark()
         end_offset = mark.end_offset
         is_truncated = self._flushed_truncations < mark.truncations
-        if self._flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)) and not is_truncated:
+        flushed_offset = self.recovery_point if up_to is None else self._flushed_offset
+        if flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)) and not is_truncated:
             self._last_flush_ms = self._clock.now_ms()
             return
         try:
+            for segment in self._segments.with_unflushed_indexes(self._flushed_offset):
+                segment.sync_indexes()
             for segment in self._segments.from_offset(self._flushed_offset):
                 self._sync(segment)
             if is_truncated:
@@ -361,11 +361,13 @@ class PartitionLog(OpenLog):
 
     def flush_mark(self) -> FlushMark:
         """How far the log is now; for `note_flushed`, after all of it was flushed."""
-        return FlushMark(self._log_end_offset, self._directory_version, self._truncations)
+        active_base_offset = self._segments.active.base_offset
+        return FlushMark(self._log_end_offset, active_base_offset, self._directory_version, self._truncations)
 
     def note_flushed(self, mark: FlushMark) -> None:
         """All that was there at the mark is on disk. May be called from another thread than the rest."""
         self._flushed_directory_version = max(self._flushed_directory_version, mark.directory_version)
+        self._segments.note_flushed(mark.active_base_offset)
         with self._lock:
             if self._truncations == mark.truncations:
                 self._flushed_offset = max(self._flushed_offset, min(mark.end_offset, self._log_end_offset))

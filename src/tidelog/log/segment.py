@@ -58,6 +58,7 @@ class Segment:
         "_first_timestamp",
         "_index_failed",
         "_index_interval_bytes",
+        "_index_is_full",
         "_is_unflushed",
         "_max_timestamp",
         "_offset_of_max_timestamp",
@@ -96,6 +97,7 @@ class Segment:
         self.roll_jitter_ms = roll_jitter_ms
         self._index_interval_bytes = config.index_interval_bytes
         self._index_failed = False
+        self._index_is_full = False
         self._bytes_since_index_entry = 0
         # How large the log was when its indexes were last complete and trimmed.
         self._settled_size_bytes = -1
@@ -181,9 +183,11 @@ class Segment:
             return True
         if not self.size_bytes:
             return False
-        if self.size_bytes + size_bytes > config.segment_bytes or self.offset_index.is_full or self.time_index.is_full:
+        if self.size_bytes + size_bytes > config.segment_bytes or self._index_is_full:
             return True
-        first_timestamp = self.first_timestamp
+        first_timestamp = self._first_timestamp
+        if first_timestamp is None:
+            first_timestamp = self.first_timestamp
         waited_ms = max_timestamp - first_timestamp if first_timestamp >= 0 else now_ms - self.created_ms
         return waited_ms > config.max_segment_ms - self.roll_jitter_ms
 
@@ -248,6 +252,7 @@ class Segment:
         try:
             self.offset_index.append(last_offset, position)
             self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+            self._index_is_full = self.offset_index.is_full or self.time_index.is_full
         except OSError as error:
             # The records are in the log; without entries they are found more slowly, and the next start rebuilds them.
             self._index_failed = True
@@ -349,7 +354,7 @@ class Segment:
         """Forget all that was derived from the log, before it is read again."""
         self.offset_index.clear()
         self.time_index.clear()
-        self._index_failed = False
+        self._index_failed = self._index_is_full = False
         self._settled_size_bytes = -1
         self._bytes_since_index_entry = 0
         self._max_timestamp = -1
@@ -376,6 +381,14 @@ class Segment:
         """fsync with the indexes: without their last entries a segment would look older than it is. In any thread."""
         self.sync_file()
         self.sync_indexes()
+
+    @property
+    def has_unflushed_indexes(self) -> bool:
+        return self.offset_index.is_unflushed or self.time_index.is_unflushed
+
+    def note_indexes_flushed(self) -> None:
+        """Something else has flushed them."""
+        self.offset_index.is_unflushed = self.time_index.is_unflushed = False
 
     def sync_indexes(self) -> None:
         self.offset_index.flush()
@@ -413,6 +426,7 @@ class Segment:
             self.reset_indexes()
             return
         self._settled_size_bytes = -1
+        self._index_is_full = False
         self.offset_index.truncate_to(offset)
         self.time_index.truncate_to(offset)
         slot = bisect.bisect_left(self._tail_positions, position)

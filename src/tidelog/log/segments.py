@@ -9,6 +9,7 @@ clean at a time may replace segments; whatever else removes some ends it.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -84,6 +85,20 @@ class SegmentList(Sequence[Segment]):
         segments = (*self._dropped, *self)
         first = max(bisect.bisect_right(segments, offset, key=_base_offset) - 1, 0)
         return [segment for segment in segments[first:] if segment.size_bytes]
+
+    def with_unflushed_indexes(self, offset: int) -> list[Segment]:
+        """The segments right before the one with this offset whose indexes are not on disk, last first. In any thread.
+
+        A segment that was flushed while it was appended to gets the last entries of its indexes when it is rolled.
+        """
+        segments = tuple(self)
+        end = max(bisect.bisect_right(segments, offset, key=_base_offset) - 1, 0)
+        return list(itertools.takewhile(_has_unflushed_indexes, reversed(segments[:end])))
+
+    def note_flushed(self, active_base_offset: int) -> None:
+        """All segments before the one that was active are on disk, indexes too. In any thread."""
+        for segment in self.with_unflushed_indexes(active_base_offset):
+            segment.note_indexes_flushed()
 
     def add(self, segment: Segment) -> None:
         self._segments.append(segment)
@@ -210,3 +225,7 @@ class SegmentList(Sequence[Segment]):
 
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset
+
+
+def _has_unflushed_indexes(segment: Segment) -> bool:
+    return segment.has_unflushed_indexes
