@@ -125,7 +125,7 @@ class GroupService:
 
     async def find_coordinator(self, group_id: str) -> BrokerInfo | None:
         """The broker that coordinates the group; makes the topic if this is the first time that anyone asks."""
-        if OFFSETS_TOPIC not in self._controller.image.topics:
+        if OFFSETS_TOPIC not in self._controller.image.topics or self._creation.is_running:
             await self._creation.ensure()
         return coordinator_of(group_id, self._controller.image)
 
@@ -143,9 +143,14 @@ class GroupService:
         if len(group_id) > _GROUP_ID_CHARACTERS_MAX:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be written down")
         topic = self._controller.image.topics.get(OFFSETS_TOPIC)
-        held = None if topic is None else self._held.get(partition_for(group_id, len(topic.partitions)))
-        if held is None:
+        if topic is None:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        index = partition_for(group_id, len(topic.partitions))
+        held = self._held.get(index)
+        if held is None:
+            # While its files are being made the right broker was asked, only too early.
+            is_opening = index in self._replicas.opening(topic.topic_id)
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_opening else ErrorCode.NOT_COORDINATOR)
         if not held.is_loaded:
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return held

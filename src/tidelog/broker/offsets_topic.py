@@ -75,6 +75,11 @@ class OffsetsTopicCreation:
         self._replicas = replicas
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the topic is being made; it may be in the image already while its files are not there."""
+        return self._task is not None
+
     async def ensure(self) -> None:
         """Wait until the topic is there and its partitions on this broker can be used, or could not be made in time."""
         if self._task is None:
