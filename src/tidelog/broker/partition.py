@@ -274,9 +274,19 @@ class Partition:
         return None
 
     def read(
-        self, fetch_offset: int, max_bytes: int, *, replica_id: int, read_committed: bool, min_one_batch: bool
+        self,
+        fetch_offset: int,
+        max_bytes: int,
+        *,
+        replica_id: int,
+        read_committed: bool,
+        min_one_batch: bool,
+        in_memory: bool = False,
     ) -> PartitionRead:
-        """Read what the reader may see from an offset on; raises KafkaError when the offset is outside the log."""
+        """Read what the reader may see from an offset on; raises KafkaError when the offset is outside the log.
+
+        `in_memory`: raise NotInMemoryError rather than wait for the disk.
+        """
         log = self.log
         high_watermark = log.high_watermark
         result = PartitionRead(
@@ -292,7 +302,9 @@ class Partition:
             if not log.log_start_offset <= fetch_offset <= log.log_end_offset:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             return result
-        read = log.read(fetch_offset, max_bytes, limit_offset=end_offset, min_one_batch=min_one_batch)
+        read = log.read(
+            fetch_offset, max_bytes, limit_offset=end_offset, min_one_batch=min_one_batch, in_memory=in_memory
+        )
         result.records = read.records
         result.size_bytes = read.size_bytes
         if read_committed:

@@ -198,8 +198,10 @@ class PartitionFiles:
         try:
             return self._get_or_create(topic, index, config)
         except LogStorageError as error:
-            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on.
-            logger.error("partition %s-%d is offline: %s", topic.name, index, error)
+            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on. A missing data directory is
+            # told once, and not for each of its thousands of partitions.
+            if not self._logs.is_withheld(topic.name, index):
+                logger.error("partition %s-%d is offline: %s", topic.name, index, error)
             return None
 
     def _get_or_create(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:

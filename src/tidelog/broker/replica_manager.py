@@ -14,6 +14,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
@@ -27,12 +28,15 @@ from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError
+from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError, NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
 ResponseT = TypeVar("ResponseT")
+
+LOOKUP_THREADS = 4
+"""Look-ups that wait for the disk. Apart from the flushes, which producers wait for."""
 
 DISK_THREADS = 16
 """Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
@@ -59,11 +63,15 @@ class ReplicaManager:
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
         self._files = PartitionFiles(logs, self._on_opened)
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="partition-disk")
+        self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="cold-lookups")
+        self._unsubscribe = logs.directories.subscribe(self._on_directory_offline)
 
     async def close(self) -> None:
         """Wait for what threads are doing; the logs are closed by their manager."""
         await self._files.close()
         await self._loop.run_in_executor(None, self._threads.shutdown)
+        self._lookup_threads.shutdown(wait=False)
+        self._unsubscribe()
 
     # The cluster image
 
@@ -261,23 +269,43 @@ class ReplicaManager:
 
     # Reading
 
-    def read(self, params: FetchParams, fetches: Iterable[PartitionFetch]) -> list[PartitionRead]:
-        """Read every partition in the order given, within the fetch's limit; errors are in the results."""
+    def read(
+        self, params: FetchParams, fetches: Iterable[PartitionFetch], *, in_memory: bool = False
+    ) -> list[PartitionRead]:
+        """Read every partition in the order given, within the fetch's limit; errors are in the results.
+
+        `in_memory`: raise NotInMemoryError rather than wait for the disk; `read_patiently` goes on from there.
+        """
         left_bytes = params.max_bytes
         # The first partition that has records gives at least one whole batch, or a consumer with a small limit would
         # never get past a large one.
         min_one_batch = True
         reads = []
         for fetch in fetches:
-            read = self._read_one(params, fetch, min(left_bytes, fetch.max_bytes), min_one_batch)
+            read = self._read_one(params, fetch, min(left_bytes, fetch.max_bytes), min_one_batch, in_memory)
             if read.size_bytes:
                 min_one_batch = False
                 left_bytes = max(0, left_bytes - read.size_bytes)
             reads.append(read)
         return reads
 
+    async def read_patiently(self, params: FetchParams, fetches: Collection[PartitionFetch]) -> list[PartitionRead]:
+        """As `read`; where the disk has to be waited for, a thread does, and everybody else is served meanwhile."""
+        # Each partition is looked up twice, where to start and where to end; more means that memory is lost as fast as
+        # it is filled, or that the disk fails, and then the loop may as well find out.
+        for _ in range(2 * len(fetches)):
+            try:
+                return self.read(params, fetches, in_memory=True)
+            except NotInMemoryError as cold:
+                try:
+                    await self._loop.run_in_executor(self._lookup_threads, cold.bring_in)
+                except OSError:
+                    # The read below meets the same error and tells it.
+                    break
+        return self.read(params, fetches)
+
     def _read_one(
-        self, params: FetchParams, fetch: PartitionFetch, max_bytes: int, min_one_batch: bool
+        self, params: FetchParams, fetch: PartitionFetch, max_bytes: int, min_one_batch: bool, in_memory: bool
     ) -> PartitionRead:
         try:
             partition = self._find_fetched(fetch)
@@ -294,6 +322,7 @@ class ReplicaManager:
                 replica_id=params.replica_id,
                 read_committed=params.read_committed,
                 min_one_batch=min_one_batch,
+                in_memory=in_memory,
             )
         except LogStorageError as error:
             self._check_storage(partition)
@@ -381,20 +410,32 @@ class ReplicaManager:
         if partition.unavailable or not partition.log.is_offline:
             return
         directory = partition.log.directory.parent
-        logger.error("log directory %s goes offline; its partitions are served again after a restart", directory)
-        self._logs.take_directory_offline(directory, f"{partition.topic}-{partition.partition} failed")
-        for other in self._by_id.values():
-            if other.log.directory.parent == directory and not other.unavailable:
-                other.stop(ErrorCode.KAFKA_STORAGE_ERROR)
-                self._on_leadership_changed(other)
+        self._logs.directories.fail(directory, f"{partition.topic}-{partition.partition} failed")
+        self._stop_serving(directory)
+
+    def _on_directory_offline(self, directory: Path) -> None:
+        """Called from whichever thread met the error: a flush by time, a checkpoint, an append."""
+        self._loop.call_soon_threadsafe(self._stop_serving, directory)
+
+    def _stop_serving(self, directory: Path) -> None:
+        for partition in tuple(self._by_id.values()):
+            if partition.log.directory.parent == directory and not partition.unavailable:
+                partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+                self._on_leadership_changed(partition)
 
 
 def _measure(params: FetchParams, partition: Partition, fetch: PartitionFetch) -> int:
     """How many bytes a fetch would get from the partition now, its other partitions aside."""
-    return partition.read(
-        fetch.fetch_offset,
-        min(params.max_bytes, fetch.max_bytes),
-        replica_id=params.replica_id,
-        read_committed=params.read_committed,
-        min_one_batch=True,
-    ).size_bytes
+    try:
+        read = partition.read(
+            fetch.fetch_offset,
+            min(params.max_bytes, fetch.max_bytes),
+            replica_id=params.replica_id,
+            read_committed=params.read_committed,
+            min_one_batch=True,
+            in_memory=True,
+        )
+    except NotInMemoryError:
+        # What is on disk only is old, and a reader of old records need not wait for more of them.
+        return params.min_bytes
+    return read.size_bytes

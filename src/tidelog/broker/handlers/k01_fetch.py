@@ -17,6 +17,7 @@ from tidelog.broker.partition import PartitionRead, cut_before_zstd
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.log import NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k01_fetch import (
     FETCH,
@@ -61,7 +62,10 @@ def handle_fetch(
         )
     except KafkaError as error:
         return FetchResponse(error_code=error.code)
-    reads = replicas.read(params, exchange.fetches)
+    try:
+        reads = replicas.read(params, exchange.fetches, in_memory=True)
+    except NotInMemoryError:
+        return _answer_patiently(replicas, params, exchange, version)
     if replicas.must_wait(params, reads):
         return _answer_later(replicas, params, exchange, reads, version)
     return _answer(replicas, exchange, reads, version)
@@ -107,11 +111,20 @@ def _forgotten(request: FetchRequest, version: int) -> list[FetchKey]:
     ]
 
 
+async def _answer_patiently(
+    replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, version: int
+) -> FetchResponse:
+    reads = await replicas.read_patiently(params, exchange.fetches)
+    if replicas.must_wait(params, reads):
+        return await _answer_later(replicas, params, exchange, reads, version)
+    return _answer(replicas, exchange, reads, version)
+
+
 async def _answer_later(
     replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, reads: list[PartitionRead], version: int
 ) -> FetchResponse:
     await replicas.wait_for_data(params, exchange.fetches, reads)
-    return _answer(replicas, exchange, replicas.read(params, exchange.fetches), version)
+    return _answer(replicas, exchange, await replicas.read_patiently(params, exchange.fetches), version)
 
 
 def _answer(

@@ -50,6 +50,9 @@ class RecordedLogs:
         self._note("delete", topic, partition)
         self.topic_ids.pop((topic, partition), None)
 
+    def is_withheld(self, topic: str, partition: int) -> bool:
+        return False
+
     def flush_deletions(self) -> None:
         self.flushes += 1
 
