@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,13 @@ from tidelog.log.page_cache import bring_in, is_file_in_memory, is_in_memory, re
 
 if TYPE_CHECKING:
     from tests.unit.log.conftest import MakeBatch, Store
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On a disk: /tmp may be in memory, from where nothing can be taken out."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
 
 
 def evict(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -11,6 +12,13 @@ from typing import cast
 import pytest
 
 from tidelog.broker.outgoing import SLICE_READ_MAX_BYTES, OutgoingQueue, Part, SliceCutShort
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On a disk: /tmp may be in memory, from where nothing can be taken out."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
 
 
 class _Slice:
