@@ -109,6 +109,8 @@ def read_batches(source: SourceSegment, chunk_bytes: int, batch_bytes_max: int, 
     position, next_offset = 0, source.base_offset
     chunk, chunk_start = b"", 0
     while position < source.size_bytes:
+        if source.size_bytes - position < BATCH_HEADER_SIZE:
+            raise _corrupt(source, position, f"{source.size_bytes - position} bytes are no batch")
         at = position - chunk_start
         header = _header_at(source, chunk, at, position) if at + BATCH_HEADER_SIZE <= len(chunk) else None
         if header is None or at + header.size_bytes > len(chunk):
@@ -150,8 +152,9 @@ def _check_large_batch(source: SourceSegment, file: LogFile, position: int, head
 
 def _read(source: SourceSegment, file: LogFile, position: int, size_bytes: int) -> bytes:
     chunk = os.pread(file.fd, size_bytes, position)
-    if len(chunk) < min(size_bytes, BATCH_HEADER_SIZE):
-        raise _corrupt(source, position, f"the file ends here, {source.size_bytes} bytes were expected")
+    if len(chunk) < size_bytes:
+        reason = f"the file has {position + len(chunk)} bytes, {source.size_bytes} were expected"
+        raise _corrupt(source, position, reason)
     return chunk
 
 

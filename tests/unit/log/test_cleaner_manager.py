@@ -78,19 +78,19 @@ def interrupt(
     steps: list[str] = []
     in_thread = LogCleaner._in_thread
 
-    async def counted(self: LogCleaner, function: Callable[..., Any], *args: Any) -> Any:
+    async def counted(self: LogCleaner, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         name = getattr(function, "__name__", "clean")
         # Begun like a thread's step, so that the action falls between the last change of the log and the next.
         steps.append(name)
         if len(steps) == number + 1:
             action()
-        return await in_thread(self, function, *args)
+        return await in_thread(self, function, *args, **kwargs)
 
     monkeypatch.setattr(LogCleaner, "_in_thread", counted)
     return steps
 
 
-EVERY_STEP = pytest.mark.parametrize("number", range(11))
+EVERY_STEP = pytest.mark.parametrize("number", range(14))
 
 
 def stored(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -167,7 +167,9 @@ def test_a_stop_ends_a_clean_early(
     before = contents(read_log(log))
     steps = interrupt(monkeypatch, store.manager.cleaner, number, store.manager.cleaner.stop)
     clean(store)
-    assert len(steps) <= number + 4  # what was begun, the removal of what was written, the checkpoint
+    assert (
+        len(steps) <= number + 6
+    )  # what was begun, the removal of what was written, the end of the map, the checkpoint
     assert leftovers(store.directory) == []
     left = contents(read_log(store.reopen(clean=True)))
     assert set(left) <= set(before)
@@ -181,7 +183,8 @@ def test_the_steps_are_as_many_as_the_tests_interrupt(
     steps = interrupt(monkeypatch, store.manager.cleaner, STEPS_MAX, lambda: None)
     clean(store)
     flushes = ["clean", "fsync_directory", "fsync_directory", "fsync_directory"]
-    assert steps == ["_describe", "build_offset_map", *flushes, *flushes, "checkpoint_cleaner_offsets"]
+    before = ["import_module", "_describe", "make_offset_map", "build_offset_map"]
+    assert steps == [*before, *flushes, *flushes, "clear", "checkpoint_cleaner_offsets"]
 
 
 def test_a_damaged_log_is_named_once_and_others_go_on(
