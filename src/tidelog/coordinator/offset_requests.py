@@ -55,12 +55,18 @@ class OffsetRequests:
     def __init__(self, state: ShardState) -> None:
         self._state = state
 
-    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int = NO_PRODUCER_ID) -> None:
+    def replay(
+        self,
+        key: OffsetCommitKey,
+        value: OffsetCommitValue | None,
+        record_offset: int,
+        producer_id: int = NO_PRODUCER_ID,
+    ) -> None:
         """Take over a record of the log, which belongs to a transaction if it has a producer id."""
         if value is None:
             self._forget(key.group, ((key.topic, key.partition),))
             return
-        offsets, offset = self._state.offsets_of(key.group), CommittedOffset.from_value(value)
+        offsets, offset = self._state.offsets_of(key.group), CommittedOffset.from_value(value, record_offset)
         if producer_id == NO_PRODUCER_ID:
             offsets.put(key.topic, key.partition, offset)
         else:

@@ -17,6 +17,7 @@ from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue
 from tidelog.protocol.wire import write_uvarint
 
 NO_EXPIRATION = -1
+_BEHIND_ALL = 2**63 - 1
 
 # OffsetCommitKey, and OffsetCommitValue in the two versions that are written.
 _OFFSET_COMMIT = 1
@@ -43,6 +44,8 @@ class CommittedOffset(NamedTuple):
     # Clients before Kafka 2.1 could say themselves how long to keep it.
     expire_timestamp_ms: int = NO_EXPIRATION
     topic_id: uuid.UUID = ZERO_UUID
+    # Where its record lies in the log, if it was loaded from there; what was committed since lies behind all of that.
+    record_offset: int = _BEHIND_ALL
 
     def record(self, group_id: str, topic: str, partition: int) -> GroupRecord:
         """The record that commits it.
@@ -78,7 +81,7 @@ class CommittedOffset(NamedTuple):
         )
 
     @classmethod
-    def from_value(cls, value: OffsetCommitValue) -> CommittedOffset:
+    def from_value(cls, value: OffsetCommitValue, record_offset: int = _BEHIND_ALL) -> CommittedOffset:
         return cls(
             value.offset,
             value.leader_epoch,
@@ -86,6 +89,7 @@ class CommittedOffset(NamedTuple):
             value.commit_timestamp,
             value.expire_timestamp,
             value.topic_id,
+            record_offset,
         )
 
 
@@ -156,8 +160,11 @@ class GroupOffsets:
         return any((topic, partition) in pending for pending in self._pending.values())
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """Let the offsets of a transaction count, or drop them."""
+        """Let the offsets of a transaction count, unless one was committed behind them, or drop them."""
         pending = self._pending.pop(producer_id, {})
-        if committed:
-            for (topic, partition), offset in pending.items():
+        if not committed:
+            return
+        for (topic, partition), offset in pending.items():
+            other = self.get(topic, partition)
+            if other is None or other.record_offset < offset.record_offset:
                 self.put(topic, partition, offset)

@@ -75,7 +75,7 @@ class GroupShard:
             return
         key, value = decoded
         if isinstance(key, OffsetCommitKey):
-            self._offsets.replay(key, value, producer_id)
+            self._offsets.replay(key, value, offset, producer_id)
         elif isinstance(key, GroupMetadataKey):
             self._classic.replay(key, value)
         else:

@@ -200,7 +200,7 @@ def test_records_written_by_hand_are_those_of_the_declarations(
     assert decoded.key == key
     assert isinstance(decoded.value, OffsetCommitValue)
     kept = offset._replace(leader_epoch=-1, topic_id=uuid.UUID(int=0)) if expires else offset
-    assert CommittedOffset.from_value(decoded.value) == kept
+    assert CommittedOffset.from_value(decoded.value, offset.record_offset) == kept
 
 
 def test_the_limit_of_metadata_is_a_setting(make_offsets: type[Offsets], commit_request: MakeRequest) -> None:
