@@ -25,34 +25,39 @@ from tidelog.records import (
 
 _INLINE_BYTES_MAX: Final = 16 * 1024
 """A log this small is read at once: handing it to a thread would take longer."""
+_INLINE_RECORDS_MAX: Final = 200
 
 
 async def load_shard(shard: GroupShard, partition: Partition, buffer_bytes: int) -> int:
-    """Replay the partition's log; returns how many records it holds. Raises KafkaError and others."""
+    """Replay the partition's log; returns how many records it holds. Raises KafkaError and others.
+
+    Of the records of one key only the last is replayed, as if the log had been compacted a moment ago: consumers commit
+    the same partitions over and over, and a record costs many times as much to replay as to read.
+    """
     log = partition.log
     end_offset = log.log_end_offset
     offset, count = log.log_start_offset, 0
+    latest: dict[bytes, Record] = {}
     while offset < end_offset:
         read = log.read(offset, buffer_bytes, limit_offset=end_offset, min_one_batch=True)
         if not read.size_bytes:
             break
         if read.size_bytes <= _INLINE_BYTES_MAX:
-            offset, replayed = _replay(shard, read.records)
+            offset, found = _take(shard, read.records, latest)
         else:
-            offset, replayed = await asyncio.to_thread(_replay, shard, read.records)
-        count += replayed
+            offset, found = await asyncio.to_thread(_take, shard, read.records, latest)
+        count += found
+    if len(latest) <= _INLINE_RECORDS_MAX:
+        _replay_latest(shard, latest)
+    else:
+        await asyncio.to_thread(_replay_latest, shard, latest)
     return count
 
 
-def _replay(shard: GroupShard, records: FileSlice | bytes) -> tuple[int, int]:
-    """Replay whole batches; returns the offset to go on with, and the number of records.
-
-    Of the records of one key only the last is replayed, as if the log had been compacted a moment ago: consumers commit
-    the same partitions over and over, and a record costs twenty times as much to replay as to read.
-    """
+def _take(shard: GroupShard, records: FileSlice | bytes, latest: dict[bytes, Record]) -> tuple[int, int]:
+    """Note the last record of each key in whole batches; the offset to go on with, and the number of records."""
     data = records if isinstance(records, bytes) else records.read()
     next_offset, count = 0, 0
-    latest: dict[bytes, Record] = {}
     for position, header in iter_headers(data, allow_partial=True):
         check_crc(data, header, position)
         next_offset = header.next_offset
@@ -67,7 +72,6 @@ def _replay(shard: GroupShard, records: FileSlice | bytes) -> tuple[int, int]:
             if record.key is not None:
                 latest.pop(record.key, None)
                 latest[record.key] = record
-    _replay_latest(shard, latest)
     return next_offset, count
 
 
