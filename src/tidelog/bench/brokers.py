@@ -119,12 +119,12 @@ class BrokerProcess(ABC):
         except ClientError:
             return False
 
-    def stop(self) -> None:
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(STOP_DEADLINE_S)
+            self._process.wait(deadline_s)
         finally:
             self.kill()
 

@@ -119,7 +119,7 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Pro
         samples.idle_cpu_percent.append(_idle_cpu_percent(broker))
         progress("  stop and start")
         with _clock(samples.stop_s):
-            broker.stop()
+            broker.stop(_DEADLINE_S)
         with _clock(samples.start_s):
             broker.start()
             _wait_until_all_answer(broker, requests)

@@ -25,10 +25,8 @@ from tidelog.protocol import (
     KafkaError,
     ProtocolError,
     decode,
-    decode_request_header,
+    decode_client_id,
     encode_parts,
-    encode_response_header,
-    request_class,
     response_class,
 )
 
@@ -40,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 _API_VERSIONS_KEY = 18
 _FIXED_HEADER = struct.Struct(">hhi")  # api key, api version, correlation id: the same in every header version
-_SIZE = struct.Struct(">i")
+# A response's size and correlation id, and the empty tagged fields of a flexible response's header.
+_HEAD = struct.Struct(">ii")
+_HEAD_WITH_TAGS = struct.Struct(">iix")
+_SIZE_BYTES = 4
 
 
 class Exchange:
@@ -121,20 +122,10 @@ class Dispatcher:
         if not handler.version_min <= version <= handler.version_max:
             self._refuse_version(exchange)
             return exchange
-        header, body_offset = decode_request_header(frame)
+        client_id, body_offset = decode_client_id(frame, has_tags=version >= handler.request_tags_from)
         body_offset = body_start(api_key, version, frame, body_offset)
-        request = decode(request_class(handler.api), frame, version, body_offset)
-        context = RequestContext(
-            api=handler.api,
-            version=version,
-            services=self._services,
-            correlation_id=correlation_id,
-            client_id=header.client_id,
-            client_host=session.client_host,
-            principal=session.principal,
-            listener_name=session.listener_name,
-            session=session,
-        )
+        request = decode(handler.request_class, frame, version, body_offset)
+        context = RequestContext(handler.api, version, self._services, correlation_id, client_id, session)
         self.requests_total[handler.api.name] += 1
         try:
             result = handler.handle(request, context)
@@ -176,15 +167,15 @@ class Dispatcher:
             raise CloseConnection(f"its answer of {exchange.handler.api.name} could not be encoded") from error
 
     def _encode(self, exchange: Exchange, response: object) -> list[Part]:
-        header = encode_response_header(exchange.handler.api, exchange.version, exchange.correlation_id)
+        head = _HEAD_WITH_TAGS if exchange.version >= exchange.handler.response_tags_from else _HEAD
         parts: list[Any] = encode_parts(response, exchange.version)
+        size = head.size - _SIZE_BYTES
         if len(parts) == 1:
             body = parts[0]
-            return [b"".join((_SIZE.pack(len(header) + len(body)), header, body))]
-        size = len(header)
+            return [head.pack(size + len(body), exchange.correlation_id) + body]
         for part in parts:
             size += len(part) if isinstance(part, (bytes, bytearray, memoryview)) else part.size_bytes
-        return [_SIZE.pack(size) + header, *parts]
+        return [head.pack(size, exchange.correlation_id), *parts]
 
     def _answer_failure(self, exchange: Exchange, error: Exception) -> None:
         """A handler let an exception out: say it in the response's own error field, or close."""

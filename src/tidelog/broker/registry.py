@@ -7,11 +7,12 @@ It does not import the handlers: `tidelog.broker.handlers.load_all` does, once, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tidelog.protocol import Api
+from tidelog.protocol import Api, Message, request_class, response_header_has_tags
 
 if TYPE_CHECKING:
     from tidelog.broker.request_context import RequestContext
@@ -43,6 +44,21 @@ class Handler:
     handle: Callable[[Any, RequestContext], Any]
     may_overlap: bool = False
     may_be_cut: bool = False
+    # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
+    request_class: type[Message] = field(init=False)
+    request_tags_from: int = field(init=False)
+    response_tags_from: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        has_tags = functools.partial(response_header_has_tags, self.api)
+        object.__setattr__(self, "request_class", request_class(self.api))
+        object.__setattr__(self, "request_tags_from", self._first_version(self.api.is_flexible))
+        object.__setattr__(self, "response_tags_from", self._first_version(has_tags))
+
+    def _first_version(self, holds: Callable[[int], bool]) -> int:
+        """The first version of which something holds, as of all after it; past the last where it never does."""
+        versions = range(self.version_min, self.version_max + 1)
+        return next((version for version in versions if holds(version)), self.version_max + 1)
 
 
 _handlers: dict[int, Handler] = {}

@@ -27,7 +27,7 @@ class ClientSession:
     client_software_version: str = "unknown"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestContext:
     """One request's surroundings."""
 
@@ -36,7 +36,16 @@ class RequestContext:
     services: BrokerServices
     correlation_id: int = 0
     client_id: str | None = None
-    client_host: str = ""
-    principal: str = ANONYMOUS
-    listener_name: str = "PLAINTEXT"
     session: ClientSession = field(default_factory=ClientSession)
+
+    @property
+    def client_host(self) -> str:
+        return self.session.client_host
+
+    @property
+    def principal(self) -> str:
+        return self.session.principal
+
+    @property
+    def listener_name(self) -> str:
+        return self.session.listener_name

@@ -11,10 +11,12 @@ from tidelog.protocol.declare import Api, Message
 from tidelog.protocol.errors import ErrorCode, KafkaError, ProtocolError
 from tidelog.protocol.headers import (
     RequestHeader,
+    decode_client_id,
     decode_request_header,
     decode_response_header,
     encode_request_header,
     encode_response_header,
+    response_header_has_tags,
 )
 from tidelog.protocol.registry import all_apis, api_by_key, request_class, response_class
 from tidelog.protocol.types import RecordsSlice
@@ -30,6 +32,7 @@ __all__ = [
     "all_apis",
     "api_by_key",
     "decode",
+    "decode_client_id",
     "decode_request_header",
     "decode_response_header",
     "encode",
@@ -38,4 +41,5 @@ __all__ = [
     "encode_response_header",
     "request_class",
     "response_class",
+    "response_header_has_tags",
 ]

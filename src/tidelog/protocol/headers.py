@@ -17,6 +17,7 @@ from tidelog.protocol.wire import skip_tags
 
 _FIXED: Final = struct.Struct(">hhi")
 _FIXED_AND_LENGTH: Final = struct.Struct(">hhih")
+_LENGTH: Final = struct.Struct(">h")
 _CORRELATION_ID: Final = struct.Struct(">i")
 _CORRELATION_ID_NO_TAGS: Final = struct.Struct(">ix")
 _API_VERSIONS_KEY: Final = 18
@@ -40,21 +41,30 @@ def decode_request_header(buffer: bytes | bytearray | memoryview) -> tuple[Reque
         api = api_by_key(api_key)
         if api is None or not api.supports(api_version):
             return RequestHeader(api_key, api_version, correlation_id), _FIXED.size
-        length = _FIXED_AND_LENGTH.unpack_from(buffer)[3]
-        offset = _FIXED_AND_LENGTH.size
+    except struct.error as error:
+        raise ProtocolError("the request ends within its header") from error
+    client_id, offset = decode_client_id(buffer, has_tags=api.is_flexible(api_version))
+    return RequestHeader(api_key, api_version, correlation_id, client_id), offset
+
+
+def decode_client_id(buffer: bytes | bytearray | memoryview, *, has_tags: bool) -> tuple[str | None, int]:
+    """What the header holds behind its fixed fields, and the offset of the body; for who has read the fixed ones."""
+    try:
+        (length,) = _LENGTH.unpack_from(buffer, _FIXED.size)
+        offset = _FIXED.size + _LENGTH.size
         client_id = None
         if length >= 0:
             if offset + length > len(buffer):
                 raise ProtocolError(f"the client id announces {length} bytes, {len(buffer) - offset} remain")
             client_id = str(buffer[offset : offset + length], "utf-8")
             offset += length
-        if api.is_flexible(api_version):
-            offset = skip_tags(buffer, offset, len(buffer))
+        if has_tags:
+            offset = skip_tags(buffer, offset, len(buffer)) if buffer[offset] else offset + 1
     except (struct.error, IndexError) as error:
         raise ProtocolError("the request ends within its header") from error
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the client id is not UTF-8: {error}") from error
-    return RequestHeader(api_key, api_version, correlation_id, client_id), offset
+    return client_id, offset
 
 
 def encode_request_header(header: RequestHeader) -> bytes:
@@ -72,7 +82,7 @@ def encode_request_header(header: RequestHeader) -> bytes:
 
 
 def encode_response_header(api: Api, version: int, correlation_id: int) -> bytes:
-    if _has_tags(api, version):
+    if response_header_has_tags(api, version):
         return _CORRELATION_ID_NO_TAGS.pack(correlation_id)
     return _CORRELATION_ID.pack(correlation_id)
 
@@ -82,12 +92,12 @@ def decode_response_header(api: Api, version: int, buffer: bytes | bytearray | m
     try:
         correlation_id: int = _CORRELATION_ID.unpack_from(buffer)[0]
         offset = _CORRELATION_ID.size
-        if _has_tags(api, version):
+        if response_header_has_tags(api, version):
             offset = skip_tags(buffer, offset, len(buffer))
     except (struct.error, IndexError) as error:
         raise ProtocolError("the response ends within its header") from error
     return correlation_id, offset
 
 
-def _has_tags(api: Api, version: int) -> bool:
+def response_header_has_tags(api: Api, version: int) -> bool:
     return api.key != _API_VERSIONS_KEY and api.is_flexible(version)

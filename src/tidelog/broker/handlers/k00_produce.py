@@ -36,6 +36,7 @@ from tidelog.protocol.messages.k00_produce import (
 _TOPIC_IDS_FROM = 13
 _CURRENT_LEADER_FROM = 10
 _ZSTD_FROM = 7
+_ACKS = frozenset({ACKS_ALL, ACKS_NONE, ACKS_LEADER})
 _BATCH_ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
 _ZSTD = 4
@@ -63,13 +64,15 @@ def handle_produce(
     version = context.version
     response = ProduceResponse(responses=[])
     pending: list[Pending] = []
+    acks_are_known = acks in _ACKS
+    has_failed = False
     opening_s = 0.0
     for topic in request.topic_data:
         answers = []
         for data in topic.partition_data:
             began_s = monotonic()
             try:
-                if acks not in (ACKS_ALL, ACKS_NONE, ACKS_LEADER):
+                if not acks_are_known:
                     raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
                 if opening_s > _OPENING_S_MAX:
                     raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the request takes too long; send the rest again")
@@ -78,6 +81,7 @@ def handle_produce(
                 if partition.log.config.opens_batches:
                     opening_s += monotonic() - began_s
             except KafkaError as error:
+                has_failed = True
                 opening_s += monotonic() - began_s
                 if acks == ACKS_NONE:
                     raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
@@ -89,7 +93,7 @@ def handle_produce(
         return None
     if pending:
         return _answer_later(replicas, response, pending, request.timeout_ms, version)
-    return _answer(replicas, response, version)
+    return _answer(replicas, response, version) if has_failed else response
 
 
 def _find(replicas: ReplicaManager, topic: TopicProduceData, index: int, version: int) -> Partition:
