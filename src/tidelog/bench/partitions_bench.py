@@ -53,6 +53,7 @@ _LIST_OFFSETS_VERSION = 7
 _DEADLINE_S = 300.0
 _POLL_S = 0.005
 _IDLE_S = 10.0
+_TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +199,11 @@ def _check_all_have(broker: BrokerProcess, requests: _Requests, records: int) ->
 
 
 def _idle_cpu_percent(broker: BrokerProcess) -> float:
-    """Of one core, while nobody asks for anything."""
+    """Of one core, while nobody asks for anything; at least the one tick that can be told from none."""
     before, began = cpu_of(broker.pid), time.perf_counter()
     time.sleep(_IDLE_S)
-    return 100 * (cpu_of(broker.pid) - before).total_s / (time.perf_counter() - began)
+    used_s = max((cpu_of(broker.pid) - before).total_s, _TICK_S)
+    return 100 * used_s / (time.perf_counter() - began)
 
 
 def _resident_mb(broker: BrokerProcess) -> float:

@@ -1,0 +1,42 @@
+"""The measurement with many partitions measures what it says, on a broker with few of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidelog.bench import partitions_bench
+from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.partitions_bench import Plan
+
+
+def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions_bench, "_IDLE_S", 0.2)
+    samples = partitions_bench._Samples()
+    told: list[str] = []
+    partitions_bench._measure(TidelogBroker(tmp_path), Plan(partitions=30), samples, told.append)
+    for name in partitions_bench._Samples.__slots__:
+        (value,) = getattr(samples, name)
+        assert value > 0, name
+    assert len(told) == 4
+    rows = partitions_bench._rows(samples, samples)
+    assert {row.ratio for row in rows} == {1.0}
+
+
+def test_a_partition_that_lost_a_record_spoils_the_measurement(tmp_path: Path) -> None:
+    requests = partitions_bench._Requests(3)
+    broker: BrokerProcess = TidelogBroker(tmp_path)
+    broker.start()
+    try:
+        partitions_bench._create(broker, 3)
+        partitions_bench._produce(broker, [requests.produce_at_once, requests.produce_singly[1]])
+        with pytest.raises(MeasurementError, match=r"end at \[1, 2\], not all at 1"):
+            partitions_bench._check_all_have(broker, requests, 1)
+    finally:
+        broker.kill()
+
+
+def test_runs_must_be_even() -> None:
+    with pytest.raises(ValueError, match="even"):
+        Plan(runs=3)
