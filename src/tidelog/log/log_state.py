@@ -45,6 +45,7 @@ class LogState:
     high_watermark: int
     recovery_point: int
     last_snapshot_offset: int
+    was_recovered: bool = False
 
 
 class FlushMark(NamedTuple):
@@ -110,8 +111,8 @@ class OpenLog(LogHealth):
         self._directory_version = 1
         self._flushed_directory_version = 0
         # Counts truncations, so that a flush that one overtook vouches for nothing.
-        # What is gone though it had been flushed may come back until the log is flushed again.
-        self._truncations = int(state.recovery_point > state.log_end_offset)
+        # What a broker cut off before it crashed may come back until the log is flushed again.
+        self._truncations = int(state.was_recovered)
         self._flushed_truncations = 0
         # Up to here the log is compacted, None where it never was. The cleaner keeps it, and its checkpoint.
         self.first_dirty_offset: int | None = None

@@ -424,13 +424,18 @@ class PartitionLog(OpenLog):
         if offset <= self._log_start_offset:
             self.truncate_fully_and_start_at(offset)
             return True
-        with self.reading(), self.storage("truncation"), self._lock:
+        with self.reading():
+            index = self._segments.index_of(offset)
+            segment = self._segments[index]
+            found = next((item for item in segment.headers_from(offset) if item[1].last_offset >= offset), None)
+        if found is not None and found[1].base_offset < self._log_start_offset:
+            # The first batch that is left goes as a whole, and with it everything; the log still begins where it did.
+            self.truncate_fully_and_start_at(self._log_start_offset)
+            return True
+        with self.storage("truncation"), self._lock:
             # Offsets come again: a segment made later may have the name of one that was dropped before.
             self._segments.rename_dropped(self._removal_due_ms)
-            index = self._segments.index_of(offset)
             self._remove_segments(index + 1, len(self._segments))
-            segment = self._segments.active
-            found = next((item for item in segment.headers_from(offset) if item[1].last_offset >= offset), None)
             if found is not None:
                 position, header = found
                 # A batch goes as a whole, so the log may end before the offset that was asked for.

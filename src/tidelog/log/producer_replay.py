@@ -28,7 +28,8 @@ def restore_producers(
     """The state at an offset, and the offset of the snapshot it began with (-1: none)."""
     state = ProducerState()
     snapshot_offset = _load_snapshot(directory, state, end_offset)
-    replay_from = max(snapshot_offset, log_start_offset)
+    # Batches below the log's start are taken in as long as they are there: a snapshot alone would be behind.
+    replay_from = max(snapshot_offset, min(log_start_offset, segments[0].base_offset))
     if replay_from < end_offset:
         _replay(state, segments, replay_from, end_offset)
     return state, snapshot_offset

@@ -13,7 +13,6 @@ import bisect
 import logging
 import mmap
 import os
-import re
 import shutil
 import uuid
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from tidelog.common.checks import offset_in_file_name
 from tidelog.common.clock import Clock
 from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, write_partition_metadata
 from tidelog.log.config import LogConfig
+from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
 from tidelog.log.index import RELATIVE_OFFSET_MAX
@@ -35,7 +35,7 @@ from tidelog.log.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_I
 from tidelog.log.segments import SegmentList
 from tidelog.log.set_aside import SetAside
 from tidelog.log.swap_files import finish_swaps
-from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, check_crc, parse_header
+from tidelog.records import CorruptBatchError
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +184,7 @@ class _Opening:
             high_watermark=known.high_watermark,
             recovery_point=end_offset if is_unchanged else known.recovery_point,
             last_snapshot_offset=snapshot_offset,
+            was_recovered=not is_unchanged,
         )
 
     def _drop_deleted(self, segments: SegmentList) -> None:
@@ -260,6 +261,10 @@ class _Opening:
             first -= 1
         for index in range(first):
             segments[index].check_indexes()
+        if known.was_machine_down and first and segments[first].base_offset == known.recovery_point:
+            # It may have been flushed for the last time while it was appended to, without the end of its indexes.
+            segments[first - 1].rebuild_indexes()
+            segments[first - 1].close()
         try:
             next_offset = self._check_segments(segments, first, epochs, may_have_gaps=not has_changed)
         except _DamageError as damage:
@@ -322,7 +327,7 @@ class _Opening:
             position, reason = 0, ""
             while position < size_bytes:
                 try:
-                    header = _checked_header(view, position, next_offset, offset_max)
+                    header = checked_header(view, position, next_offset, offset_max)
                 except CorruptBatchError as error:
                     reason = error.reason
                     break
@@ -332,7 +337,7 @@ class _Opening:
                 position += header.size_bytes
                 self._progress.bytes_done += header.size_bytes
             if position < size_bytes and (
-                has_more or _good_batch_follows(mapped, view, position, next_offset, offset_max)
+                has_more or next_good_batch(mapped, view, position, next_offset, offset_max) is not None
             ):
                 segment.size_bytes = size_bytes
                 raise _DamageError(index, position, next_offset, segment.path, f"{reason}, and good batches follow")
@@ -427,55 +432,10 @@ def _is_unchanged(segments: SegmentList, log_end: LogEnd) -> bool:
     )
 
 
-def _checked_header(view: memoryview, position: int, offset_min: int, offset_max: int) -> BatchHeader:
-    header = parse_header(view, position)
-    if header.base_offset < offset_min or header.last_offset > offset_max:
-        raise CorruptBatchError(f"offset {header.base_offset} follows {offset_min - 1}")
-    check_crc(view, header, position)
-    return header
-
-
-def _good_batch_follows(mapped: mmap.mmap, view: memoryview, position: int, offset_min: int, offset_max: int) -> bool:
-    """Whether batches with a right CRC lie behind a bad place.
-
-    A torn batch may carry bytes that look like a batch, as a mirror of another log would; so those found must reach
-    the end of the file or be two in a row.
-    """
-    # A batch of the same log shares the upper half of its offset; magic 2 stands twelve bytes behind the lower half.
-    upper = re.escape((offset_min >> 32).to_bytes(4, "big"))
-    pattern = re.compile(rb"(?=" + upper + rb".{12}\x02)", re.DOTALL)
-    size_bytes = len(view)
-    if _is_unwritten(view, position):
-        return False
-    for match in pattern.finditer(mapped, position + 1):
-        at, found = match.start(), 0
-        next_offset = offset_min
-        while at + BATCH_HEADER_SIZE <= size_bytes and found < 2:
-            try:
-                header = _checked_header(view, at, next_offset, offset_max)
-            except CorruptBatchError:
-                break
-            found += 1
-            next_offset = header.next_offset
-            at += header.size_bytes
-        if found == 2 or (found and at == size_bytes):
-            return True
-    return False
-
-
 def _is_zeros(segment: Segment, position: int) -> bool:
     file = segment.file
     with (
         mmap.mmap(file.fd, segment.size_bytes, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as view,
     ):
-        return _is_unwritten(view, position)
-
-
-def _is_unwritten(view: memoryview, position: int) -> bool:
-    """Whether only zeros follow, as in a preallocated file; asked first because it is quick and they may be many."""
-    zeros = bytes(1024 * 1024)
-    return all(
-        view[start : start + len(zeros)] == zeros[: len(view) - start]
-        for start in range(position, len(view), len(zeros))
-    )
+        return is_unwritten(view, position)

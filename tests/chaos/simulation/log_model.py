@@ -60,14 +60,22 @@ class ProducerModel:
 class LogModel:
     """The log of one partition."""
 
-    def __init__(self, start: int = 0) -> None:
+    def __init__(self, *, is_compacted: bool = False) -> None:
+        self.is_compacted = is_compacted
         self.batches: list[ModelBatch] = []
         self.ghosts: set[ModelBatch] = set()
         self.ghost_starts: set[int] = set()
-        self.start = self.high_watermark = self.end = start
+        self.start = self.high_watermark = self.end = 0
         # What a flush and a checkpoint vouch for, whatever happens.
-        self.durable_end = self.durable_start = start
+        self.durable_end = self.durable_start = 0
         self.may_be_gone = True
+        # Whether `batches` is all that ever was appended, and not what a power cut brought back.
+        self.is_history_known = True
+
+    @property
+    def last_end(self) -> int:
+        """Where the last batch ends: after a truncation of a compacted log that may be before its end."""
+        return self.batches[-1].next_offset if self.batches else self.start
 
     def visible(self) -> list[ModelBatch]:
         return [batch for batch in self.batches if batch.next_offset > self.start]
@@ -111,8 +119,9 @@ class LogModel:
         """Go on with what was found after a crash; what is gone may come back by a power cut until the next flush."""
         first = found[0].first_offset if found else end
         below = [batch for batch in self.batches if batch.next_offset <= first]
+        self.is_history_known = self.is_history_known and {*found} <= {*self.batches, *doubtful}
         self.ghosts |= {*self.batches, *doubtful} - {*found, *below}
-        self.batches = below + found
+        self.batches = found if self.is_compacted else below + found
         self.start, self.end = start, end
         self.durable_end = min(self.durable_end, end)
 
@@ -158,7 +167,9 @@ class LogModel:
         return max(min([*unstable, *open_at.values(), self.high_watermark]), self.start)
 
     def has_transactions_below_start(self) -> bool:
-        return any(batch.header.is_transactional and batch.first_offset < self.start for batch in self.batches)
+        return not self.is_history_known or any(
+            batch.header.is_transactional and batch.first_offset < self.start for batch in self.batches
+        )
 
     def records(self) -> list[Record]:
         return [record for batch in self.visible() for record in batch.records if record.offset >= self.start]
@@ -204,6 +215,8 @@ def read_batches(log: PartitionLog, max_bytes: int = 4000) -> list[ModelBatch]:
     while offset < log.log_end_offset:
         read = log.read(offset, max_bytes, limit_offset=log.log_end_offset, min_one_batch=True)
         data = b"".join(part.read() for part in read.slices)
+        if not data and log.config.is_compacted:
+            break
         assert data, f"nothing at offset {offset}"
         for position, header in iter_headers(data, allow_partial=True):
             batches.append(ModelBatch(bytes(data[position : position + header.size_bytes])))

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-from log_model import Doubt, LogModel, ModelBatch, check_compacted, check_whole, read_batches
+from log_model import Doubt, ModelBatch, check_compacted, check_whole, read_batches
 from log_steps import NOW_MS, TOPIC, LogSteps, Step
 from simulated_disk import CrashError
 from tidelog.log.checkpoints import CLEAN_SHUTDOWN_FILE
@@ -90,7 +90,7 @@ class LogRun(LogSteps):
         if is_new:
             assert not is_exact
             assert doubt.may_be_gone or (was_power_cut and model.may_be_gone), "the partition is gone"
-            self._model = LogModel()
+            self._model = self._new_model()
             return
         log = self._log
         found = read_batches(log)
@@ -98,11 +98,11 @@ class LogRun(LogSteps):
         if is_exact:
             assert (start, end) == (model.start, model.end)
         if was_power_cut:
-            promised = max(model.durable_end, model.durable_start)
+            promised = max(min(model.durable_end, model.last_end), model.durable_start)
             assert end >= promised, f"the log ends at {end}, {promised} was flushed"
             required_end = model.durable_end
         else:
-            ends = {model.end, *doubt.ends}
+            ends = {model.end, *doubt.ends, *((model.last_end,) if model.is_compacted else ())}
             assert end in ends, f"the log ends at {end}, not at {model.end}"
             required_end = min(ends)
         assert model.durable_start <= start, f"the log starts at {start}, {model.durable_start} was written down"
@@ -136,7 +136,7 @@ class LogRun(LogSteps):
             if batch.first_offset >= model.start:
                 assert log.epoch_for_offset(batch.first_offset) == batch.header.partition_leader_epoch
         if visible:
-            offset = rng.randint(max(model.start, visible[0].first_offset), model.end - 1)
+            offset = rng.randint(max(model.start, visible[0].first_offset), visible[-1].next_offset - 1)
             read = log.read(offset, 1, limit_offset=model.end, min_one_batch=True)
             header = parse_header(read.slices[0].read())
             assert offset <= header.last_offset
@@ -152,7 +152,8 @@ class LogRun(LogSteps):
         times = [record.timestamp for record in records] or [NOW_MS]
         for timestamp in (rng.choice(times), rng.choice(times) + 1, max(times), max(times) + 1):
             found = log.offset_for_timestamp(timestamp)
-            assert (None if found is None else found.offset) == model.first_at(timestamp)
+            found_offset = None if found is None else found.offset
+            assert found_offset == model.first_at(timestamp), f"time {timestamp} is at {found_offset}"
         latest = log.offset_of_max_timestamp()
         if latest is not None and not self._config.is_compacted:
             assert latest.timestamp == max(times)
@@ -166,12 +167,14 @@ class LogRun(LogSteps):
             if entry is None:
                 assert known.last_offset < model.start, f"producer {producer_id} is forgotten"
                 continue
-            if self._config.is_compacted:
-                # The log may know of batches that were compacted, where the model knows only what is left.
+            if self._config.is_compacted or not model.is_history_known:
+                # The log may know of batches that were compacted or deleted, where the model knows only what is left.
                 assert (entry.producer_epoch, entry.last_sequence) >= (known.producer_epoch, known.last_sequence)
                 continue
             assert entry.producer_epoch == known.producer_epoch
             assert entry.last_sequence == known.last_sequence or (known.last_offset < model.start and not entry.batches)
             if known.txn_first_offset >= model.start:
                 assert entry.current_txn_first_offset == known.txn_first_offset
-        assert not entries or self._config.is_compacted, "there are producers that wrote nothing"
+        assert not entries or self._config.is_compacted or not model.is_history_known, (
+            "there are producers that wrote nothing"
+        )

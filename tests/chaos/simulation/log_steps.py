@@ -86,13 +86,16 @@ class LogSteps:
         self._config = config
         self._roots = 0
         self._clock = VirtualClock(NOW_MS)
-        self._model = LogModel()
+        self._model = self._new_model()
         self._doubt = Doubt()
         self._epoch = self._counter = 0
         self._topic_id = random_uuid()
         self._root = base / "0"
         self._root.mkdir()
         self._new_disk()
+
+    def _new_model(self) -> LogModel:
+        return LogModel(is_compacted=self._config.is_compacted)
 
     def _new_disk(self) -> None:
         shelf = self._base / f"shelf-{self._roots}"
@@ -180,13 +183,15 @@ class LogSteps:
         known = self._model.producers().get(producer_id)
         if known is not None and known.txn_first_offset >= 0:
             is_transactional = True
+        entry = self._entry_of(producer_id)
         producer_epoch, sequence = 0, 0
         if known is not None:
             producer_epoch, sequence = known.producer_epoch, known.last_sequence + 1
-            entry = self._entry_of(producer_id)
-            if entry is not None and not entry.batches:
-                # Of what lies below the log's start only the end of a transaction may be left.
-                sequence = 0
+        if entry is not None and (self._config.is_compacted or not entry.batches):
+            # Of what lies below the log's start only the end of a transaction may be left; of what was compacted, the
+            # log may know more than is there.
+            producer_epoch, sequence = entry.producer_epoch, entry.last_sequence + 1
+        if entry is not None:
             if rng.random() < 0.1:
                 producer_epoch, sequence = producer_epoch + 1, 0
         self._append_batch(
@@ -311,11 +316,15 @@ class LogSteps:
         points = {point for point in model.truncation_points() if point <= model.end}
         self._doubt = Doubt(ends=points, starts={offset})
         if offset <= model.start:
-            self._truncate_fully_at(offset)
+            self._truncate_fully_at(offset, lambda: self._log.truncate_to(offset))
             return
-        before = LogModel()
+        before = self._new_model()
         before.batches, before.end, before.start = list(model.batches), model.end, model.start
         before.truncate(offset)
+        if before.end < model.start:
+            # The first batch goes as a whole.
+            self._truncate_fully_at(model.start, lambda: self._log.truncate_to(offset))
+            return
         self._doubt.ends = {point for point in points if point >= before.end}
         durable_end = model.durable_end
         model.durable_end = min(model.durable_end, before.end)
@@ -329,14 +338,14 @@ class LogSteps:
     def _truncate_fully(self, step: Step, rng: random.Random) -> None:
         model = self._model
         offset = int(step.a * 1.5 * model.end)
-        self._truncate_fully_at(offset)
+        self._truncate_fully_at(offset, lambda: self._log.truncate_fully_and_start_at(offset))
 
-    def _truncate_fully_at(self, offset: int) -> None:
+    def _truncate_fully_at(self, offset: int, truncate: Callable[[], object]) -> None:
         model = self._model
         self._doubt = Doubt(ends={*model.truncation_points(), offset}, starts={*model.truncation_points(), offset})
         model.durable_end = min(model.durable_end, offset, model.start)
         model.durable_start = min(model.durable_start, offset)
-        self._log.truncate_fully_and_start_at(offset)
+        truncate()
         model.start_at(offset)
         if self._manager.checkpoint():
             model.checkpointed()
@@ -381,5 +390,5 @@ class LogSteps:
         self._doubt = Doubt(may_be_gone=True, ends={0}, starts={0})
         self._manager.delete(TOPIC, 0)
         self._manager.flush_deletions()
-        self._model, self._topic_id = LogModel(), random_uuid()
+        self._model, self._topic_id = self._new_model(), random_uuid()
         self._find_or_create()
