@@ -165,8 +165,7 @@ class ConsumerRequests:
             if len(group.members) >= self._state.config.group_consumer_max_size:
                 raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has as many members as it may have.")
             return ConsumerMember(member_id)
-        if member.member_epoch != STATIC_LEAVING_EPOCH or not is_joining:
-            _check_epoch(member, request.member_epoch, owned)
+        _check_epoch(member, request.member_epoch, owned)
         return member
 
     # A member that leaves, or is gone
@@ -275,7 +274,8 @@ def _check_request(request: ConsumerGroupHeartbeatRequest, client: Client, assig
 
 
 def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    if epoch == member.member_epoch:
+    # A member that was fenced, or restarted with its id, gives up everything and joins again: it has nothing by now.
+    if epoch in (JOINING_EPOCH, member.member_epoch):
         return
     # The answer with the new epoch may have been lost: then the member still has the one before, and part of what it
     # was given.

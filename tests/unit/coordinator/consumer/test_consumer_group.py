@@ -174,15 +174,20 @@ def test_version_0_has_the_coordinator_name_the_member(bench: Any, make_consumer
 
 
 def test_epochs_that_are_not_the_members_are_fenced(bench: Any, make_consumer: Any) -> None:
-    one, two = make_consumer(bench, "one", ["orders"]), make_consumer(bench, "two", ["orders"])
-    one.beat()
-    two.beat()
-    _settle(one, two)
+    members = [make_consumer(bench, name, ["orders"]) for name in ("one", "two", "three")]
+    for member in members:
+        member.beat()
+        _settle(*members[: members.index(member) + 1])
+    one = members[0]
     for epoch in (one.epoch + 1, one.epoch - 2):
+        assert epoch > 0
         assert bench.ask(one.request(epoch=epoch)).error_code == ErrorCode.FENCED_MEMBER_EPOCH
-    assert (
-        bench.ask(make_consumer(bench, "three", ["orders"]).request(epoch=2)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    )
+    stranger = make_consumer(bench, "four", ["orders"])
+    assert bench.ask(stranger.request(epoch=2)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    # A fenced member joins again under its id, and has nothing until it is told.
+    again = bench.ask(one.request(epoch=0))
+    assert (again.error_code, again.member_epoch) == (ErrorCode.NONE, one.epoch)
+    assert again.assignment is not None
 
 
 def test_a_lost_answer_is_given_again(bench: Any, make_consumer: Any) -> None:
