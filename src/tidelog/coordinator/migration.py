@@ -141,7 +141,8 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     group = ClassicGroup(draft.group.group_id, state, now.wall_ms)
     group.history = draft.group.history
     group.protocol_type = CONSUMER_PROTOCOL_TYPE
-    group.generation_id = draft.epoch
+    # That of the members, not of the change that is under way: what they read so far they may still commit.
+    group.generation_id = draft.group.epoch
     for member in members:
         group.members.add(_to_classic_member(member, draft.target_of(member), state.image))
     group.protocol_name = group.members.choose_protocol()
