@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tidelog.records import kernel_compact
 from tidelog.records.batch import (
     BATCH_HEADER_SIZE,
+    COMPRESSION_MASK,
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
     NO_TIMESTAMP,
@@ -165,13 +166,20 @@ def _open_walk(buffer: Buffer, header: BatchHeader, position: int, max_bytes: in
     if header.base_offset < 0 or header.last_offset > INT64_MAX:
         raise CorruptBatchError(f"the batch's offsets from {header.base_offset} to {header.last_offset} are not valid")
     return RecordWalk(
-        open_records(buffer, header, position, max_bytes),
+        _open(buffer, header, position, max_bytes),
         header.records_count,
         header.last_offset_delta,
         header.base_timestamp,
         header.max_timestamp,
         header.timestamp_type is TimestampType.LOG_APPEND_TIME,
     )
+
+
+def _open(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> bytes | memoryview:
+    """The records part of the batch, decompressed; of bytes, which nobody changes meanwhile, no copy is made."""
+    if isinstance(buffer, bytes) and not header.attributes & COMPRESSION_MASK:
+        return memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
+    return open_records(buffer, header, position, max_bytes)
 
 
 def _horizon(now_ms: int, delete_retention_ms: int) -> int:
