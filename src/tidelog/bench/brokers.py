@@ -89,7 +89,7 @@ class BrokerProcess(ABC):
     def command(self) -> list[str]:
         """The command line; whatever must be prepared before the clock starts is prepared here."""
 
-    def start(self) -> None:
+    def start(self, deadline_s: float = START_DEADLINE_S) -> None:
         """Start it and wait for its first answer; `start_seconds` is the time from the command to that answer."""
         self.directory.mkdir(parents=True, exist_ok=True)
         command = self.command()
@@ -104,7 +104,7 @@ class BrokerProcess(ABC):
             env=_environment(),
         )
         while not self._answers():
-            if self._process.poll() is not None or time.perf_counter() - began > START_DEADLINE_S:
+            if self._process.poll() is not None or time.perf_counter() - began > deadline_s:
                 tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
                 self.kill()
                 raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")

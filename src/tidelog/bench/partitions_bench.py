@@ -122,14 +122,14 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Pro
         with _clock(samples.stop_s):
             broker.stop(_DEADLINE_S)
         with _clock(samples.start_s):
-            broker.start()
+            broker.start(_DEADLINE_S)
             _wait_until_all_answer(broker, requests)
         samples.started_mb.append(_resident_mb(broker))
         progress("  kill and start")
         _produce(broker, [requests.produce_at_once])
         broker.kill()
         with _clock(samples.crash_start_s):
-            broker.start()
+            broker.start(_DEADLINE_S)
             _wait_until_all_answer(broker, requests)
         samples.recovered_mb.append(_resident_mb(broker))
         _check_all_have(broker, requests, 3)
