@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -24,12 +24,14 @@ from typing import Any, NamedTuple, Self
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from group_members.report import Options
+from group_members.report import HEARTBEAT_INTERVAL_MS, Options
 
 TOPIC = "t"
 DEADLINE_S = 30.0
 SESSION_MS = 3_000
 PROGRAMS = {"confluent": "confluent_member", "aiokafka": "aiokafka_member", "kafka-python": "kafka_python_member"}
+
+JAVA_PROGRAM = "io.tidelog.compat.GroupMember"
 
 KCAT_LAG_S = 0.3
 """kcat does not tell when it gave something up; the time is that at which its line was read here, a little later."""
@@ -66,8 +68,18 @@ class Member:
 class GroupScenario:
     """The group; to be used as a context, at whose end no process is left."""
 
-    def __init__(self, bootstrap: str, partitions: int, logs: Path) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        partitions: int,
+        logs: Path,
+        *,
+        java_jars: Path | None = None,
+        session_ms: int = SESSION_MS,
+    ) -> None:
         self._bootstrap = bootstrap
+        self._session_ms = session_ms
+        self._java_jars = java_jars
         self._partitions = partitions
         self._logs = logs
         self._members: dict[str, Member] = {}
@@ -97,12 +109,15 @@ class GroupScenario:
     def start(
         self, name: str, family: str, assignor: str = "range", instance: str | None = None, group: str = "mixed"
     ) -> None:
-        """Start a member; the families are those of PROGRAMS, and kcat."""
-        options = Options(self._bootstrap, group, TOPIC, assignor, SESSION_MS, instance)
-        self.start_process(name, _kcat(options) if family == "kcat" else _python(family, options))
-
-    def start_process(self, name: str, command: Sequence[str]) -> None:
-        is_kcat = command[0] == "kcat"
+        """Start a member; the families are those of PROGRAMS, kcat, and java where its jars were given."""
+        options = Options(self._bootstrap, group, TOPIC, assignor, self._session_ms, instance)
+        is_kcat = family == "kcat"
+        if is_kcat:
+            command = _kcat(options)
+        elif family == "java":
+            command = ["java", "-Xmx128m", "-cp", f"{self._java_jars}/*", JAVA_PROGRAM, json.dumps(asdict(options))]
+        else:
+            command = [sys.executable, "-m", f"group_members.{PROGRAMS[family]}", json.dumps(asdict(options))]
         environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
         with (self._logs / f"{name}.log").open("ab") as log:
             errors = subprocess.PIPE if is_kcat else log
@@ -222,6 +237,8 @@ class GroupScenario:
         def follow() -> None:
             with lines:
                 for line in lines:
+                    if not line.endswith("\n"):
+                        break  # it was killed in the middle of it
                     with self._changed:
                         handle(member, line)
                         self._changed.notify_all()
@@ -300,15 +317,11 @@ class GroupScenario:
             consumer.close()
 
 
-def _python(family: str, options: Options) -> list[str]:
-    return [sys.executable, "-m", f"group_members.{PROGRAMS[family]}", json.dumps(asdict(options))]
-
-
 def _kcat(options: Options) -> list[str]:
     settings = {
         "partition.assignment.strategy": options.assignor,
         "session.timeout.ms": options.session_ms,
-        "heartbeat.interval.ms": options.session_ms // 6,
+        "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
         "auto.commit.interval.ms": 250,
         "auto.offset.reset": "earliest",
         "topic.metadata.refresh.interval.ms": 500,

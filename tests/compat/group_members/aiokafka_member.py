@@ -12,7 +12,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 
-from group_members.report import CommitTimer, Options, Positions, assigned, refused, revoked
+from group_members.report import HEARTBEAT_INTERVAL_MS, CommitTimer, Options, Positions, assigned, refused, revoked
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
@@ -53,7 +53,7 @@ async def main() -> None:
         group_instance_id=options.instance,
         partition_assignment_strategy=[ASSIGNORS[options.assignor]],
         session_timeout_ms=options.session_ms,
-        heartbeat_interval_ms=options.session_ms // 6,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         metadata_max_age_ms=500,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from group_members.report import CommitTimer, Options, Positions, Stop, assigned, refused, revoked
+from group_members.report import (
+    HEARTBEAT_INTERVAL_MS,
+    CommitTimer,
+    Options,
+    Positions,
+    Stop,
+    assigned,
+    refused,
+    revoked,
+)
 
 
 def main() -> None:
@@ -15,7 +24,7 @@ def main() -> None:
         "group.id": options.group,
         "partition.assignment.strategy": options.assignor,
         "session.timeout.ms": options.session_ms,
-        "heartbeat.interval.ms": options.session_ms // 6,
+        "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "topic.metadata.refresh.interval.ms": 500,

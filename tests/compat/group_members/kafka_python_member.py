@@ -12,7 +12,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
-from group_members.report import COMMIT_INTERVAL_MS, Options, Stop, assigned, read, revoked
+from group_members.report import COMMIT_INTERVAL_MS, HEARTBEAT_INTERVAL_MS, Options, Stop, assigned, read, revoked
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
@@ -43,7 +43,7 @@ def main() -> None:
         group_instance_id=options.instance,
         partition_assignment_strategy=[ASSIGNORS[options.assignor]],
         session_timeout_ms=options.session_ms,
-        heartbeat_interval_ms=options.session_ms // 6,
+        heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
         enable_auto_commit=True,
         auto_commit_interval_ms=COMMIT_INTERVAL_MS,
         auto_offset_reset="earliest",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 COMMIT_INTERVAL_MS = 250
+HEARTBEAT_INTERVAL_MS = 500
 
 
 @dataclass(frozen=True)
