@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli import log_repair
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json_array, print_line
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from tidelog.records import BatchHeader, Record
 
 log = typer.Typer(no_args_is_help=True, help="Look into the files of partitions, without a broker.")
+
+log_repair.add_to(log)
 
 PathArgument = Annotated[
     Path,
@@ -73,14 +76,19 @@ def verify(path: PathArgument, json: Json = False) -> None:
             print_line(f"{problem.path}{where}: {problem.message}")
     checked = plural(len(_directories(path)), "partition") if path.is_dir() else str(path)
     if count:
-        raise CommandError(f"{plural(count, 'problem')} found in {checked}; a broker repairs what it can at its start")
+        raise CommandError(
+            f"{plural(count, 'problem')} found in {checked}; a broker mends indexes and torn ends when it starts, "
+            "'tidelog log repair' the rest"
+        )
     if not json:
         print_line(f"{checked} verified, no problem found")
 
 
 def _directories(path: Path) -> list[Path]:
-    """The directories of partitions at or below this one."""
-    found = sorted({file.parent for file in path.rglob("*.log")})
+    """The directories of partitions at or below this one; not what was taken out of partitions."""
+    from tidelog.log.set_aside import CUT_SUFFIX
+
+    found = sorted({file.parent for file in path.rglob("*.log") if not file.parent.name.endswith(CUT_SUFFIX)})
     if not found:
         raise CommandError(f"{path} holds no partition: no file below it ends in .log")
     return found

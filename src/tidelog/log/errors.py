@@ -25,7 +25,8 @@ class LogCorruptionError(LogStorageError):
     def __init__(self, topic: str, partition: int, path: Path, position: int, reason: str) -> None:
         super().__init__(
             f"partition {topic}-{partition} is corrupt: {path} at byte {position}: {reason}; "
-            "the partition stays offline: restore the file, or delete the partition's directory to start it empty"
+            "the partition stays offline: stop the broker, then restore the file or run "
+            f"'tidelog log repair {path.parent if path.suffix else path}'"
         )
         self.topic = topic
         self.partition = partition

@@ -11,14 +11,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.common.checks import offset_in_file_name
-from tidelog.log.checkpoints import LEADER_EPOCH_FILE
+from tidelog.common.checks import offset_in_file_name, partition_of_directory
+from tidelog.log.checkpoints import (
+    CLEANER_OFFSET_FILE,
+    LEADER_EPOCH_FILE,
+    LOG_END_FILE,
+    RECOVERY_POINT_FILE,
+    PartitionKey,
+    read_clean_shutdown,
+    read_log_ends,
+    read_offsets,
+)
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, CorruptSnapshotError
 from tidelog.log.file_slice import LogFile
 from tidelog.log.index import OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
-from tidelog.log.scan import CorruptSegmentError, scan_headers
+from tidelog.log.scan import WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
 from tidelog.records import BatchHeader, CorruptBatchError, check_crc
 
@@ -133,37 +142,118 @@ def _dump_epochs(path: Path) -> Iterator[EpochRow | Problem]:
 
 
 def verify(directory: Path) -> Iterator[Problem]:
-    """Check every file of a partition: batches by CRC and order, indexes against their logs, the rest by format."""
-    next_offset = 0
+    """Check every file of a partition: batches by CRC, order and gaps, indexes against their logs, the rest by format.
+
+    Where the data directory around it tells how far the log was flushed, it is seen whether it still reaches there.
+    """
+    is_compacted = looks_compacted(directory)
+    next_offset: int | None = None
+    epochs: list[tuple[int, int]] = []
+    last_path = directory
     for path in sorted(directory.glob("*" + LOG_SUFFIX)):
         base_offset = offset_in_file_name(path.stem)
         if base_offset is None:
             yield Problem(path, -1, "no segment has such a name, so the file is not used")
             continue
-        if base_offset < next_offset:
+        if not path.is_file():
+            yield Problem(path, -1, "a directory is where a log file should be")
+            continue
+        if next_offset is not None and base_offset < next_offset:
             yield Problem(
                 path, 0, f"the segment starts at {base_offset}, the one before it goes up to {next_offset - 1}"
             )
-        next_offset = base_offset
+        elif next_offset is not None and base_offset > next_offset and not is_compacted:
+            yield Problem(path, 0, f"offsets {next_offset} to {base_offset - 1} are missing before the segment")
+        next_offset, last_path = base_offset, path
         batches: dict[int, BatchHeader] = {}
         for row in dump_log(path):
             if isinstance(row, Problem):
                 yield row
                 continue
+            header = row.header
             if not row.is_valid:
-                yield Problem(path, row.position, f"the CRC of the batch at offset {row.header.base_offset} is wrong")
-            if row.header.base_offset < next_offset:
-                yield Problem(path, row.position, f"offset {row.header.base_offset} follows {next_offset - 1}")
-            next_offset = row.header.next_offset
-            batches[row.position] = row.header
+                yield Problem(path, row.position, f"the CRC of the batch at offset {header.base_offset} is wrong")
+            if header.base_offset < next_offset:
+                yield Problem(path, row.position, f"offset {header.base_offset} follows {next_offset - 1}")
+            elif header.base_offset > next_offset and not is_compacted:
+                yield Problem(
+                    path,
+                    row.position,
+                    f"offsets {next_offset} to {header.base_offset - 1} are missing before the batch",
+                )
+            next_offset = header.next_offset
+            batches[row.position] = header
+            if row.is_valid and header.partition_leader_epoch > (epochs[-1][0] if epochs else -1):
+                epochs.append((header.partition_leader_epoch, header.base_offset))
         yield from _verify_indexes(path, base_offset, batches)
+    flushed_offset = flushed_offset_of(directory)
+    if flushed_offset > (next_offset or 0):
+        yield Problem(
+            last_path, -1, f"offsets {next_offset or 0} to {flushed_offset - 1} had been flushed and are not there"
+        )
     for path in sorted(directory.glob("*" + SNAPSHOT_SUFFIX)):
         yield from (row for row in _dump_snapshot(path) if isinstance(row, Problem))
-    yield from (row for row in _dump_epochs(directory / LEADER_EPOCH_FILE) if isinstance(row, Problem))
+    yield from _verify_epochs(directory, epochs, next_offset or 0, is_compacted=is_compacted)
+
+
+def looks_compacted(directory: Path) -> bool:
+    """Whether the log was ever compacted: the cleaner's checkpoint names it, or a batch lacks some of its records."""
+    key = partition_of_directory(directory.name)
+    if key is not None and key in _read_offsets(directory.parent / CLEANER_OFFSET_FILE):
+        return True
+    for path in sorted(directory.glob("*" + LOG_SUFFIX)):
+        if path.is_file():
+            for row in _headers(path):
+                if 0 < row.records_count <= row.last_offset_delta:
+                    return True
+    return False
+
+
+def flushed_offset_of(directory: Path) -> int:
+    """Up to where the checkpoints of the data directory say that the partition was flushed; 0 when they do not tell."""
+    key = partition_of_directory(directory.name)
+    if key is None:
+        return 0
+    flushed_offset = _read_offsets(directory.parent / RECOVERY_POINT_FILE).get(key, 0)
+    if read_clean_shutdown(directory.parent) is not None:
+        try:
+            log_end = read_log_ends(directory.parent / LOG_END_FILE).get(key)
+        except (CorruptCheckpointError, OSError):
+            log_end = None
+        flushed_offset = max(flushed_offset, log_end.end_offset if log_end else 0)
+    return flushed_offset
+
+
+def _read_offsets(path: Path) -> dict[PartitionKey, int]:
+    """A checkpoint; one that can't be read tells nothing, and the broker makes it anew."""
+    try:
+        return read_offsets(path)
+    except (CorruptCheckpointError, OSError):
+        return {}
+
+
+def _headers(path: Path) -> Iterator[BatchHeader]:
+    """The headers of a log as far as they can be read."""
+    file = LogFile(path, read_only=True)
+    try:
+        for _, header in scan_headers(path, file.fd, 0, os.fstat(file.fd).st_size, WALK_CHUNK_BYTES):
+            yield header
+    except CorruptSegmentError:
+        return
+
+
+def verify_indexes(log_path: Path) -> Iterator[Problem]:
+    """Check the indexes of one log that is sound itself."""
+    batches = {row.position: row.header for row in dump_log(log_path) if isinstance(row, BatchRow)}
+    return _verify_indexes(log_path, int(log_path.stem), batches)
 
 
 def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHeader]) -> Iterator[Problem]:
-    offsets_path = log_path.with_suffix(INDEX_SUFFIX)
+    offsets_path, times_path = log_path.with_suffix(INDEX_SUFFIX), log_path.with_suffix(TIME_INDEX_SUFFIX)
+    for path in (offsets_path, times_path):
+        if path.exists() and not path.is_file():
+            yield Problem(path, -1, "a directory is where an index should be")
+            return
     last = -1
     for slot, (offset, position) in enumerate(OffsetIndex(offsets_path, base_offset, 0).entries()):
         if slot and offset == base_offset and position == 0:
@@ -172,7 +262,6 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
         if header is None or offset < header.last_offset or offset <= last:
             yield Problem(offsets_path, slot, f"entry {slot} points to byte {position}, where offset {offset} is not")
         last = offset
-    times_path = log_path.with_suffix(TIME_INDEX_SUFFIX)
     max_timestamp = max((header.max_timestamp for header in batches.values()), default=-1)
     last_timestamp = -1
     for slot, (timestamp, _) in enumerate(TimeIndex(times_path, base_offset, 0).entries()):
@@ -181,3 +270,26 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
         if timestamp <= last_timestamp or timestamp > max_timestamp:
             yield Problem(times_path, slot, f"entry {slot} has timestamp {timestamp}, which does not fit the log")
         last_timestamp = timestamp
+
+
+def _verify_epochs(
+    directory: Path, found: list[tuple[int, int]], end_offset: int, *, is_compacted: bool
+) -> Iterator[Problem]:
+    path = directory / LEADER_EPOCH_FILE
+    try:
+        epochs = LeaderEpochs.load(directory)
+    except (CorruptCheckpointError, OSError) as error:
+        yield Problem(path, -1, str(error))
+        return
+    if epochs is not None and not epochs_agree(epochs, found, end_offset, is_compacted=is_compacted):
+        began = ", ".join(f"{epoch} with offset {start}" for epoch, start in found)
+        yield Problem(path, -1, f"it does not agree with the batches, in which epochs begin so: {began}")
+
+
+def epochs_agree(epochs: LeaderEpochs, found: list[tuple[int, int]], end_offset: int, *, is_compacted: bool) -> bool:
+    """Whether a leader epoch file says what the batches say. Of a compacted log an epoch's first batch may be gone."""
+    if is_compacted or not found:
+        return all(epochs.epoch_for(start) == epoch for epoch, start in found)
+    first = found[0][1]
+    listed = [(entry.epoch, entry.start_offset) for entry in epochs.entries if first < entry.start_offset < end_offset]
+    return epochs.epoch_for(first) == found[0][0] and listed == found[1:]

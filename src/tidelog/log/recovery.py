@@ -378,7 +378,7 @@ class _Opening:
             damage.reason,
             damage.next_offset,
             aside.size_bytes,
-            aside.path if not aside.is_empty else "no file, as they are zeros",
+            "no file, as they are zeros" if aside.is_empty else aside.path,
         )
         for index in reversed(range(damage.index + keeps_start, len(segments))):
             segments.remove(index, index + 1, self._clock.now_ms())

@@ -26,10 +26,11 @@ class SetAside:
         name = partition_directory.name[: _FILE_NAME_BYTES_MAX - len(suffix)] + suffix
         self.path = partition_directory.with_name(name)
         self.size_bytes = 0
+        self._is_made = False
 
     @property
     def is_empty(self) -> bool:
-        return not self.size_bytes
+        return not self._is_made
 
     def keep_file(self, path: Path) -> None:
         """Give a whole file a second name here. The caller removes the first one, after `flush`."""
@@ -41,6 +42,11 @@ class SetAside:
             self.keep_part(path, 0, path.stat().st_size, path.name)
             return
         self.size_bytes += path.stat().st_size
+
+    def move_directory(self, path: Path) -> None:
+        """Take a directory, which can have one name only."""
+        self._make_directory()
+        os.rename(path, self.path / path.name)
 
     def keep_part(self, path: Path, start: int, end: int, name: str | None = None) -> None:
         """Copy the bytes of a file from one position to another; the name tells where they began."""
@@ -75,9 +81,11 @@ class SetAside:
                 path.unlink()
             self.path.rmdir()
         self.size_bytes = 0
+        self._is_made = False
 
     def _make_directory(self) -> None:
         self.path.mkdir(exist_ok=True)
+        self._is_made = True
 
 
 def _write_all(fd: int, data: bytes) -> None:

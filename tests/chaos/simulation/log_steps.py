@@ -187,10 +187,11 @@ class LogSteps:
         producer_epoch, sequence = 0, 0
         if known is not None:
             producer_epoch, sequence = known.producer_epoch, known.last_sequence + 1
-        if entry is not None and (self._config.is_compacted or not entry.batches):
-            # Of what lies below the log's start only the end of a transaction may be left; of what was compacted, the
-            # log may know more than is there.
+        if entry is not None and (self._config.is_compacted or not entry.batches or not self._model.is_history_known):
+            # Of what lies below the log's start only the end of a transaction may be left; of what was compacted, or
+            # deleted and brought back, the log may know more than is there.
             producer_epoch, sequence = entry.producer_epoch, entry.last_sequence + 1
+            is_transactional |= entry.current_txn_first_offset >= 0
         if entry is not None:
             if rng.random() < 0.1:
                 producer_epoch, sequence = producer_epoch + 1, 0
