@@ -136,6 +136,43 @@ def partitions(
     _show(rows, markdown, json)
 
 
+@bench.command(epilog="Example: tidelog bench groups --groups 100 --members 400")
+def groups(
+    runs: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
+    ] = 2,
+    count: Annotated[int, typer.Option("--groups", metavar="N", min=1, help="Groups at once.")] = 500,
+    members: Annotated[int, typer.Option(metavar="N", min=1, help="Members of all of them, a connection each.")] = 2000,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long heartbeats are timed.")] = 20.0,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: heartbeats of many consumer groups, a rebalance of a large one, commits of offsets.
+
+    Both brokers get the same requests from the same members. Needs Maven, a Java 17 runtime, and as many open files as
+    there are members and two thousand more. Takes about three minutes a run.
+    """
+    from tidelog.bench import groups_bench
+    from tidelog.bench.brokers import MeasurementError
+
+    try:
+        plan = groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    try:
+        rows = groups_bench.compare(plan, report, directory)
+    except MeasurementError as error:
+        raise CommandError(str(error)) from None
+    _show(rows, markdown, json)
+
+
 def _show(rows: Sequence[Row], markdown: Path | None, json: bool) -> None:
     from tidelog.bench import report as rows_as
     from tidelog.bench.brokers import KAFKA_VERSION

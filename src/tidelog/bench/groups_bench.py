@@ -1,0 +1,392 @@
+"""`tidelog bench groups`: consumer groups on one broker, Tidelog's and Apache Kafka's, in alternating runs.
+
+What always holds: both sides get the same requests from the same members, which answer at once; nothing is timed before
+every group's coordinator answers; each run begins with an empty data directory. Rates are low beside what a warm JVM
+can do, so each side gets some thousand requests before its heartbeats and commits are timed.
+"""
+
+from __future__ import annotations
+
+import select
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidelog.bench.bare import BareConnection, frame
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.group_members import (
+    HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_VERSION,
+    Crowd,
+    Member,
+    State,
+    raise_open_files_limit,
+)
+from tidelog.bench.processes import cpu_of, resident_bytes_of
+from tidelog.bench.report import Row, median_row
+from tidelog.client.admin import Admin
+from tidelog.client.admin_types import NewTopic
+from tidelog.client.cluster import Cluster
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k08_offset_commit import (
+    OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k12_heartbeat import HEARTBEAT, HeartbeatRequest, HeartbeatResponse
+
+Progress = Callable[[str], None]
+
+GOAL: Final = 1.0
+TOPIC: Final = "bench"
+_LARGE_GROUP: Final = "large"
+# Versions that both brokers serve.
+_COMMIT_VERSION: Final = 8
+_FIND_VERSION: Final = 3
+_DEADLINE_S: Final = 120.0
+_POLL_S: Final = 0.02
+_FEW_COMMITTERS: Final = 20
+_WARM_UP_COMMITS: Final = 5_000
+_SPARE_FILES: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. A run of both brokers takes about three minutes on two cores.
+
+    Runs are even, so that each broker comes first equally often.
+    """
+
+    runs: int = 2
+    groups: int = 500
+    members: int = 2_000
+    seconds: float = 20.0
+    high_rate: int = 4_000
+    group_size: int = 200
+    rebalances: int = 10
+    commits: int = 3_000
+
+    def __post_init__(self) -> None:
+        if self.runs < 2 or self.runs % 2:
+            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+        if self.members < self.groups:
+            raise ValueError(f"{self.groups} groups need at least as many members, not {self.members}")
+
+    @property
+    def usual_rate(self) -> float:
+        """Heartbeats a second of so many members with clients' default interval."""
+        return self.members / HEARTBEAT_INTERVAL_S
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What one side took."""
+
+    form_s: list[float] = field(default_factory=list)
+    formed_mb: list[float] = field(default_factory=list)
+    usual_p50_ms: list[float] = field(default_factory=list)
+    usual_p99_ms: list[float] = field(default_factory=list)
+    usual_cpu_percent: list[float] = field(default_factory=list)
+    high_p50_ms: list[float] = field(default_factory=list)
+    high_p99_ms: list[float] = field(default_factory=list)
+    high_cpu_percent: list[float] = field(default_factory=list)
+    beaten_mb: list[float] = field(default_factory=list)
+    rebalance_ms: list[float] = field(default_factory=list)
+    rebalance_max_ms: list[float] = field(default_factory=list)
+    commit_p50_us: list[float] = field(default_factory=list)
+    commit_p99_us: list[float] = field(default_factory=list)
+    commits_per_s: list[float] = field(default_factory=list)
+    commit_cpu_us: list[float] = field(default_factory=list)
+
+
+def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
+    """Measure both brokers; rows in the order of the docs' table."""
+    progress("bringing Apache Kafka's jars (first time only)")
+    kafka_jars()
+    raise_open_files_limit(plan.members + plan.group_size + _SPARE_FILES)
+    kinds: list[type[TidelogBroker] | type[KafkaBroker]] = [TidelogBroker, KafkaBroker]
+    samples = {kind: _Samples() for kind in kinds}
+    for run in range(plan.runs):
+        for kind in kinds if run % 2 == 0 else kinds[::-1]:
+            with _work_directory(directory) as work:
+                progress(f"run {run + 1} of {plan.runs}: {kind.name}")
+                _measure(kind(work), plan, samples[kind], progress)
+    return _rows(plan, samples[TidelogBroker], samples[KafkaBroker])
+
+
+def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Progress) -> None:
+    groups = [f"group-{number}" for number in range(plan.groups)]
+    committers = [f"committer-{number}" for number in range(_FEW_COMMITTERS)]
+    try:
+        broker.start()
+        _create_topic(broker)
+        _wait_for_coordinators(broker, [*groups, *committers, _LARGE_GROUP])
+        _many_groups(broker, plan, groups, samples, progress)
+        progress(f"  rebalance a group of {plan.group_size}")
+        _rebalances(broker, plan, samples)
+        progress("  commit offsets")
+        _commits(broker, plan, committers, samples)
+    finally:
+        broker.kill()
+
+
+# Before the clock runs
+
+
+def _create_topic(broker: BrokerProcess) -> None:
+    """The topic that members subscribe to: offsets of topics that there are not are refused."""
+    with Cluster(broker.bootstrap) as cluster:
+        (created,) = Admin(cluster).create_topics([NewTopic(TOPIC, 1, 1, {})])
+        if created.error is not None:
+            raise created.error
+        Admin(cluster).wait_for_topic(TOPIC)
+
+
+def _wait_for_coordinators(broker: BrokerProcess, groups: Sequence[str]) -> None:
+    """The first question makes __consumer_offsets; a group whose coordinator is ready knows no such member."""
+    deadline_s = time.monotonic() + _DEADLINE_S
+    with closing(BareConnection(broker.port)) as connection:
+        while True:
+            connection.sock.sendall(frame(FIND_COORDINATOR, FindCoordinatorRequest(key=groups[0]), _FIND_VERSION))
+            if not connection.receive(FIND_COORDINATOR, FindCoordinatorResponse, _FIND_VERSION).error_code:
+                break
+            _wait(deadline_s, f"{broker.name} names no coordinator")
+        for group in groups:
+            request = HeartbeatRequest(group_id=group, generation_id=1, member_id="nobody")
+            while True:
+                connection.sock.sendall(frame(HEARTBEAT, request, HEARTBEAT_VERSION))
+                answer = connection.receive(HEARTBEAT, HeartbeatResponse, HEARTBEAT_VERSION)
+                if answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+                    break
+                _wait(deadline_s, f"{broker.name} has no coordinator for {group}: {ErrorCode(answer.error_code).name}")
+
+
+def _wait(deadline_s: float, what: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise MeasurementError(what)
+    time.sleep(_POLL_S)
+
+
+# Many groups
+
+
+def _many_groups(
+    broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: _Samples, progress: Progress
+) -> None:
+    with closing(Crowd(broker.port)) as crowd:
+        progress(f"  {plan.groups} groups with {plan.members} members")
+        crowd.add(groups[number % plan.groups] for number in range(plan.members))
+        with _clock(samples.form_s):
+            for member in crowd.members:
+                member.join()
+                crowd.receive(0)
+            crowd.run(crowd.all_stable, "all members have their parts", _DEADLINE_S)
+        samples.formed_mb.append(_resident_mb(broker))
+        progress(f"  {plan.high_rate} heartbeats a second, to warm up")
+        _beat(broker, crowd, plan.high_rate, plan.seconds / 2)
+        progress(f"  {plan.usual_rate:.0f} heartbeats a second")
+        usual_s, cpu_percent = _beat(broker, crowd, plan.usual_rate, plan.seconds)
+        samples.usual_p50_ms.append(statistics.median(usual_s) * 1000)
+        samples.usual_p99_ms.append(_p99(usual_s) * 1000)
+        samples.usual_cpu_percent.append(cpu_percent)
+        progress(f"  {plan.high_rate} heartbeats a second")
+        high_s, cpu_percent = _beat(broker, crowd, plan.high_rate, plan.seconds)
+        samples.high_p50_ms.append(statistics.median(high_s) * 1000)
+        samples.high_p99_ms.append(_p99(high_s) * 1000)
+        samples.high_cpu_percent.append(cpu_percent)
+        samples.beaten_mb.append(_resident_mb(broker))
+
+
+def _beat(broker: BrokerProcess, crowd: Crowd, rate: float, seconds: float) -> tuple[list[float], float]:
+    """Send heartbeats for a while: how long each took, in seconds, and the broker's CPU in % of a core."""
+    crowd.beats_s.clear()
+    before, began_s = cpu_of(broker.pid), time.perf_counter()
+    crowd.run(lambda: time.perf_counter() - began_s >= seconds, "nothing", seconds + _DEADLINE_S, beats_per_s=rate)
+    elapsed_s = time.perf_counter() - began_s
+    cpu_s = (cpu_of(broker.pid) - before).total_s
+    beats_s = list(crowd.beats_s)
+    if len(beats_s) < 0.95 * rate * seconds:
+        raise MeasurementError(
+            f"{broker.name} answered {len(beats_s)} heartbeats in {elapsed_s:.1f} s where {rate * seconds:.0f} were due"
+        )
+    if not crowd.all_stable():
+        raise MeasurementError(f"{broker.name} began a rebalance that nobody asked for")
+    return beats_s, 100 * cpu_s / elapsed_s
+
+
+# One large group
+
+
+def _rebalances(broker: BrokerProcess, plan: Plan, samples: _Samples) -> None:
+    with closing(Crowd(broker.port)) as crowd:
+        for member in crowd.add([_LARGE_GROUP] * plan.group_size):
+            member.join()
+        crowd.run(lambda: _is_one_generation(crowd), "the large group is formed", _DEADLINE_S)
+        times_ms = []
+        for _ in range(plan.rebalances):
+            (newcomer,) = crowd.add([_LARGE_GROUP])
+            began_s = time.perf_counter()
+            newcomer.join()
+            _rebalance(crowd)
+            times_ms.append((time.perf_counter() - began_s) * 1000)
+            _leave(crowd, newcomer)
+            _rebalance(crowd)
+        samples.rebalance_ms.append(statistics.median(times_ms))
+        samples.rebalance_max_ms.append(max(times_ms))
+
+
+def _leave(crowd: Crowd, member: Member) -> None:
+    member.leave()
+    crowd.run(lambda: member.state is State.GONE, "a member leaves", _DEADLINE_S)
+    crowd.remove(member)
+
+
+def _rebalance(crowd: Crowd) -> None:
+    """Let all members ask at once whether they must join again, until they are one generation more."""
+    generation_id = max(member.generation_id for member in crowd.members)
+    deadline_s = time.monotonic() + _DEADLINE_S
+    while not _is_one_generation(crowd, generation_id + 1):
+        if time.monotonic() > deadline_s:
+            raise MeasurementError("a rebalance did not end")
+        for member in crowd.members:
+            if (
+                member.state is State.STABLE
+                and member.beat_at_s is None
+                and member.generation_id == generation_id
+                and _everybody_else_has_an_id(crowd)
+            ):
+                member.beat()
+        crowd.receive(_POLL_S)
+
+
+def _everybody_else_has_an_id(crowd: Crowd) -> bool:
+    """Whether the newcomer has got its id: its join, which the others are to hear of, has gone out."""
+    return bool(crowd.members[-1].member_id)
+
+
+def _is_one_generation(crowd: Crowd, least: int = 0) -> bool:
+    generations = {member.generation_id for member in crowd.members}
+    return crowd.all_stable() and len(generations) == 1 and min(generations) >= least
+
+
+# Commits
+
+
+def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: _Samples) -> None:
+    with closing(BareConnection(broker.port)) as connection:
+        request = _commit_frame(groups[0])
+        times_us = []
+        for number in range(_WARM_UP_COMMITS + plan.commits):
+            began_ns = time.perf_counter_ns()
+            connection.sock.sendall(request)
+            answer = connection.receive(OFFSET_COMMIT, OffsetCommitResponse, _COMMIT_VERSION)
+            if number >= _WARM_UP_COMMITS:
+                times_us.append((time.perf_counter_ns() - began_ns) / 1000)
+            _check_commit(broker, answer)
+    samples.commit_p50_us.append(statistics.median(times_us))
+    samples.commit_p99_us.append(_p99(times_us))
+    before, began_s = cpu_of(broker.pid), time.perf_counter()
+    count = _commit_at_once(broker, groups, plan.seconds / 2)
+    samples.commits_per_s.append(count / (time.perf_counter() - began_s))
+    samples.commit_cpu_us.append((cpu_of(broker.pid) - before).total_s / count * 1e6)
+
+
+def _commit_at_once(broker: BrokerProcess, groups: Sequence[str], seconds: float) -> int:
+    """Every group has a connection and commits again as soon as it is answered; gives the number of commits."""
+    requests = [_commit_frame(group) for group in groups]
+    count = 0
+    with ExitStack() as stack:
+        connections = [stack.enter_context(closing(BareConnection(broker.port))) for _ in groups]
+        by_descriptor = {connection.sock.fileno(): index for index, connection in enumerate(connections)}
+        poll = stack.enter_context(closing(select.epoll()))
+        for connection, request in zip(connections, requests, strict=True):
+            poll.register(connection.sock.fileno(), select.EPOLLIN)
+            connection.sock.sendall(request)
+        ends_s = time.perf_counter() + seconds
+        while time.perf_counter() < ends_s:
+            for descriptor, _ in poll.poll(_DEADLINE_S):
+                index = by_descriptor[descriptor]
+                answer = connections[index].receive(OFFSET_COMMIT, OffsetCommitResponse, _COMMIT_VERSION)
+                _check_commit(broker, answer)
+                connections[index].sock.sendall(requests[index])
+                count += 1
+    return count
+
+
+def _commit_frame(group: str) -> bytes:
+    partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+    topic = OffsetCommitRequestTopic(name=TOPIC, partitions=[partition])
+    return frame(OFFSET_COMMIT, OffsetCommitRequest(group_id=group, topics=[topic]), _COMMIT_VERSION)
+
+
+def _check_commit(broker: BrokerProcess, answer: OffsetCommitResponse) -> None:
+    code = answer.topics[0].partitions[0].error_code
+    if code != ErrorCode.NONE:
+        raise MeasurementError(f"{broker.name} refused a commit: {ErrorCode(code).name}")
+
+
+# Figures
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def _resident_mb(broker: BrokerProcess) -> float:
+    return resident_bytes_of(broker.pid) / 1e6
+
+
+@contextmanager
+def _clock(seconds: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - began)
+
+
+@contextmanager
+def _work_directory(directory: Path | None) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
+    def row(what: str, unit: str, name: str, target: float | None, *, higher_is_better: bool = False) -> Row:
+        ours_here, theirs_here = getattr(ours, name), getattr(theirs, name)
+        return median_row(what, unit, ours_here, theirs_here, higher_is_better=higher_is_better, target=target)
+
+    usual, high = f"heartbeats, {plan.usual_rate:,.0f} a second,", f"heartbeats, {plan.high_rate:,} a second,"
+    one_more = f"one more member in a group of {plan.group_size}, until all have synced,"
+    several = f"commit offsets, {_FEW_COMMITTERS} groups at once"
+    return [
+        row(f"{plan.groups} groups with {plan.members:,} members, until all have synced", "s", "form_s", GOAL),
+        row("memory then", "MB", "formed_mb", None),
+        row(f"{usual} p50", "ms", "usual_p50_ms", None),
+        row(f"{usual} p99", "ms", "usual_p99_ms", GOAL),
+        row(f"{usual} broker CPU", "% of a core", "usual_cpu_percent", None),
+        row(f"{high} p50", "ms", "high_p50_ms", None),
+        row(f"{high} p99", "ms", "high_p99_ms", GOAL),
+        row(f"{high} broker CPU", "% of a core", "high_cpu_percent", None),
+        row("memory then", "MB", "beaten_mb", None),
+        row(f"{one_more} median of {plan.rebalances}", "ms", "rebalance_ms", GOAL),
+        row(f"{one_more} the slowest", "ms", "rebalance_max_ms", None),
+        row("commit an offset, one after the other, p50", "us", "commit_p50_us", GOAL),
+        row("commit an offset, one after the other, p99", "us", "commit_p99_us", None),
+        row(several, "commits/s", "commits_per_s", GOAL, higher_is_better=True),
+        row(several, "broker CPU us/commit", "commit_cpu_us", None),
+    ]

@@ -1,0 +1,70 @@
+"""The measurement of consumer groups measures what it says, on a broker with few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tidelog.bench import groups_bench
+from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.group_members import Crowd
+from tidelog.bench.groups_bench import Plan
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.testing import Broker
+from tidelog.testing.raw_client import RawClient
+
+SMALL = Plan(groups=3, members=7, seconds=0.5, high_rate=100, group_size=5, rebalances=2, commits=100)
+
+
+def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_bench, "_WARM_UP_COMMITS", 10)
+    samples = groups_bench._Samples()
+    told: list[str] = []
+    broker: BrokerProcess = TidelogBroker(tmp_path, settings={"group.initial.rebalance.delay.ms": "0"})
+    groups_bench._measure(broker, SMALL, samples, told.append)
+    for name in groups_bench._Samples.__slots__:
+        (value,) = getattr(samples, name)
+        # The broker's CPU time is counted in hundredths of a second.
+        assert value >= 0 if "cpu" in name else value > 0, name
+    assert len(told) == 6
+    rows = groups_bench._rows(SMALL, samples, samples)
+    assert len(rows) == len(groups_bench._Samples.__slots__)
+
+
+def test_a_member_that_is_thrown_out_spoils_the_measurement(
+    start_broker: Callable[..., Broker], connect: Callable[[Broker], RawClient]
+) -> None:
+    broker = start_broker(settings={"group.initial.rebalance.delay.ms": 0, "offsets.topic.num.partitions": 1})
+    found = connect(broker).ask(FIND_COORDINATOR, FindCoordinatorRequest(key="group"), FindCoordinatorResponse, 3)
+    assert found.error_code == ErrorCode.NONE
+    with closing(Crowd(broker.port)) as crowd:
+        one, other = crowd.add(["group", "group"])
+        for member in (one, other):
+            member.join()
+        crowd.run(crowd.all_stable, "both have their parts", 20)
+        other.member_id = one.member_id
+        other.leave()
+        one_is_gone = "a member of group that was STABLE got UNKNOWN_MEMBER_ID"
+        with pytest.raises(MeasurementError, match=one_is_gone):
+            crowd.run(lambda: False, "nothing", 20, beats_per_s=100)
+
+
+def test_a_broker_that_does_not_answer_is_named(broker: Broker) -> None:
+    with closing(Crowd(broker.port)) as crowd:
+        crowd.add(["group"])
+        with pytest.raises(MeasurementError, match="in vain: a join that nobody sent"):
+            crowd.run(crowd.all_stable, "a join that nobody sent", 0.05)
+
+
+@pytest.mark.parametrize(("plan", "reason"), [({"runs": 3}, "even"), ({"members": 10, "groups": 11}, "members")])
+def test_plans_that_make_no_sense(plan: dict[str, int], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Plan(**plan)
