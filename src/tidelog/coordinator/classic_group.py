@@ -186,7 +186,10 @@ class ClassicGroup(ClassicGroupState):
 
     def prepare_rebalance(self, trigger: RebalanceTrigger, now: Now, out: list[Action]) -> None:
         """Have everybody join again."""
-        logger.info("group %s: rebalance after generation %d: %s", self.group_id, self.generation_id, trigger)
+        who = trigger.group_instance_id or trigger.member_id or "nobody"
+        logger.info(
+            "group %s rebalances after generation %d: %s (%s)", self.group_id, self.generation_id, trigger.cause, who
+        )
         if self.is_in(ClassicState.COMPLETING_REBALANCE):
             self.refuse_syncs(ErrorCode.REBALANCE_IN_PROGRESS, now, out)
         self.clear_pending_syncs(out)
