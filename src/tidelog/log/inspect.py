@@ -288,8 +288,15 @@ def _verify_epochs(
 
 def epochs_agree(epochs: LeaderEpochs, found: list[tuple[int, int]], end_offset: int, *, is_compacted: bool) -> bool:
     """Whether a leader epoch file says what the batches say. Of a compacted log an epoch's first batch may be gone."""
-    if is_compacted or not found:
-        return all(epochs.epoch_for(start) == epoch for epoch, start in found)
-    first = found[0][1]
-    listed = [(entry.epoch, entry.start_offset) for entry in epochs.entries if first < entry.start_offset < end_offset]
-    return epochs.epoch_for(first) == found[0][0] and listed == found[1:]
+    earliest = epochs.earliest
+    if earliest is None or not found:
+        # As of a log whose records were all deleted; those that still lie in its files belong to no epoch.
+        return True
+    # Where records were deleted, file and batches begin with different offsets, in the same epoch.
+    start = max(earliest.start_offset, found[0][1])
+    behind = [(epoch, offset) for epoch, offset in found if offset > start]
+    if is_compacted:
+        return all(epochs.epoch_for(offset) == epoch for epoch, offset in behind)
+    at_start = [epoch for epoch, offset in found if offset <= start][-1]
+    listed = [(entry.epoch, entry.start_offset) for entry in epochs.entries if start < entry.start_offset < end_offset]
+    return epochs.epoch_for(start) == at_start and listed == behind

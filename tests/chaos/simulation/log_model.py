@@ -119,7 +119,7 @@ class LogModel:
         """Go on with what was found after a crash; what is gone may come back by a power cut until the next flush."""
         first = found[0].first_offset if found else end
         below = [batch for batch in self.batches if batch.next_offset <= first]
-        self.is_history_known = self.is_history_known and {*found} <= {*self.batches, *doubtful}
+        self.is_history_known = self.is_history_known and not self.ghosts
         self.ghosts |= {*self.batches, *doubtful} - {*found, *below}
         self.batches = found if self.is_compacted else below + found
         self.start, self.end = start, end
