@@ -107,10 +107,16 @@ class GroupScenario:
     # Members
 
     def start(
-        self, name: str, family: str, assignor: str = "range", instance: str | None = None, group: str = "mixed"
+        self,
+        name: str,
+        family: str,
+        assignor: str = "range",
+        instance: str | None = None,
+        group: str = "mixed",
+        protocol: str = "classic",
     ) -> None:
         """Start a member; the families are those of PROGRAMS, kcat, and java where its jars were given."""
-        options = Options(self._bootstrap, group, TOPIC, assignor, self._session_ms, instance)
+        options = Options(self._bootstrap, group, TOPIC, assignor, self._session_ms, instance, protocol)
         is_kcat = family == "kcat"
         if is_kcat:
             command = _kcat(options)

@@ -22,13 +22,15 @@ def main() -> None:
     config: dict[str, str | int | bool] = {
         "bootstrap.servers": options.bootstrap,
         "group.id": options.group,
-        "partition.assignment.strategy": options.assignor,
-        "session.timeout.ms": options.session_ms,
-        "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+        "group.protocol": options.protocol,
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "topic.metadata.refresh.interval.ms": 500,
     }
+    if options.protocol == "classic":
+        config["partition.assignment.strategy"] = options.assignor
+        config["session.timeout.ms"] = options.session_ms
+        config["heartbeat.interval.ms"] = HEARTBEAT_INTERVAL_MS
     if options.instance is not None:
         config["group.instance.id"] = options.instance
     consumer = Consumer(config)

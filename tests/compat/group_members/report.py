@@ -16,7 +16,7 @@ HEARTBEAT_INTERVAL_MS = 500
 
 @dataclass(frozen=True)
 class Options:
-    """How a member is to behave."""
+    """How a member is to behave; assignor and session are the broker's matter in the new consumer protocol."""
 
     bootstrap: str
     group: str
@@ -24,6 +24,7 @@ class Options:
     assignor: str
     session_ms: int
     instance: str | None = None
+    protocol: str = "classic"
 
     @classmethod
     def from_command_line(cls) -> Options:

@@ -42,9 +42,14 @@ public final class GroupMember {
     Properties settings = new Properties();
     settings.put("bootstrap.servers", options.get("bootstrap").asText());
     settings.put("group.id", options.get("group").asText());
-    settings.put("partition.assignment.strategy", ASSIGNORS.get(options.get("assignor").asText()));
-    settings.put("session.timeout.ms", options.get("session_ms").asInt());
-    settings.put("heartbeat.interval.ms", 500);
+    String protocol = options.get("protocol").asText();
+    settings.put("group.protocol", protocol);
+    if (protocol.equals("classic")) {
+      // In the new protocol these are the broker's matter, and the client refuses them.
+      settings.put("partition.assignment.strategy", ASSIGNORS.get(options.get("assignor").asText()));
+      settings.put("session.timeout.ms", options.get("session_ms").asInt());
+      settings.put("heartbeat.interval.ms", 500);
+    }
     settings.put("enable.auto.commit", false);
     settings.put("auto.offset.reset", "earliest");
     settings.put("metadata.max.age.ms", 500);
