@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TimerKey = tuple[object, ...]
-"""The first part is the id of the group whose timer it is, or "" for those of the coordinator itself."""
+"""The first part is the id of the group or transaction whose timer it is, or "" for those of the coordinator itself."""
+
+TopicPartition = tuple[str, int]
 
 
 class Now(NamedTuple):
@@ -29,7 +31,7 @@ class Client(NamedTuple):
 
 
 class GroupRecord(NamedTuple):
-    """One record of __consumer_offsets; without a value it is a tombstone, which deletes what its key stands for."""
+    """One record of a coordinator's topic; without a value it is a tombstone, which deletes what its key stands for."""
 
     key: bytes
     value: bytes | None
@@ -62,4 +64,28 @@ class CancelTimer(NamedTuple):
     key: TimerKey
 
 
-Action = Answer | Append | SetTimer | CancelTimer
+class TxnMarker(NamedTuple):
+    """How a transaction ended, to be written into its partitions; `transaction_version` 2 says its epoch was raised."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    committed: bool
+    transaction_version: int
+
+
+class SendMarkers(NamedTuple):
+    """Write this marker to these partitions; `on_markers_written` is called with the token and what came of each."""
+
+    marker: TxnMarker
+    partitions: tuple[TopicPartition, ...]
+    token: int
+
+
+class AllocateProducerId(NamedTuple):
+    """Get a producer id that nobody has; `on_producer_id` is called with the token and the id, or why there is none."""
+
+    token: int
+
+
+Action = Answer | Append | SetTimer | CancelTimer | SendMarkers | AllocateProducerId

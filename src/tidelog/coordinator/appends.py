@@ -42,7 +42,7 @@ class Appends:
 
         `outcome` is called when all are decided, with the first error.
         """
-        batches = tuple(_split(records))
+        batches = tuple(split_batches(records))
         left = len(batches)
         first_error = ErrorCode.NONE
 
@@ -58,7 +58,8 @@ class Appends:
         return self._outcomes.pop(token)(error, now)
 
 
-def _split(records: Sequence[GroupRecord]) -> Iterator[tuple[GroupRecord, ...]]:
+def split_batches(records: Sequence[GroupRecord]) -> Iterator[tuple[GroupRecord, ...]]:
+    """As many batches as these records take when none may grow large."""
     start = size_bytes = 0
     for index, (key, value) in enumerate(records):
         size_bytes += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES

@@ -1,0 +1,209 @@
+"""All transactional ids of one partition of __transaction_state: requests, times and outcomes in, actions out.
+
+What always holds: what is durable is written first and takes effect when it is committed; what is answered was
+committed. A replay of the records gives the same transactional ids, and carries decided transactions to their end.
+
+    shard = TransactionShard(partition, coordinator_epoch, config)
+    shard.replay(record, offset)            for every record of the partition, then
+    shard.on_loaded(now)                    after which requests may be handed in
+
+Producers that come are handled by `txn_init`, what they ask for by `txn_requests`, the way from a decision to the end
+by `txn_completion`; this module does what goes by time and what is asked about transactions.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
+
+from tidelog.coordinator.actions import Action, GroupRecord, Now, SetTimer, TimerKey, TopicPartition
+from tidelog.coordinator.appends import split_batches
+from tidelog.coordinator.transaction import NO_PRODUCER_ID, ProducerIdentity, Transaction, TransactionState
+from tidelog.coordinator.txn_completion import TransactionCompletion
+from tidelog.coordinator.txn_init import InitProducerId, ProducerIdWaits, TransactionInit
+from tidelog.coordinator.txn_records import decode_transaction, encode_tombstone, record_number
+from tidelog.coordinator.txn_requests import AddPartitions, EndTxn, TransactionRequests
+from tidelog.coordinator.txn_state import TIME_OUTS, HeldTransaction, TransactionConfig, TransactionShardState
+from tidelog.protocol import ErrorCode, ProtocolError
+from tidelog.protocol.messages.k65_describe_transactions import TopicData
+from tidelog.protocol.messages.k65_describe_transactions import TransactionState as DescribedTransaction
+
+logger = logging.getLogger(__name__)
+
+_EXPIRATION: Final[TimerKey] = ("", "expiration")
+
+
+class TransactionShard:
+    """The coordinator of one partition's transactional ids."""
+
+    def __init__(self, partition: int, coordinator_epoch: int, config: TransactionConfig) -> None:
+        self.state = TransactionShardState(partition, coordinator_epoch, config)
+        self._ids = ProducerIdWaits()
+        self._completion = TransactionCompletion(self.state)
+        self._init = TransactionInit(self.state, self._completion, self._ids)
+        self._requests = TransactionRequests(self.state, self._completion, self._ids)
+        self._unknown_records: set[int] = set()
+
+    # Loading and unloading
+
+    def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None:
+        """Take over one record of the partition; raises ProtocolError when it can't be read."""
+        if producer_id != NO_PRODUCER_ID:
+            raise ProtocolError("a record of __transaction_state is itself part of a transaction")
+        decoded = decode_transaction(record)
+        if decoded is None:
+            self._warn_of_unknown(record_number(record.key), offset)
+        elif decoded.transaction is None:
+            self.state.held.pop(decoded.transactional_id, None)
+        else:
+            self.state.held[decoded.transactional_id] = HeldTransaction(decoded.transaction)
+
+    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
+        raise ProtocolError(f"__transaction_state-{self.state.partition} holds a marker of producer {producer_id}")
+
+    def _warn_of_unknown(self, number: int, offset: int) -> None:
+        if number not in self._unknown_records:
+            self._unknown_records.add(number)
+            logger.warning(
+                "__transaction_state-%d holds records of type %d, which this broker does not know, the first at offset "
+                "%d; they are left aside",
+                self.state.partition,
+                number,
+                offset,
+            )
+
+    def on_loaded(self, now: Now) -> list[Action]:
+        """All records were replayed: finish what was decided, and start what goes by time."""
+        actions: list[Action] = [self._next_expiration(now)]
+        for held, transaction in self._written():
+            if transaction.state.is_prepared:
+                actions += self._completion.start(held, now)
+            elif transaction.state is TransactionState.ONGOING:
+                actions += self.state.watch(now)
+        return actions
+
+    def on_unloaded(self, error: ErrorCode) -> list[Action]:
+        """This broker is no longer the coordinator: tell whoever waits; nothing may be asked after this."""
+        return self._ids.cancel_all(error)
+
+    # What happens
+
+    def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]:
+        """A write is committed (NONE), or refused: then nothing of it is in the log, or the shard is loaded anew."""
+        return self.state.appends.finish(token, error, now)
+
+    def on_markers_written(self, token: int, errors: Mapping[TopicPartition, ErrorCode], now: Now) -> list[Action]:
+        """What came of the markers of one SendMarkers; those of partitions that are not named are sent again."""
+        return self._completion.on_markers_written(token, errors, now)
+
+    def on_producer_id(self, token: int, producer_id: int, error: ErrorCode, now: Now) -> list[Action]:
+        """A producer id was allocated (NONE), or could not be."""
+        return self._ids.finish(token, producer_id, error, now)
+
+    def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
+        """A timer is due; the first part of its key is the transactional id."""
+        if key == _EXPIRATION:
+            return [*self._expire(now), self._next_expiration(now)]
+        if key == TIME_OUTS:
+            self.state.is_watching = False
+            return self._abort_timed_out(now)
+        held = self.state.held.get(str(key[0]))
+        return [] if held is None else self._completion.on_timer(held, now)
+
+    # Requests
+
+    def init_producer_id(self, ask: InitProducerId, now: Now, exchange: int) -> list[Action]:
+        """Answers with a ProducerResult."""
+        return self._init.init(ask, exchange, now)
+
+    def add_partitions(self, ask: AddPartitions, now: Now, exchange: int) -> list[Action]:
+        """Answers with an ErrorCode."""
+        return self._requests.add_partitions(ask, exchange, now)
+
+    def verify_partitions(
+        self, transactional_id: str, producer: ProducerIdentity, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """TRANSACTION_ABORTABLE for each partition that the producer may not write to."""
+        return self._requests.verify_partitions(transactional_id, producer, partitions)
+
+    def end_txn(self, ask: EndTxn, now: Now, exchange: int) -> list[Action]:
+        """Answers with a ProducerResult."""
+        return self._requests.end(ask, exchange, now)
+
+    def transactions(self) -> Iterator[Transaction]:
+        """All that is known, in no order."""
+        return (transaction for _, transaction in self._written())
+
+    def describe(self, transactional_id: str) -> DescribedTransaction:
+        held = self.state.held.get(transactional_id)
+        if held is None or held.transaction is None:
+            return DescribedTransaction(
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, transactional_id=transactional_id
+            )
+        transaction = held.transaction
+        return DescribedTransaction(
+            transactional_id=transactional_id,
+            transaction_state=transaction.state.title,
+            transaction_timeout_ms=transaction.timeout_ms,
+            transaction_start_time_ms=transaction.start_ms,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            topics=[
+                TopicData(topic=topic, partitions=[partition for _, partition in partitions])
+                for topic, partitions in groupby(sorted(transaction.partitions), itemgetter(0))
+            ],
+        )
+
+    # What goes by time
+
+    def _abort_timed_out(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        for held, transaction in self._written():
+            if transaction.state is not TransactionState.ONGOING:
+                continue
+            # Also of one that is aborted now: that may fail, and is tried again then.
+            actions += self.state.watch(now)
+            if not held.is_busy and transaction.start_ms + transaction.timeout_ms < now.wall_ms:
+                logger.info(
+                    "transaction %s of producer %d is aborted, as it was open for longer than its %d ms",
+                    transaction.transactional_id,
+                    transaction.producer_id,
+                    transaction.timeout_ms,
+                )
+                actions += self._completion.decide(
+                    held, transaction.fence(now.wall_ms), on_decided=lambda decided: [], on_refused=lambda error: []
+                )
+        return actions
+
+    def _expire(self, now: Now) -> list[Action]:
+        """Forget the ids that nobody used for long."""
+        last_use_ms = now.wall_ms - self.state.config.transactional_id_expiration_ms
+        expired = {}
+        for held, transaction in self._written():
+            is_idle = transaction.state is TransactionState.EMPTY or transaction.state.is_complete
+            if is_idle and not held.is_busy and transaction.last_update_ms <= last_use_ms:
+                held.is_busy = True
+                expired[transaction.transactional_id] = encode_tombstone(transaction.transactional_id)
+        ids = iter(expired)
+        return [self._forget([next(ids) for _ in batch], batch) for batch in split_batches(tuple(expired.values()))]
+
+    def _forget(self, transactional_ids: list[str], tombstones: tuple[GroupRecord, ...]) -> Action:
+        def finish(error: ErrorCode, now: Now) -> list[Action]:
+            for transactional_id in transactional_ids:
+                if error:
+                    self.state.held[transactional_id].is_busy = False
+                else:
+                    del self.state.held[transactional_id]
+            return []
+
+        return self.state.appends.start(tombstones, finish)
+
+    def _next_expiration(self, now: Now) -> SetTimer:
+        interval_ms = self.state.config.transaction_remove_expired_transaction_cleanup_interval_ms
+        return SetTimer(_EXPIRATION, now.monotonic_ms + interval_ms)
+
+    def _written(self) -> list[tuple[HeldTransaction, Transaction]]:
+        return [(held, held.transaction) for held in self.state.held.values() if held.transaction is not None]
