@@ -59,6 +59,9 @@ def read_small_file(path: Path) -> bytes:
             part = os.read(fd, _READ_BYTES)
             contents += part
         return contents
+    except OSError as error:
+        # Read by its descriptor, a directory in its place would be refused without a name.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(fd)
 
