@@ -22,6 +22,7 @@ from tidelog.records import Compression, iter_headers
 if TYPE_CHECKING:
     from tidelog.controller.image import PartitionState
     from tidelog.log import AppendResult, FileSlice, PartitionLog, TimestampOffset
+    from tidelog.log.txn_guard import TransactionGuard
 
 ACKS_ALL: Final = -1
 ACKS_LEADER: Final = 1
@@ -32,10 +33,6 @@ NO_OFFSET: Final = -1
 NO_TIMESTAMP: Final = -1
 
 CONSUMER_REPLICA_ID: Final = -1
-
-# Where the attributes of a batch stand; their low byte holds the codec and the transactional bit.
-_BATCH_ATTRIBUTES_LOW_BYTE: Final = 22
-_TRANSACTIONAL: Final = 0x10
 
 
 @dataclass(slots=True)
@@ -163,27 +160,58 @@ class Partition:
     # Writing
 
     def append(
-        self, records: memoryview | None, required_acks: int, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        records: memoryview | None,
+        required_acks: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        guard: TransactionGuard | None = None,
     ) -> AppendResult:
-        """Append one batch as leader; raises KafkaError and changes nothing when it can't be taken."""
-        if not self.is_leader:
+        """Append one batch as leader; raises KafkaError and changes nothing when it can't be taken.
+
+        `guard` lets it begin a transaction, once the transaction's coordinator has confirmed it.
+        """
+        if origin is AppendOrigin.CLIENT:
+            self.check_writable()
+        elif not self.is_leader:
             self.check_leader()
-        if self.is_internal and origin is AppendOrigin.CLIENT:
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"clients may not write to the topic {self.topic}")
-        log = self.log
-        if required_acks == ACKS_ALL and len(self.isr) < log.config.min_insync_replicas:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"the ISR has {len(self.isr)} members, min.insync.replicas is {log.config.min_insync_replicas}",
-            )
+        if required_acks == ACKS_ALL and len(self.isr) < self.log.config.min_insync_replicas:
+            raise self._not_enough_replicas()
         if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request must hold one record batch a partition")
-        if len(records) > _BATCH_ATTRIBUTES_LOW_BYTE and records[_BATCH_ATTRIBUTES_LOW_BYTE] & _TRANSACTIONAL:
-            # No transaction can be open: this cluster has no transaction coordinator that could have begun one.
-            raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the producer has no open transaction")
-        result = log.append_as_leader(records, leader_epoch=self.leader_epoch, origin=origin)
+        result = self.log.append_as_leader(records, leader_epoch=self.leader_epoch, origin=origin, guard=guard)
         self.advance_high_watermark()
         return result
+
+    def check_writable(self) -> None:
+        """Raise KafkaError unless clients may write to it here."""
+        if not self.is_leader:
+            self.check_leader()
+        if self.is_internal:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"clients may not write to the topic {self.topic}")
+
+    def write_txn_marker(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, *, commit: bool, epoch_is_bumped: bool
+    ) -> AppendResult:
+        """End a producer's transaction, as its coordinator decided; raises KafkaError."""
+        self.check_leader()
+        if len(self.isr) < self.log.config.min_insync_replicas:
+            raise self._not_enough_replicas()
+        result = self.log.append_marker(
+            producer_id,
+            producer_epoch,
+            coordinator_epoch,
+            commit=commit,
+            leader_epoch=self.leader_epoch,
+            epoch_is_bumped=epoch_is_bumped,
+        )
+        self.advance_high_watermark()
+        return result
+
+    def _not_enough_replicas(self) -> KafkaError:
+        return KafkaError(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"the ISR has {len(self.isr)} members, min.insync.replicas is {self.log.config.min_insync_replicas}",
+        )
 
     @property
     def acknowledgeable_end_offset(self) -> int:
@@ -308,7 +336,8 @@ class Partition:
         result.records = read.records
         result.size_bytes = read.size_bytes
         if read_committed:
-            result.aborted_transactions = read.aborted_transactions
+            aborted = log.aborted_in(read, fetch_offset, end_offset)
+            result.aborted_transactions = [(entry.producer_id, entry.first_offset) for entry in aborted]
         return result
 
     # Offsets

@@ -24,11 +24,13 @@ from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
 from tidelog.broker.topic_config import LogConfigs
+from tidelog.broker.txn_verification import TransactionVerification
 from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError, NotInMemoryError
+from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -59,6 +61,11 @@ class ReplicaManager:
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
         # Told of partitions that begin or cease to be led here, are led in another epoch, or are gone.
         self.on_leadership_changed: Callable[[Partition], None] | None = None
+        # Told of markers that were appended to partitions led here: producer id, whether it commits, its offset.
+        self.on_txn_marker: Callable[[Partition, int, bool, int], None] | None = None
+        self.transactions = TransactionVerification(
+            is_enabled=settings.get_bool("transaction.partition.verification.enable")
+        )
         self._loop = asyncio.get_running_loop()
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
         self._files = PartitionFiles(logs, self._on_opened)
@@ -236,16 +243,49 @@ class ReplicaManager:
         records: memoryview | None,
         required_acks: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        guard: TransactionGuard | None = None,
     ) -> AppendResult:
-        """Append one batch; raises KafkaError. Whether it may be acknowledged, the partition tells."""
+        """Append one batch; raises KafkaError. Whether it may be acknowledged, the partition tells.
+
+        `guard` lets it begin a transaction, once the transaction's coordinator has confirmed it.
+        """
         try:
-            result = partition.append(records, required_acks, origin)
+            result = partition.append(records, required_acks, origin, guard)
         except LogStorageError:
             self._check_storage(partition)
             raise
+        self._on_appended(partition)
+        return result
+
+    def _on_appended(self, partition: Partition) -> None:
         if partition.log.flush_is_due:
             self._start_flush(partition)
         self._purgatory.check(partition)
+
+    def write_txn_marker(
+        self,
+        partition: Partition,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        commit: bool,
+        *,
+        epoch_is_bumped: bool = False,
+    ) -> AppendResult:
+        """End a producer's transaction in a partition; raises KafkaError. Acknowledged as by acks=all.
+
+        `epoch_is_bumped`: the epoch is the one that the end of the transaction raised it to (transaction.version 2).
+        """
+        try:
+            result = partition.write_txn_marker(
+                producer_id, producer_epoch, coordinator_epoch, commit=commit, epoch_is_bumped=epoch_is_bumped
+            )
+        except LogStorageError:
+            self._check_storage(partition)
+            raise
+        self._on_appended(partition)
+        if self.on_txn_marker is not None:
+            self.on_txn_marker(partition, producer_id, commit, result.last_offset)
         return result
 
     async def wait_for_acknowledgement(self, appends: Collection[PendingAppend[ResponseT]], timeout_ms: int) -> None:

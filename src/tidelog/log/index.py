@@ -277,6 +277,11 @@ class OffsetIndex(_Index):
         slot = bisect.bisect_right(range(len(self)), position, key=lambda slot: self._slot(slot)[1]) - 1
         return self._slot(slot)[1] if slot >= 0 else 0
 
+    def offset_behind(self, position: int) -> int | None:
+        """An offset above all batches that begin before this position, if the index has one."""
+        slot = bisect.bisect_left(range(len(self)), position, key=lambda slot: self._slot(slot)[1])
+        return self._base_offset + self._slot(slot)[0] if slot < len(self) else None
+
     def entries(self) -> Iterator[tuple[int, int]]:
         for slot in range(len(self)):
             relative_offset, position = self._slot(slot)

@@ -68,6 +68,7 @@ class OpenLog(LogHealth):
         "_flushed_offset",
         "_flushed_truncations",
         "_high_watermark",
+        "_last_aborted_offset",
         "_last_flush_ms",
         "_last_snapshot_offset",
         "_lock",
@@ -105,6 +106,8 @@ class OpenLog(LogHealth):
         self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
         self._flushed_offset = min(state.recovery_point, state.log_end_offset)
         self._last_snapshot_offset = state.last_snapshot_offset
+        # No aborted transaction reaches beyond it, so that readers at the log's end need look nothing up.
+        self._last_aborted_offset = self._segments.last_aborted_offset
         self._last_flush_ms = clock.now_ms()
         self._lock = threading.Lock()  # guards what truncation changes and flush or rename_dropped does, too
         # Counts what was made, renamed or written beside the log. What was written to open it may not be flushed yet.

@@ -4,7 +4,7 @@ What always holds: log_start_offset <= high_watermark <= log_end_offset; everyth
 fsynced; an append either happened whole (in the file, the indexes, the producer state) or not at all; after a disk
 error whose effects are unknown the log is offline and refuses everything with KAFKA_STORAGE_ERROR. All methods are
 called from one thread, except `flush` and `rename_dropped`, which may run in others. Opening a log from its files is
-in `recovery`, finding things in it in `reading`, what it need not keep in `retention`.
+in `recovery`, what is asked of it without changing it in `readable_log`, what it need not keep in `retention`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,20 @@ from tidelog.log.cleaning import LogCleaning
 from tidelog.log.config import LogConfig
 from tidelog.log.health import is_out_of_room
 from tidelog.log.inspect import Problem, verify
-from tidelog.log.log_state import AppendResult, FlushMark, OpenLog
-from tidelog.log.producer_replay import coordinator_epoch, find_duplicate, restore_producers
+from tidelog.log.log_state import AppendResult, FlushMark
+from tidelog.log.producer_replay import find_duplicate, read_marker, restore_producers
 from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
-from tidelog.log.producer_state import ProducerEntry
-from tidelog.log.reading import (
-    LogRead,
-    RecordTime,
-    TimestampOffset,
-    find_by_timestamp,
-    find_max_timestamp,
-    read_segments,
-)
+from tidelog.log.readable_log import ReadableLog
 from tidelog.log.retention import count_expired
 from tidelog.log.segment import Segment, SegmentBrokenError
+from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
+from tidelog.log.txn_index import AbortedTransaction
 from tidelog.log.validation import AppendOrigin, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import BatchHeader, assign_offsets
+from tidelog.records import BatchHeader, ControlRecordType, assign_offsets, encode_control_batch
 
 
-class PartitionLog(OpenLog):
+class PartitionLog(ReadableLog):
     """Segments in a row; the last one is appended to."""
 
     __slots__ = ()
@@ -55,23 +49,25 @@ class PartitionLog(OpenLog):
         self._directory_version += 1
         self.topic_id = topic_id
 
-    def active_producers(self) -> list[ProducerEntry]:
-        return self._producers.entries()
-
-    def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> int:
-        return self._producers.remove_expired(now_ms, expiration_ms)
-
     # Appending
 
     def append_as_leader(
-        self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin = AppendOrigin.CLIENT
+        self,
+        records: memoryview,
+        *,
+        leader_epoch: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        guard: TransactionGuard | None = NOT_ASKED,
     ) -> AppendResult:
-        """Check one batch, give it its offsets in place and write it; raises KafkaError and changes nothing else."""
+        """Check one batch, give it its offsets in place and write it; raises KafkaError and changes nothing else.
+
+        `guard` lets it begin a transaction, see `begin_verification`.
+        """
         self.check_online()
         now_ms = self._clock.now_ms()
         records, header, log_append_time_ms = validate_batch(records, self.config, now_ms, origin)
         if header.producer_id >= 0:
-            duplicate = self._find_duplicate_or_check(header, log_append_time_ms, origin)
+            duplicate = self._find_duplicate_or_check(header, log_append_time_ms, origin, guard)
             if duplicate is not None:
                 return duplicate
         first_offset = self._log_end_offset
@@ -83,12 +79,13 @@ class PartitionLog(OpenLog):
         return AppendResult(first_offset, header.last_offset, log_append_time_ms, self._log_start_offset)
 
     def _find_duplicate_or_check(
-        self, header: BatchHeader, log_append_time_ms: int, origin: AppendOrigin
+        self, header: BatchHeader, log_append_time_ms: int, origin: AppendOrigin, guard: TransactionGuard | None
     ) -> AppendResult | None:
         is_client = origin is AppendOrigin.CLIENT
         duplicate = find_duplicate(self._producers, self._segments, header) if is_client else None
         if duplicate is None:
-            self._producers.check(header, check_sequence=is_client)
+            if not header.is_control:
+                self._producers.check(header, check_sequence=is_client, guard=guard)
             return None
         return AppendResult(
             duplicate.first_offset,
@@ -124,8 +121,41 @@ class PartitionLog(OpenLog):
         for position, header in batches:
             segment.note_batch(start + position, header)
             if header.producer_id >= 0:
-                self._producers.update(header, coordinator_epoch(records, position, header))
+                aborted = self._producers.update(header, read_marker(records, position, header))
+                if aborted is not None:
+                    self._note_aborted(segment, aborted)
         self._log_end_offset = last.next_offset
+
+    # Transactions
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        *,
+        commit: bool,
+        leader_epoch: int,
+        epoch_is_bumped: bool = False,
+    ) -> AppendResult:
+        """End the producer's transaction; raises KafkaError when the producer or the coordinator is not the latest."""
+        self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch, epoch_is_bumped=epoch_is_bumped)
+        batch = encode_control_batch(
+            ControlRecordType.COMMIT if commit else ControlRecordType.ABORT,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=self._clock.now_ms(),
+        )
+        return self.append_as_leader(memoryview(batch), leader_epoch=leader_epoch, origin=AppendOrigin.COORDINATOR)
+
+    def _note_aborted(self, segment: Segment, aborted: AbortedTransaction) -> None:
+        # Without its entry readers would take the records for committed ones; after a restart it is there again.
+        with self.storage("note of an aborted transaction"):
+            if not len(segment.txn_index):
+                self._directory_version += 1
+            segment.txn_index.append(aborted)
+        self._last_aborted_offset = aborted.last_offset
 
     # Segments
 
@@ -221,44 +251,6 @@ class PartitionLog(OpenLog):
         if self._last_snapshot_offset >= 0 and not self._segments.has_base_offset(self._last_snapshot_offset):
             snapshot_path(self.directory, self._last_snapshot_offset).unlink(missing_ok=True)
         self._last_snapshot_offset = offset
-
-    # Reading
-
-    def read(
-        self, offset: int, max_bytes: int, *, limit_offset: int, min_one_batch: bool, in_memory: bool = False
-    ) -> LogRead:
-        """Batches from the one that holds the offset up to the limit; raises OFFSET_OUT_OF_RANGE outside the log.
-
-        `in_memory`: raise NotInMemoryError rather than wait for the disk.
-        """
-        if not self._log_start_offset <= offset <= self._log_end_offset:
-            raise KafkaError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.name} holds offsets {self._log_start_offset} to {self._log_end_offset}, not {offset}",
-            )
-        limit_offset = min(limit_offset, self._log_end_offset)
-        if offset >= limit_offset:
-            return LogRead()
-        first = self._segments.index_of(offset)
-        with self.reading():
-            return read_segments(
-                self._segments, first, offset, max_bytes, limit_offset, min_one_batch, in_memory=in_memory
-            )
-
-    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
-        """The first record whose timestamp is not below this one."""
-        with self.reading():
-            return self._timestamp_offset(find_by_timestamp(self._segments, timestamp, self._log_start_offset))
-
-    def offset_of_max_timestamp(self) -> TimestampOffset | None:
-        """The first record that has the largest timestamp of all."""
-        with self.reading():
-            return self._timestamp_offset(find_max_timestamp(self._segments))
-
-    def _timestamp_offset(self, record: RecordTime | None) -> TimestampOffset | None:
-        if record is None or record.offset < self._log_start_offset:
-            return None
-        return TimestampOffset(record.timestamp, record.offset, self._epochs.epoch_for(record.offset))
 
     # Offsets and epochs
 
@@ -476,6 +468,7 @@ class PartitionLog(OpenLog):
         self._log_end_offset = offset
         self._high_watermark = min(self._high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)
+        self._last_aborted_offset = self._segments.last_aborted_offset
         self._producers, self._last_snapshot_offset = restore_producers(
             self.directory, self._segments, self._log_start_offset, offset
         )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.producer_snapshot import read_snapshot, snapshot_offsets, snapshot_path
-from tidelog.log.producer_state import NO_COORDINATOR_EPOCH, BatchMetadata, ProducerEntry, ProducerState, batch_metadata
+from tidelog.log.producer_state import BatchMetadata, ProducerEntry, ProducerState, batch_metadata
 from tidelog.log.segments import SegmentList
-from tidelog.records import BatchHeader, decode_records, parse_control_record
+from tidelog.records import BatchHeader, ControlRecord, decode_records, parse_control_record
 
 logger = logging.getLogger(__name__)
 
@@ -27,20 +27,41 @@ def restore_producers(
 ) -> tuple[ProducerState, int]:
     """The state at an offset, and the offset of the snapshot it began with (-1: none)."""
     state = ProducerState()
-    snapshot_offset = _load_snapshot(directory, state, end_offset)
+    snapshot_offset = _restore(state, directory, segments, log_start_offset, end_offset, is_log_end=True)
+    return state, snapshot_offset
+
+
+def producers_at(directory: Path, segments: SegmentList, log_start_offset: int, offset: int) -> ProducerState:
+    """The state at an offset before the end of the log; later snapshots stay."""
+    state = ProducerState()
+    _restore(state, directory, segments, log_start_offset, offset, is_log_end=False)
+    return state
+
+
+def _restore(
+    state: ProducerState,
+    directory: Path,
+    segments: SegmentList,
+    log_start_offset: int,
+    end_offset: int,
+    *,
+    is_log_end: bool,
+) -> int:
+    snapshot_offset = _load_snapshot(directory, state, end_offset, is_log_end=is_log_end)
     # Batches below the log's start are taken in as long as they are there: a snapshot alone would be behind.
     replay_from = max(snapshot_offset, min(log_start_offset, segments[0].base_offset))
     if replay_from < end_offset:
         _replay(state, segments, replay_from, end_offset)
-    return state, snapshot_offset
+    return snapshot_offset
 
 
-def _load_snapshot(directory: Path, state: ProducerState, end_offset: int) -> int:
-    """Load the latest readable snapshot; those from beyond the end of the log or unreadable are removed."""
+def _load_snapshot(directory: Path, state: ProducerState, end_offset: int, *, is_log_end: bool) -> int:
+    """Load the latest readable snapshot up to an offset; unreadable ones, and those beyond the log, are removed."""
     for offset in reversed(snapshot_offsets(directory)):
         path = snapshot_path(directory, offset)
         if offset > end_offset:
-            path.unlink(missing_ok=True)
+            if is_log_end:
+                path.unlink(missing_ok=True)
             continue
         try:
             state.load(read_snapshot(directory, offset))
@@ -80,15 +101,14 @@ def _replay(state: ProducerState, segments: SegmentList, from_offset: int, end_o
             if header.last_offset < from_offset or not header.has_producer:
                 continue
             batch = segment.read_batch(position, header) if header.is_control else b""
-            state.update(header, coordinator_epoch(batch, 0, header))
+            state.update(header, read_marker(batch, 0, header))
 
 
-def coordinator_epoch(records: memoryview | bytes, position: int, header: BatchHeader) -> int:
-    """The transaction coordinator's epoch in a control batch; other batches, and emptied ones, tell none."""
+def read_marker(records: memoryview | bytes, position: int, header: BatchHeader) -> ControlRecord | None:
+    """What a control batch says; other batches, and emptied ones, say nothing."""
     if header.is_control and header.records_count:
-        markers = decode_records(records, position, check_crc=False)
-        return parse_control_record(markers[0]).coordinator_epoch
-    return NO_COORDINATOR_EPOCH
+        return parse_control_record(decode_records(records, position, check_crc=False)[0])
+    return None
 
 
 def find_duplicate(state: ProducerState, segments: SegmentList, header: BatchHeader) -> BatchMetadata | None:

@@ -8,7 +8,7 @@ reads from one segment. It changes nothing, and it trusts its caller that the of
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from tidelog.log.cold_lookup import NotInMemoryError
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import BatchPosition, Segment
+from tidelog.log.txn_index import AbortedTransaction
 from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, check_crc, find_timestamp
 
 logger = logging.getLogger(__name__)
@@ -31,8 +32,8 @@ class LogRead:
 
     records: FileSlice | bytes = b""
     size_bytes: int = 0
-    # (producer id, first offset) of aborted transactions within.
-    aborted_transactions: Sequence[tuple[int, int]] = ()
+    # The segment that the records are in.
+    segment: Segment | None = None
 
     @property
     def slices(self) -> list[FileSlice]:
@@ -87,7 +88,8 @@ def read_segments(
             size_bytes = min(max_bytes, end - position)
         if not size_bytes:
             break
-        read = LogRead(FileSlice(segment.file, position, size_bytes, is_recent=segment.is_recent(position)), size_bytes)
+        records = FileSlice(segment.file, position, size_bytes, is_recent=segment.is_recent(position))
+        read = LogRead(records, size_bytes, segment)
         if segment.size_bytes > BATCH_HEADER_SIZE:
             return read
         # All that compaction left of it is one batch without records, which librdkafka takes for a message that is too
@@ -111,6 +113,29 @@ def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int |
         return segment.size_bytes
     beyond = _find(segment, limit_offset, in_memory)
     return segment.size_bytes if beyond is None else beyond.position
+
+
+def offset_behind(read: LogRead, limit_offset: int) -> int:
+    """An offset above all that was read, not far beyond it where the index tells."""
+    if read.segment is None or not isinstance(read.records, FileSlice):
+        return limit_offset
+    end = read.records.position + read.records.size_bytes
+    try:
+        behind = read.segment.offset_index.offset_behind(end)
+    except FileNotFoundError:
+        behind = None  # it is lost, and made anew when it is needed
+    return limit_offset if behind is None else min(behind, limit_offset)
+
+
+def find_aborted(
+    segments: Sequence[Segment], first: int, offset: int, upper_bound: int
+) -> Iterator[AbortedTransaction]:
+    """The aborted transactions that touch the offsets from one up to another, from the segment at `first` on."""
+    for index in range(first, len(segments)):
+        found, is_complete = segments[index].txn_index.collect(offset, upper_bound)
+        yield from found
+        if is_complete:
+            break
 
 
 def find_by_timestamp(segments: Sequence[Segment], timestamp: int, start_offset: int) -> RecordTime | None:

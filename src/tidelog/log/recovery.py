@@ -35,6 +35,8 @@ from tidelog.log.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_I
 from tidelog.log.segments import SegmentList
 from tidelog.log.set_aside import SetAside
 from tidelog.log.swap_files import finish_swaps
+from tidelog.log.txn_index import TXN_INDEX_SUFFIX
+from tidelog.log.txn_recovery import settle_txn_indexes
 from tidelog.records import CorruptBatchError
 
 logger = logging.getLogger(__name__)
@@ -151,6 +153,10 @@ class _Opening:
         self._clock = clock
         self._known = known
         self._progress = progress
+        self._txn_indexes: dict[int, str] = {}
+        # From here on transaction indexes are written anew, if the log holds markers there.
+        self._txn_indexes_doubtful_from: int | None = None
+        self._has_markers = False
 
     def open(self) -> LogState:
         finish_swaps(self._directory)
@@ -173,6 +179,14 @@ class _Opening:
         if not epochs_are_known or (not is_unchanged and _has_batches_before(epochs, log_start_offset, end_offset)):
             self._rebuild_epochs(segments, epochs)
         epochs.finish_replay(end_offset)
+        settle_txn_indexes(
+            self._directory,
+            segments,
+            self._txn_indexes,
+            log_start_offset,
+            doubtful_from=self._txn_indexes_doubtful_from,
+            has_markers=self._has_markers,
+        )
         producers, snapshot_offset = restore_producers(self._directory, segments, log_start_offset, end_offset)
         producers.on_high_watermark(min(known.high_watermark, end_offset))
         return LogState(
@@ -212,6 +226,10 @@ class _Opening:
                 sizes[base_offset] = entry.stat().st_size
             elif "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
                 others[base_offset] = entry.path
+            elif "." + suffix == TXN_INDEX_SUFFIX:
+                self._txn_indexes[base_offset] = entry.path
+        for base_offset in self._txn_indexes.keys() - sizes.keys():
+            os.unlink(self._txn_indexes.pop(base_offset))
         self._check_nothing_is_lost(sizes, others)
         if not sizes:
             start_offset = self._known.log_start_offset
@@ -264,7 +282,11 @@ class _Opening:
         if known.was_machine_down and first and segments[first].base_offset == known.recovery_point:
             # It may have been flushed for the last time while it was appended to, without the end of its indexes.
             segments[first - 1].rebuild_indexes()
+            self._has_markers = any(header.is_control for _, header in segments[first - 1].headers(walk=True))
             segments[first - 1].close()
+            self._txn_indexes_doubtful_from = segments[first - 1].base_offset
+        else:
+            self._txn_indexes_doubtful_from = segments[first].base_offset
         try:
             next_offset = self._check_segments(segments, first, epochs, may_have_gaps=not has_changed)
         except _DamageError as damage:
@@ -332,6 +354,7 @@ class _Opening:
                     reason = error.reason
                     break
                 segment.note_batch(position, header)
+                self._has_markers |= header.is_control
                 epochs.replay(header.partition_leader_epoch, header.base_offset)
                 next_offset = header.next_offset
                 position += header.size_bytes

@@ -1,4 +1,4 @@
-"""One segment: a `.log` file, its two indexes, and where in it a batch lies.
+"""One segment: a `.log` file, its indexes, and where in it a batch lies.
 
 What always holds: `size_bytes` covers whole batches only; a write that fails is cut off again; indexes may miss
 entries but never point past the log, and a lost or false one is rebuilt. The file is opened by the first read or
@@ -24,6 +24,7 @@ from tidelog.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidelog.log.open_files import OPEN_FILES, open_descriptor
 from tidelog.log.page_cache import is_file_in_memory
 from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
+from tidelog.log.txn_index import TransactionIndex
 from tidelog.records import BatchHeader
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class Segment:
         "roll_jitter_ms",
         "size_bytes",
         "time_index",
+        "txn_index",
         "was_used",
     )
 
@@ -92,6 +94,7 @@ class Segment:
         self.path = directory / (stem + LOG_SUFFIX)
         self.offset_index = OffsetIndex(directory / (stem + INDEX_SUFFIX), base_offset, config.segment_index_bytes)
         self.time_index = TimeIndex(directory / (stem + TIME_INDEX_SUFFIX), base_offset, config.segment_index_bytes)
+        self.txn_index = TransactionIndex(self.path)
         self.size_bytes = size_bytes
         self.created_ms = created_ms
         self.roll_jitter_ms = roll_jitter_ms
@@ -134,6 +137,10 @@ class Segment:
                 index.start_empty()
             else:
                 index.remove()
+        if in_new_directory:
+            segment.txn_index.start_empty()
+        else:
+            segment.txn_index.remove()
         segment._max_timestamp = -1
         return segment
 
@@ -384,15 +391,16 @@ class Segment:
 
     @property
     def has_unflushed_indexes(self) -> bool:
-        return self.offset_index.is_unflushed or self.time_index.is_unflushed
+        return self.offset_index.is_unflushed or self.time_index.is_unflushed or self.txn_index.is_unflushed
 
     def note_indexes_flushed(self) -> None:
         """Something else has flushed them."""
-        self.offset_index.is_unflushed = self.time_index.is_unflushed = False
+        self.offset_index.is_unflushed = self.time_index.is_unflushed = self.txn_index.is_unflushed = False
 
     def sync_indexes(self) -> None:
         self.offset_index.flush()
         self.time_index.flush()
+        self.txn_index.flush()
 
     def sync_file(self) -> None:
         """fsync the log file alone. May run in another thread than appends do."""
@@ -422,6 +430,7 @@ class Segment:
         file = self.file
         os.ftruncate(file.fd, position)
         self.size_bytes = position
+        self.txn_index.truncate_to(offset)
         if not position:
             self.reset_indexes()
             return
@@ -451,6 +460,7 @@ class Segment:
         self.path = directory / self.path.name
         self.offset_index.move(directory / self.offset_index.path.name)
         self.time_index.move(directory / self.time_index.path.name)
+        self.txn_index.move(self.path)
 
     def mark_deleted(self) -> list[Path]:
         """Rename the files so that they no longer count, and let go of them; the paths to remove later.
@@ -459,7 +469,7 @@ class Segment:
         """
         self.close()
         renamed = []
-        for path in (self.offset_index.path, self.time_index.path, self.path):
+        for path in (self.offset_index.path, self.time_index.path, self.txn_index.path, self.path):
             target = path.with_name(path.name + DELETED_SUFFIX)
             try:
                 os.rename(path, target)

@@ -69,6 +69,11 @@ class SegmentList(Sequence[Segment]):
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self)
 
+    @property
+    def last_aborted_offset(self) -> int:
+        """The last marker of an aborted transaction, -1 when there is none."""
+        return max(segment.txn_index.last_offset for segment in self)
+
     def has_base_offset(self, offset: int) -> bool:
         slot = bisect.bisect_left(self._base_offsets, offset)
         return slot < len(self._base_offsets) and self._base_offsets[slot] == offset

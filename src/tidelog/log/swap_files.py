@@ -5,6 +5,9 @@ log last: from the moment `<base offset>.log.swap` is there, the swap is decided
 the `.swap` files get their final names, the log last again. So after a crash `.cleaned` files, and indexes in `.swap`
 without their log, are dropped; a `.log.swap` is put in place, and whatever segments begin within its offsets go first.
 
+A transaction index is written for the cleaned segment wherever one of the others has one, even an empty one, so that
+the old one of that name never stays.
+
 What always holds: the last batch of what is replaced is also the last batch of the cleaned segment, emptied if need be,
 so its offsets tell which segments it replaces. Callers flush the directory between the steps.
 """
@@ -22,6 +25,7 @@ from tidelog.log.file_slice import LogFile
 from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX
 from tidelog.log.scan import WALK_CHUNK_BYTES, scan_headers
 from tidelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from tidelog.log.txn_index import TXN_INDEX_SUFFIX
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +42,10 @@ def swap_path(path: Path) -> Path:
     return path.with_name(path.name + SWAP_SUFFIX)
 
 
-def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path, Path]:
+def segment_paths(directory: Path, base_offset: int) -> list[Path]:
     """The files of a segment in the order in which they are renamed and removed: the log decides, so it is last."""
     stem = f"{base_offset:020d}"
-    return directory / (stem + INDEX_SUFFIX), directory / (stem + TIME_INDEX_SUFFIX), directory / (stem + LOG_SUFFIX)
+    return [directory / (stem + suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, LOG_SUFFIX)]
 
 
 # One swap, step by step
@@ -50,13 +54,22 @@ def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path, Path]:
 def decide_swap(directory: Path, base_offset: int) -> None:
     """From here on the cleaned segment counts; the old files may still be there."""
     for path in segment_paths(directory, base_offset):
-        os.rename(cleaned_path(path), swap_path(path))
+        _rename(cleaned_path(path), swap_path(path))
 
 
 def put_in_place(directory: Path, base_offset: int) -> None:
     """Give the files of a decided swap their final names; the old ones are gone by now."""
     for path in segment_paths(directory, base_offset):
-        os.rename(swap_path(path), path)
+        _rename(swap_path(path), path)
+
+
+def _rename(path: Path, target: Path) -> None:
+    try:
+        os.rename(path, target)
+    except FileNotFoundError:
+        # Most segments have no transaction index.
+        if TXN_INDEX_SUFFIX not in path.suffixes:
+            raise
 
 
 def discard(directory: Path, base_offset: int) -> None:
@@ -96,6 +109,10 @@ def _finish(directory: Path, base_offset: int) -> None:
     paths = segment_paths(directory, base_offset)
     end_offset = _end_offset(swap_path(paths[-1]), base_offset)
     replaced = sorted(name for name in os.listdir(directory) if base_offset <= _replaceable_offset(name) < end_offset)
+    txn_index = f"{base_offset:020d}{TXN_INDEX_SUFFIX}"
+    if txn_index in replaced and not swap_path(directory / txn_index).exists():
+        # It is in place already: the indexes come before the log.
+        replaced.remove(txn_index)
     for name in replaced:
         # What producers had written before the first of the replaced segments is as true as it was.
         if not name.endswith(SNAPSHOT_SUFFIX) or _base_offset(name) > base_offset:
@@ -118,7 +135,7 @@ def _end_offset(path: Path, base_offset: int) -> int:
 
 def _replaceable_offset(name: str) -> int:
     """The offset in the name of a file that goes with its segment, -1 for all others."""
-    if name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SNAPSHOT_SUFFIX)):
+    if name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX)):
         return _base_offset(name)
     return -1
 

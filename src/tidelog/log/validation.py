@@ -206,7 +206,7 @@ def _record_errors(
 
 def _topic_compression(header: BatchHeader, config: LogConfig) -> Compression:
     label = config.compression_type
-    if label == "producer":
+    if label == "producer" or header.is_control:
         return header.compression
     return Compression.NONE if label == "uncompressed" else Compression.from_label(label)
 

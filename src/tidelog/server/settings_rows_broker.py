@@ -264,6 +264,13 @@ def _log_rows() -> Iterator[Setting]:
         "How often producers to forget are looked for.",
         at_least(1),
     )
+    yield _row(
+        "transaction.partition.verification.enable",
+        SettingType.BOOLEAN,
+        True,
+        "Whether the coordinator of a transaction is asked before the transaction begins in a partition (KIP-890). "
+        "Without it a late retry of an aborted transaction can begin one that nobody ends.",
+    )
 
 
 def broker_rows() -> Iterator[Setting]:

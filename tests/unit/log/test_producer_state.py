@@ -11,7 +11,7 @@ from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.producer_snapshot import decode_snapshot, encode_snapshot, read_snapshot, write_snapshot
 from tidelog.log.producer_state import SEQUENCE_MAX, BatchMetadata, ProducerEntry, ProducerState
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import BatchHeader
+from tidelog.records import BatchHeader, ControlRecord, ControlRecordType
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20
 
@@ -96,7 +96,7 @@ def test_open_transactions_hold_the_stable_offset() -> None:
     state.update(header(1, 11, attributes=TRANSACTIONAL))
     assert state.first_unstable_offset() == 10
     assert refusal(state, header(2, 12)) is ErrorCode.INVALID_TXN_STATE
-    state.update(header(-1, 12, attributes=TRANSACTIONAL | CONTROL), coordinator_epoch=4)
+    state.update(header(-1, 12, attributes=TRANSACTIONAL | CONTROL), ControlRecord(ControlRecordType.COMMIT, 4, 0))
     assert state.first_unstable_offset() == 10
     state.on_high_watermark(12)
     assert state.first_unstable_offset() == 10

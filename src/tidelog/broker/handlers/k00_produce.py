@@ -2,8 +2,10 @@
 
 3 brings the transactional id and record batches of magic 2, the only ones taken. 4 to 6 may answer KAFKA_STORAGE_ERROR
 and (5) tell the log start offset. 7 allows zstd (KIP-110). 8 tells which records made a batch fail (KIP-467). 9 is
-flexible. 10 names the current leader and its address after NOT_LEADER_OR_FOLLOWER (KIP-951). 11 and 12 belong to
-transactions (KIP-890). 13 names topics by id (KIP-516).
+flexible. 10 names the current leader and its address after NOT_LEADER_OR_FOLLOWER (KIP-951). 11 may answer
+TRANSACTION_ABORTABLE, and 12 adds partitions to transactions by itself (KIP-890). 13 names topics by id (KIP-516).
+
+A batch that would begin a transaction in its partition is appended once the transaction's coordinator has confirmed it.
 
 Every partition succeeds or fails on its own. A produce never creates a topic. With acks=0 there is no answer, and an
 error closes the connection, the one sign that such a producer can notice.
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from time import monotonic
+from typing import NamedTuple
 
 from tidelog.broker.delayed_produce import PendingAppend
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, ACKS_NONE, Partition
 from tidelog.broker.registry import CloseConnection, handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.broker.txn_verification import BeginningTransaction, adds_partitions, produce_error
+from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -32,6 +37,7 @@ from tidelog.protocol.messages.k00_produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
+from tidelog.records import CorruptBatchError, parse_header
 
 _TOPIC_IDS_FROM = 13
 _CURRENT_LEADER_FROM = 10
@@ -55,20 +61,31 @@ _NO_LEADER = LeaderIdAndEpoch()
 Pending = PendingAppend[PartitionProduceResponse]
 
 
+class Unconfirmed(NamedTuple):
+    """A batch that waits for the coordinator of its transaction, and where its answer goes."""
+
+    transaction: BeginningTransaction
+    topic: TopicProduceData
+    data: PartitionProduceData
+    answers: list[PartitionProduceResponse]
+    slot: int
+
+
 @handles(PRODUCE, "3-13")
 def handle_produce(
     request: ProduceRequest, context: RequestContext
-) -> ProduceResponse | Coroutine[None, None, ProduceResponse] | None:
+) -> ProduceResponse | Coroutine[None, None, ProduceResponse | None] | None:
     replicas = context.services.replicas
     acks = request.acks
     version = context.version
     response = ProduceResponse(responses=[])
     pending: list[Pending] = []
+    unconfirmed: list[Unconfirmed] = []
     acks_are_known = acks in _ACKS
     has_failed = False
     opening_s = 0.0
     for topic in request.topic_data:
-        answers = []
+        answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
             began_s = monotonic()
             try:
@@ -77,6 +94,12 @@ def handle_produce(
                 if opening_s > _OPENING_S_MAX:
                     raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the request takes too long; send the rest again")
                 partition = _find(replicas, topic, data.index, version)
+                if request.transactional_id is not None:
+                    transaction = _begin_transaction(replicas, partition, data, version)
+                    if transaction is not None:
+                        unconfirmed.append(Unconfirmed(transaction, topic, data, answers, len(answers)))
+                        answers.append(PartitionProduceResponse(index=data.index))
+                        continue
                 answers.append(_produce(replicas, partition, data, acks, version, pending))
                 if partition.log.config.opens_batches:
                     opening_s += monotonic() - began_s
@@ -89,6 +112,8 @@ def handle_produce(
         response.responses.append(
             TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
         )
+    if unconfirmed:
+        return _answer_confirmed(replicas, request, response, unconfirmed, pending, version)
     if acks == ACKS_NONE:
         return None
     if pending:
@@ -109,13 +134,14 @@ def _produce(
     acks: int,
     version: int,
     pending: list[Pending],
+    guard: TransactionGuard | None = None,
 ) -> PartitionProduceResponse:
     records = data.records
     if records is not None and not isinstance(records, memoryview):
         raise TypeError("decoded records are always a memoryview")
     if version < _ZSTD_FROM and records is not None and _is_zstd(records):
         raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
-    result = replicas.append(partition, records, acks)
+    result = replicas.append(partition, records, acks, guard=guard)
     answer = PartitionProduceResponse(
         index=data.index,
         base_offset=result.first_offset,
@@ -131,6 +157,51 @@ def _produce(
         elif error:
             raise KafkaError(error)
     return answer
+
+
+def _begin_transaction(
+    replicas: ReplicaManager, partition: Partition, data: PartitionProduceData, version: int
+) -> BeginningTransaction | None:
+    """What the transaction's coordinator must confirm before the batch is appended, if anything."""
+    if not isinstance(data.records, memoryview):
+        return None
+    try:
+        header = parse_header(data.records)
+    except CorruptBatchError:
+        return None  # the append refuses it, and says why
+    if not header.is_transactional:
+        return None
+    partition.check_writable()
+    return replicas.transactions.begin(partition, header, starts_at_zero=adds_partitions(version))
+
+
+async def _answer_confirmed(
+    replicas: ReplicaManager,
+    request: ProduceRequest,
+    response: ProduceResponse,
+    unconfirmed: list[Unconfirmed],
+    pending: list[Pending],
+    version: int,
+) -> ProduceResponse | None:
+    """Append what waits for coordinators as they confirm it, and answer."""
+    acks = request.acks
+    begun = [item.transaction for item in unconfirmed]
+    await replicas.transactions.confirm(request.transactional_id or "", begun, add=adds_partitions(version))
+    for transaction, topic, data, answers, slot in unconfirmed:
+        error = produce_error(transaction.error, version)
+        try:
+            if error is not None:
+                raise error
+            answers[slot] = _produce(replicas, transaction.partition, data, acks, version, pending, transaction.guard)
+        except KafkaError as refusal:
+            if acks == ACKS_NONE:
+                raise CloseConnection(f"sent records with acks=0 that failed: {refusal}") from refusal
+            answers[slot] = _failure(replicas, topic, data, refusal)
+    if acks == ACKS_NONE:
+        return None
+    if pending:
+        return await _answer_later(replicas, response, pending, request.timeout_ms, version)
+    return _answer(replicas, response, version)
 
 
 def _is_zstd(records: memoryview) -> bool:

@@ -14,6 +14,7 @@ from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
 from tidelog.log import AppendOrigin, AppendResult, LogConfig, PartitionLog
 from tidelog.log.recovery import create_log
+from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import encode_batch
 
@@ -44,7 +45,9 @@ class CountingLog:
     def latest_epoch(self) -> int:
         return self.epochs[-1][0] if self.epochs else -1
 
-    def append_as_leader(self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin) -> AppendResult:
+    def append_as_leader(
+        self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin, guard: TransactionGuard | None
+    ) -> AppendResult:
         if leader_epoch > self.latest_epoch:
             self.epochs.append((leader_epoch, self.log_end_offset))
         self.log_end_offset += 1
@@ -269,11 +272,7 @@ def test_flush_messages_n_leaves_at_most_n_minus_1_acknowledged_messages_unflush
     assert partition.log.high_watermark == 5
 
 
-def test_a_transactional_batch_finds_no_open_transaction() -> None:
-    batch = bytearray(61)
-    batch[22] = 0x10
-    with fails(ErrorCode.INVALID_TXN_STATE):
-        make(NODE).append(memoryview(batch), ACKS_ALL)
+def test_an_append_needs_a_batch() -> None:
     with fails(ErrorCode.INVALID_RECORD):
         make(NODE).append(None, ACKS_ALL)
 

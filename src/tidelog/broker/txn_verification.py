@@ -1,0 +1,138 @@
+"""Asks the coordinator of a transaction whether a partition is part of it, before it begins there (KIP-890).
+
+What always holds: a transaction is asked about once for each partition, however many of its batches arrive meanwhile,
+and no more once it has begun there; an answer that comes after the transaction was ended opens nothing
+(`log/txn_guard`). Plain batches never come here. Who coordinates a transaction, the verifier knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
+from tidelog.protocol import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from tidelog.broker.partition import Partition
+    from tidelog.records import BatchHeader
+
+TopicPartition = tuple[str, int]
+
+_ABORTABLE_FROM: Final = 11
+_EPOCH_BUMP_FROM: Final = 12
+
+_UNREACHABLE: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+
+
+class TransactionVerifier(Protocol):
+    """Whoever reaches the coordinators of transactions."""
+
+    def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        add: bool,
+    ) -> Awaitable[Mapping[TopicPartition, ErrorCode]]:
+        """Whether each partition is part of the producer's open transaction; `add`: make it so (transaction.version 2).
+
+        The errors are those of AddPartitionsToTxn, NONE for partitions that may be written to.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class BeginningTransaction:
+    """A batch that would begin its producer's transaction in a partition."""
+
+    partition: Partition
+    header: BatchHeader
+    guard: TransactionGuard
+    error: ErrorCode = ErrorCode.NONE
+
+    @property
+    def name(self) -> TopicPartition:
+        return self.partition.topic, self.partition.partition
+
+
+class TransactionVerification:
+    """What is being asked, and of whom."""
+
+    def __init__(self, *, is_enabled: bool) -> None:
+        self._is_enabled = is_enabled
+        # None: no transaction can begin, as there are no coordinators.
+        self.verifier: TransactionVerifier | None = None
+        self._asking: dict[TransactionGuard, asyncio.Task[Mapping[TopicPartition, ErrorCode]]] = {}
+
+    def begin(self, partition: Partition, header: BatchHeader, *, starts_at_zero: bool) -> BeginningTransaction | None:
+        """What has to be confirmed before the batch may be appended; None when it goes on with a transaction."""
+        if partition.log.has_open_transaction(header.producer_id, header.producer_epoch):
+            return None
+        if not self._is_enabled:
+            return BeginningTransaction(partition, header, NOT_ASKED)
+        guard = partition.log.begin_verification(header, starts_at_zero=starts_at_zero)
+        return BeginningTransaction(partition, header, guard)
+
+    async def confirm(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> None:
+        """Ask about all of them; each has its error then."""
+        unasked: dict[tuple[int, int], list[BeginningTransaction]] = {}
+        for item in begun:
+            if item.guard is not NOT_ASKED and item.guard not in self._asking:
+                unasked.setdefault((item.header.producer_id, item.header.producer_epoch), []).append(item)
+        for (producer_id, producer_epoch), items in unasked.items():
+            ask = self._ask(transactional_id, producer_id, producer_epoch, [item.name for item in items], add)
+            # Other requests may come to wait for it, so it goes on when the connection of this one is gone.
+            task = asyncio.get_running_loop().create_task(ask)
+            task.add_done_callback(functools.partial(self._on_asked, items))
+            for item in items:
+                self._asking[item.guard] = task
+        for item, task in [(item, self._asking[item.guard]) for item in begun if item.guard is not NOT_ASKED]:
+            answers = await asyncio.shield(task)
+            item.error = answers.get(item.name, ErrorCode.INVALID_TXN_STATE)
+
+    def _on_asked(self, items: Sequence[BeginningTransaction], task: asyncio.Task[object]) -> None:
+        for item in items:
+            self._asking.pop(item.guard, None)
+
+    async def _ask(
+        self, transactional_id: str, producer_id: int, producer_epoch: int, names: list[TopicPartition], add: bool
+    ) -> Mapping[TopicPartition, ErrorCode]:
+        if self.verifier is None:
+            return {}
+        try:
+            return await self.verifier.verify(transactional_id, producer_id, producer_epoch, names, add)
+        except KafkaError as error:
+            return dict.fromkeys(names, error.code)
+
+
+def adds_partitions(produce_version: int) -> bool:
+    """Whether producers of this version leave it to the broker to add partitions to their transactions."""
+    return produce_version >= _EPOCH_BUMP_FROM
+
+
+def produce_error(error: ErrorCode, produce_version: int) -> KafkaError | None:
+    """What to tell a producer whose transaction could not be confirmed: an error that its version knows how to take."""
+    if not error:
+        return None
+    message = f"the transaction could not be confirmed: {error.name}"
+    if error is ErrorCode.PRODUCER_FENCED:
+        return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, message)
+    if error in _UNREACHABLE or (error is ErrorCode.CONCURRENT_TRANSACTIONS and produce_version < _EPOCH_BUMP_FROM):
+        # Every producer sends again after this one.
+        return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
+    if error is ErrorCode.TRANSACTION_ABORTABLE and produce_version < _ABORTABLE_FROM:
+        return KafkaError(ErrorCode.INVALID_TXN_STATE, message)
+    return KafkaError(error, message)

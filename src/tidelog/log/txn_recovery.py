@@ -1,0 +1,69 @@
+"""Transaction indexes when a log is opened: those that are there are looked at, those that may be false written anew.
+
+What always holds: after `settle_txn_indexes` the indexes name exactly the aborted transactions whose markers and
+records the log holds, or, after a clean stop, what they named before. They are written anew from the log alone: the
+producers at the start of the first such segment, and all markers from there on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from tidelog.log.errors import CorruptIndexError
+from tidelog.log.producer_replay import producers_at, read_marker
+from tidelog.log.segments import SegmentList
+from tidelog.log.txn_index import write_txn_index
+
+logger = logging.getLogger(__name__)
+
+
+def settle_txn_indexes(
+    directory: Path,
+    segments: SegmentList,
+    found: Collection[int],
+    log_start_offset: int,
+    *,
+    doubtful_from: int | None,
+    has_markers: bool,
+) -> None:
+    """Make the indexes say what the log says.
+
+    `found`: the base offsets of those that are there. `doubtful_from`: from the segment of this offset on they are
+    written anew (None: no log was checked); `has_markers` says whether there are any to be written.
+    """
+    doubtful = len(segments) if doubtful_from is None else segments.index_of(doubtful_from)
+    for index, segment in enumerate(segments):
+        if segment.base_offset not in found:
+            segment.txn_index.start_empty()
+        elif index < doubtful:
+            try:
+                segment.txn_index.check(segment.base_offset)
+            except CorruptIndexError as error:
+                logger.warning("%s; it is written anew", error)
+                doubtful, has_markers = index, True
+    if has_markers:
+        _rebuild(directory, segments, doubtful, log_start_offset)
+        return
+    for segment in segments[doubtful:]:
+        if segment.base_offset in found:
+            segment.txn_index.remove()
+
+
+def _rebuild(directory: Path, segments: SegmentList, first: int, log_start_offset: int) -> None:
+    for segment in segments[first:]:
+        segment.txn_index.remove()
+    state = producers_at(directory, segments, log_start_offset, segments[first].base_offset)
+    for segment in segments[first:]:
+        entries = []
+        for position, header in segment.headers(walk=True) if segment.size_bytes else ():
+            if header.has_producer:
+                batch = segment.read_batch(position, header) if header.is_control else b""
+                aborted = state.update(header, read_marker(batch, 0, header))
+                if aborted is not None:
+                    entries.append(aborted)
+        if entries:
+            write_txn_index(segment.txn_index.path, entries)
+            segment.txn_index.forget()
+        segment.close()
