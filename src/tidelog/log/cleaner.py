@@ -9,13 +9,15 @@ and what is written lies beside them (`swap_files`).
 
 from __future__ import annotations
 
+import functools
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tidelog.log.cleaner_choice import Run
-from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, read_batches
+from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, TakeSmallBatches, read_batches
 from tidelog.log.cleaner_transactions import AbortedTransaction, CleanedTransactions
 from tidelog.log.config import LogConfig
 from tidelog.log.producer_state import NO_OFFSET, ProducerEntry
@@ -31,9 +33,13 @@ from tidelog.records import (
 from tidelog.records.compaction import (
     BatchOutcome,
     OffsetMap,
+    SmallBatches,
     empty_batch,
     filter_batch,
+    filter_small_batches,
+    is_small,
     map_batch,
+    map_small_batches,
     set_delete_horizon,
 )
 
@@ -80,8 +86,8 @@ class CleanTerms:
     aborted: Sequence[AbortedTransaction] = ()
     stats: CleanStats = field(default_factory=CleanStats)
 
-    def read(self, source: SourceSegment) -> Iterator[ReadBatch]:
-        return read_batches(source, self.chunk_bytes, self.config.max_message_bytes, self.pace)
+    def read(self, source: SourceSegment, take_small: TakeSmallBatches) -> Iterator[ReadBatch]:
+        return read_batches(source, self.chunk_bytes, self.config.max_message_bytes, self.pace, take_small)
 
 
 def make_offset_map(memory_bytes: int, load_factor: float, keys_max: int) -> OffsetMap:
@@ -103,10 +109,11 @@ def make_offset_map(memory_bytes: int, load_factor: float, keys_max: int) -> Off
 def build_offset_map(terms: CleanTerms, sources: Sequence[SourceSegment], offset_map: OffsetMap) -> int:
     """Note the keys from the first dirty offset on, up to the end or as many as fit; the offset behind the last."""
     transactions = CleanedTransactions(item for item in terms.aborted if item.last_offset >= terms.first_dirty_offset)
+    map_small = functools.partial(_map_small_batches, terms, offset_map)
     for source in sources:
         if source.next_base_offset <= terms.first_dirty_offset:
             continue
-        for batch in terms.read(source):
+        for batch in terms.read(source, map_small):
             terms.stats.bytes_mapped += batch.header.size_bytes
             if batch.header.last_offset < terms.first_dirty_offset:
                 continue
@@ -119,6 +126,19 @@ def build_offset_map(terms: CleanTerms, sources: Sequence[SourceSegment], offset
         # Offsets may be missing at the end of a segment.
         offset_map.update_latest_offset(min(source.next_base_offset, terms.end_offset) - 1)
     return _map_end(terms, offset_map)
+
+
+def _map_small_batches(
+    terms: CleanTerms, offset_map: OffsetMap, batch: ReadBatch, next_offset: int
+) -> SmallBatches | None:
+    if not is_small(batch.header):
+        return None
+    start_offset, end_offset = terms.first_dirty_offset, terms.end_offset
+    mapped = map_small_batches(
+        offset_map, batch.chunk, batch.at, next_offset, start_offset=start_offset, end_offset=end_offset
+    )
+    terms.stats.bytes_mapped += mapped.position - batch.at
+    return mapped
 
 
 def _map_batch(terms: CleanTerms, batch: ReadBatch, transactions: CleanedTransactions, offset_map: OffsetMap) -> bool:
@@ -159,6 +179,7 @@ class RunCleaner:
         self._offset_map = offset_map
         self._transactions = CleanedTransactions(terms.aborted)
         self._producers: Mapping[int, LastRecord] = {}
+        self._needed_offsets = array("q")
         self._is_changed = False
         self._dropped_end: BatchHeader | None = None  # the batch last read, if nothing of it was written
 
@@ -166,6 +187,7 @@ class RunCleaner:
         """Write what stays of the first few segments as one beside them and flush it."""
         terms, stats = self._terms, self._terms.stats
         self._producers = producers
+        self._needed_offsets = array("q", sorted(last.last_offset for last in producers.values()))
         self._is_changed = False
         run = Run(sources[0].base_offset)
         writer = CleanedWriter(terms.directory, run.base_offset, terms.config, terms.chunk_bytes, terms.pace)
@@ -188,7 +210,7 @@ class RunCleaner:
         return CleanedRun(run.segments_count, size_bytes, self._is_changed)
 
     def _copy_segment(self, source: SourceSegment, writer: CleanedWriter) -> None:
-        for batch in self._terms.read(source):
+        for batch in self._terms.read(source, functools.partial(self._copy_small_batches, writer)):
             try:
                 kept = self._copy(batch, writer)
             except CorruptBatchError as error:
@@ -201,6 +223,28 @@ class RunCleaner:
         if header is not None:
             writer.add(header._replace(batch_length=BATCH_HEADER_SIZE - LOG_OVERHEAD), empty_batch(header))
             self._is_changed |= header.records_count > 0
+
+    def _copy_small_batches(self, writer: CleanedWriter, batch: ReadBatch, next_offset: int) -> SmallBatches | None:
+        """Write those of a run of small batches that stay."""
+        if not is_small(batch.header):
+            return None
+        chunk, at = batch.chunk, batch.at
+        terms, stats = self._terms, self._terms.stats
+        filtered = filter_small_batches(
+            chunk, at, next_offset, self._offset_map, now_ms=terms.now_ms, needed_offsets=self._needed_offsets
+        )
+        for position in filtered.kept:
+            header = parse_header(chunk, position)
+            writer.add(header, memoryview(chunk)[position : position + header.size_bytes])
+        stats.bytes_read += filtered.position - at
+        stats.records_read += filtered.records_read
+        stats.records_written += filtered.records_kept
+        self._is_changed |= filtered.records_kept < filtered.records_read
+        if filtered.last_dropped is not None:
+            self._dropped_end = parse_header(chunk, filtered.last_dropped)
+        elif filtered.kept:
+            self._dropped_end = None
+        return filtered
 
     def _copy(self, batch: ReadBatch, writer: CleanedWriter) -> bool:
         """Write what stays of a batch, if anything does."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.log.cleaning import LogCleaning
 from tidelog.log.config import LogConfig
@@ -22,6 +22,9 @@ from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import Segment
 from tidelog.log.swap_files import cleaned_path
 from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, parse_header
+
+if TYPE_CHECKING:  # compiled, and not needed before there is something to clean
+    from tidelog.records.compaction import SmallBatches
 
 # The event loop waits up to five milliseconds for the interpreter's lock unless a thread gives it up by itself; a
 # thread that only releases it and takes it again mostly wins, so it has to sleep for a moment.
@@ -99,11 +102,22 @@ class ReadBatch(NamedTuple):
         return memoryview(self.chunk)[self.at : self.at + self.header.size_bytes]
 
 
-def read_batches(source: SourceSegment, chunk_bytes: int, batch_bytes_max: int, pace: Pace) -> Iterator[ReadBatch]:
-    """All batches of a segment, in chunks; a batch that is larger is read as a whole.
+# Does what is to be done with a batch and the small ones that follow it in its chunk, if it is small itself; the
+# number is the lowest offset that it may have.
+TakeSmallBatches = Callable[[ReadBatch, int], "SmallBatches | None"]
 
-    One beyond `batch_bytes_max` is read only where another follows it, or the file ends with it: a false length must
-    not take all memory.
+
+def read_batches(
+    source: SourceSegment,
+    chunk_bytes: int,
+    batch_bytes_max: int,
+    pace: Pace,
+    take_small: TakeSmallBatches | None = None,
+) -> Iterator[ReadBatch]:
+    """All batches of a segment, in chunks, save the small ones that were taken before.
+
+    A batch that is larger than a chunk is read as a whole. One beyond `batch_bytes_max` is read only where another
+    follows it, or the file ends with it: a false length must not take all memory.
     """
     file = LogFile(source.path, read_only=True)
     position, next_offset = 0, source.base_offset
@@ -126,7 +140,12 @@ def read_batches(source: SourceSegment, chunk_bytes: int, batch_bytes_max: int, 
         if header.base_offset < next_offset:
             raise _corrupt(source, position, f"offset {header.base_offset} follows {next_offset - 1}")
         pace.on_batch()
-        yield ReadBatch(chunk, at, header, position)
+        batch = ReadBatch(chunk, at, header, position)
+        taken = None if take_small is None else take_small(batch, next_offset)
+        if taken is not None and taken.position > at:
+            position, next_offset = chunk_start + taken.position, taken.next_offset
+            continue
+        yield batch
         next_offset = header.next_offset
         position += header.size_bytes
 

@@ -1,4 +1,4 @@
-"""Compaction of single batches: noting the last offset of every key, and batches without the records that are outdated.
+"""Compaction of batches: noting the last offset of every key, and batches without the records that are outdated.
 
 What always holds: records keep their offsets, a batch keeps its base offset, last offset, leader epoch, producer,
 sequence and codec; a batch of which everything stays is not touched at all; a batch whose CRC or records are wrong
@@ -9,9 +9,11 @@ interpreter's lock. Which batches are looked at, transactions, and files are the
 from __future__ import annotations
 
 import enum
+from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tidelog.records import kernel_compact
+from tidelog.records import kernel_compact, kernel_small
 from tidelog.records.batch import (
     BATCH_HEADER_SIZE,
     COMPRESSION_MASK,
@@ -38,11 +40,18 @@ __all__ = [
     "BatchOutcome",
     "FilteredBatch",
     "OffsetMap",
+    "SmallBatches",
     "empty_batch",
     "filter_batch",
+    "filter_small_batches",
+    "is_small",
     "map_batch",
+    "map_small_batches",
     "set_delete_horizon",
 ]
+
+# Beyond this the loop over a batch's records is what costs, not what comes before and after it.
+SMALL_BATCH_SIZE_MAX = 2048
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
@@ -148,6 +157,69 @@ def set_delete_horizon(
     walk = _open_walk(buffer, header, position, max_bytes)
     choice = kernel_compact.choose_all(walk, header.base_offset)
     return _rewrite(walk, choice, header, _horizon(now_ms, delete_retention_ms), compression_level)
+
+
+class SmallBatches(NamedTuple):
+    """What was done with a run of small batches."""
+
+    position: int  # where the run ended in the chunk; where it began, if nothing was done
+    next_offset: int
+    records_read: int
+    records_kept: int
+    kept: list[int]  # positions of the batches that stay, as they are
+    last_dropped: int | None  # position of the last batch, if it does not stay
+
+
+def is_small(header: BatchHeader) -> bool:
+    """Whether it is worth while to try the batch and what follows as a run of small batches."""
+    special = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT
+    return header.size_bytes <= SMALL_BATCH_SIZE_MAX and not header.attributes & special
+
+
+def map_small_batches(
+    offset_map: OffsetMap, chunk: bytes, position: int, next_offset: int, *, start_offset: int, end_offset: int
+) -> SmallBatches:
+    """`map_batch` for as many small batches as follow one another from `position`, with offsets from `next_offset` on.
+
+    The run ends before the first batch that is cut off, large, compressed, damaged, of a transaction or for which the
+    map has no room; that one is for `map_batch`.
+    """
+    run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
+    kernel_small.note_run(run, RecordWalk(chunk, 0, 0, 0, 0, False), offset_map, start_offset, end_offset)
+    return _small_batches(run)
+
+
+def filter_small_batches(
+    chunk: bytes,
+    position: int,
+    next_offset: int,
+    offset_map: OffsetMap,
+    *,
+    now_ms: int,
+    needed_offsets: array[int],
+) -> SmallBatches:
+    """`filter_batch` for as many small batches as follow one another and either stay as they are or go.
+
+    `needed_offsets`, in order and as array("q"), are the last offsets of batches that must stay, be it without records:
+    one of these that would go ends the run, as does whatever ends one of `map_small_batches`, and a record without a
+    key. That one is for `filter_batch`.
+    """
+    run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
+    walk = RecordWalk(chunk, 0, 0, 0, 0, False)
+    with memoryview(needed_offsets) as needed:
+        kernel_small.filter_run(run, walk, offset_map, now_ms, needed)
+    return _small_batches(run)
+
+
+def _small_batches(run: kernel_small.BatchRun) -> SmallBatches:
+    return SmallBatches(
+        position=run.position,
+        next_offset=run.next_offset,
+        records_read=run.records_read,
+        records_kept=run.records_kept,
+        kept=run.kept_positions(),
+        last_dropped=run.last_position if run.last_position >= 0 and not run.last_is_kept else None,
+    )
 
 
 def empty_batch(header: BatchHeader) -> bytearray:

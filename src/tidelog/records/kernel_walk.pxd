@@ -13,6 +13,7 @@ cdef Py_ssize_t RECORD_SIZE_MIN
 @cython.final
 cdef class RecordWalk:
     cdef const unsigned char[::1] data
+    cdef Py_ssize_t first
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t count
     cdef int64_t last_offset_delta
@@ -21,7 +22,6 @@ cdef class RecordWalk:
     cdef bint is_sound
     cdef Py_ssize_t position
     cdef Py_ssize_t limit
-    cdef Py_ssize_t index
     cdef Py_ssize_t start
     cdef Py_ssize_t rest_at
     cdef Py_ssize_t end
@@ -31,6 +31,8 @@ cdef class RecordWalk:
     cdef Py_ssize_t key_length
     cdef Py_ssize_t value_length
 
+    cdef bint enter(self, Py_ssize_t first, Py_ssize_t size, Py_ssize_t count, int64_t last_offset_delta) except -1 nogil
+    cdef int set_times(self, int64_t base_timestamp, int64_t log_append_time, bint is_stamped) except -1 nogil
     cdef int rewind(self) except -1 nogil
     @cython.locals(length=Py_ssize_t, timestamp_delta=int64_t, offset_delta=int64_t)
     cdef int next_record(self) except -1 nogil

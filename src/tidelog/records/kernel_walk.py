@@ -25,7 +25,7 @@ class RecordWalk:
         "count",
         "data",
         "end",
-        "index",
+        "first",
         "is_sound",
         "is_stamped",
         "key_at",
@@ -43,7 +43,8 @@ class RecordWalk:
     )
 
     data: Bytes
-    size: int
+    first: int  # where the records of the batch begin in the data
+    size: int  # where they end
     count: int
     last_offset_delta: int
     timestamp_base: int
@@ -51,7 +52,6 @@ class RecordWalk:
     is_sound: bool
     position: int
     limit: int  # what is being read must end here
-    index: int
     start: int  # where the record begins, with its length
     rest_at: int  # where it goes on behind its timestamp delta
     end: int
@@ -71,22 +71,29 @@ class RecordWalk:
         is_stamped: bool,
     ) -> None:
         self.data = data
-        self.size = len(data)
+        if not self.enter(0, len(data), count, last_offset_delta):
+            raise CorruptBatchError(f"{len(data)} bytes can't hold the {count} records announced")
+        self.set_times(base_timestamp, log_append_time, is_stamped)
+
+    def enter(self, first: int, size: int, count: int, last_offset_delta: int) -> bool:
+        """Take up the batch whose records lie from `first` to `size`; False when they can't be so many."""
+        self.first = first
+        self.size = size
         self.count = count
         self.last_offset_delta = last_offset_delta
+        self.rewind()
+        return 0 <= count <= (size - first) // RECORD_SIZE_MIN
+
+    def set_times(self, base_timestamp: int, log_append_time: int, is_stamped: bool) -> None:
         self.timestamp_base = base_timestamp
         self.timestamp = log_append_time
         self.is_stamped = is_stamped
-        if count > self.size // RECORD_SIZE_MIN:
-            raise CorruptBatchError(f"{self.size} bytes can't hold the {count} records announced")
-        self.rewind()
 
     def rewind(self) -> None:
         self.is_sound = True
-        self.position = 0
+        self.position = self.first
         self.limit = self.size
-        self.index = 0
-        self.end = 0
+        self.end = self.first
         self.offset_delta = -1
 
     def next_record(self) -> bool:
@@ -117,7 +124,6 @@ class RecordWalk:
         self.skip_headers()
         if self.position != self.limit:
             self.is_sound = False
-        self.index += 1
         return self.is_sound
 
     def has_ended(self) -> bool:
@@ -137,7 +143,6 @@ class RecordWalk:
             self.timestamp = self.add_to_base(timestamp_delta)
         self.rest_at = self.position
         self.position = self.limit
-        self.index += 1
 
     def skip(self, length: int) -> None:
         if length > 0:

@@ -20,6 +20,8 @@ from tidelog.records import (
     kernel_compact,
     kernel_is_compiled,
     kernel_offset_map,
+    kernel_small,
+    kernel_walk,
 )
 
 RECORDS = Path(codec.__file__).parent
@@ -76,6 +78,7 @@ def interpreted() -> Twin:
         plain_compact = load_source("kernel_compact")
         patch.setitem(sys.modules, "tidelog.records.kernel_compact", plain_compact)
         patch.setattr(records, "kernel_compact", plain_compact)
+        patch.setattr(records, "kernel_small", load_source("kernel_small"))
         plain_compaction = load_source("compaction")
     return Twin("interpreted", plain, plain_arrow, plain_map, plain_compaction)
 
@@ -86,7 +89,8 @@ def compiled() -> Twin:
         pytest.fail(
             "the record kernel is not compiled; `make setup` or `python setup.py build_ext --inplace` builds it"
         )
-    assert not str(kernel_compact.__file__).endswith(".py")
+    for module in (kernel_arrow, kernel_compact, kernel_offset_map, kernel_small, kernel_walk):
+        assert not str(module.__file__).endswith(".py")
     return Twin("compiled", kernel, kernel_arrow, kernel_offset_map, compaction)
 
 

@@ -1,0 +1,277 @@
+"""The loops of compaction over runs of small batches, many batches in one call; compiled like `kernel`.
+
+A batch of a record or two costs more around its records than for them, so that going through millions of them one by
+one in Python would take the cleaner minutes. What always holds: a batch is taken up only when nothing about it is
+special: whole, small, neither compressed nor of a transaction, with a right CRC and sound records, and to be kept or
+dropped as it is. The first other one ends the run, and whoever asked looks at it by itself. So nothing is refused here,
+and nothing written.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+from tidelog.records.kernel import Bytes
+from tidelog.records.kernel_offset_map import QUEUE_SIZE, KeyHash, KeyQueue, OffsetMap
+from tidelog.records.kernel_walk import RecordWalk
+
+try:
+    import cython
+except ImportError:  # as in `kernel_compact`
+    globals()["cython"] = SimpleNamespace(nogil=nullcontext())
+
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+LOG_OVERHEAD = 12
+HEADER_SIZE = 61
+MAGIC = 2
+DELETE_HORIZON_BIT = 0x40
+
+SPECIAL_BITS = 0x37  # compression, transactional, control
+KEPT_MAX = 1024  # batches that one run may keep
+
+UNLOCKED_SIZE_MIN = 32 * 1024  # as in `kernel_compact`
+
+_CRC_POLYNOMIAL = 0x82F63B78
+
+
+def crc_table() -> memoryview:
+    """CRC-32C of every byte, as uint32."""
+    table = memoryview(bytearray(4 * 256)).cast("I")
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (_CRC_POLYNOMIAL if crc & 1 else 0)
+        table[byte] = crc
+    return table
+
+
+class BatchRun:
+    """A way from batch to batch through a chunk of a log, as far as small batches follow one another."""
+
+    __slots__ = (
+        "attributes",
+        "base_offset",
+        "base_timestamp",
+        "data",
+        "end",
+        "kept",
+        "kept_count",
+        "last_is_kept",
+        "last_offset",
+        "last_position",
+        "next_offset",
+        "position",
+        "records_kept",
+        "records_read",
+        "size",
+        "size_max",
+        "table",
+    )
+
+    data: Bytes
+    size: int
+    size_max: int  # of a batch that is small
+    table: memoryview
+    position: int  # of the batch that is looked at, and in the end behind the last that was taken up
+    next_offset: int  # the lowest that it may have
+    end: int
+    base_offset: int
+    last_offset: int
+    attributes: int
+    base_timestamp: int
+    # What was taken up.
+    kept: memoryview  # int64: positions of batches
+    kept_count: int
+    records_read: int
+    records_kept: int
+    last_position: int  # -1 when nothing was
+    last_is_kept: bool
+
+    def __init__(self, data: bytes, position: int, next_offset: int, size_max: int) -> None:
+        self.data = data
+        self.size = len(data)
+        self.size_max = size_max
+        self.table = CRC_TABLE
+        self.position = position
+        self.next_offset = next_offset
+        self.kept = memoryview(bytearray(8 * KEPT_MAX)).cast("q")
+        self.kept_count = 0
+        self.records_read = 0
+        self.records_kept = 0
+        self.last_position = -1
+        self.last_is_kept = False
+
+    def find_batch(self, walk: RecordWalk) -> bool:
+        """Whether a batch to be taken up lies here; the walk then has entered it."""
+        at = self.position
+        if at < 0 or self.size - at < HEADER_SIZE:
+            return False
+        length = self.read_int(at + 8, 4)
+        self.end = at + LOG_OVERHEAD + length
+        if length < HEADER_SIZE - LOG_OVERHEAD or self.end - at > self.size_max or self.end > self.size:
+            return False
+        self.attributes = self.read_int(at + 21, 2)
+        if self.data[at + 16] != MAGIC or self.attributes & SPECIAL_BITS != 0:
+            return False
+        self.base_offset = self.read_int(at, 8)
+        last_offset_delta = self.read_int(at + 23, 4)
+        count = self.read_int(at + 57, 4)
+        if self.base_offset < self.next_offset or last_offset_delta < 0 or count <= 0:
+            return False
+        if self.base_offset >= INT64_MAX - last_offset_delta:
+            return False
+        self.last_offset = self.base_offset + last_offset_delta
+        crc = (self.read_int(at + 17, 2) & 0xFFFF) << 16 | (self.read_int(at + 19, 2) & 0xFFFF)
+        if crc != self.compute_crc(at + 21, self.end):
+            return False
+        self.base_timestamp = self.read_int(at + 27, 8)
+        walk.set_times(self.base_timestamp, self.read_int(at + 35, 8), self.attributes & 0x08 != 0)
+        return walk.enter(at + HEADER_SIZE, self.end, count, last_offset_delta)
+
+    def take_up(self, walk: RecordWalk, is_kept: bool) -> None:
+        """Go on to the next batch."""
+        self.records_read += walk.count
+        if is_kept:
+            self.kept[self.kept_count] = self.position
+            self.kept_count += 1
+            self.records_kept += walk.count
+        self.last_position = self.position
+        self.last_is_kept = is_kept
+        self.position = self.end
+        self.next_offset = self.last_offset + 1
+
+    def go_back(self, position: int) -> None:
+        """Let the run end before a batch that was taken up already."""
+        self.position = position
+        self.next_offset = self.read_int(position, 8)
+
+    def kept_positions(self) -> list[int]:
+        return [self.kept[index] for index in range(self.kept_count)]
+
+    def read_int(self, at: int, size: int) -> int:
+        """A signed number, its highest byte first."""
+        byte = self.data[at]
+        value = byte - 256 if byte > 127 else byte
+        for index in range(1, size):
+            value = value * 256 + self.data[at + index]
+        return value
+
+    def compute_crc(self, start: int, end: int) -> int:
+        mask = 0xFFFFFFFF
+        crc = mask
+        for at in range(start, end):
+            crc = self.table[(crc ^ self.data[at]) & 0xFF] ^ crc >> 8
+        return crc ^ mask
+
+
+CRC_TABLE = crc_table()
+
+
+def note_run(run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, start_offset: int, end_offset: int) -> None:
+    """Note the keys of the run's records from `start_offset` to before `end_offset`; a full map ends the run."""
+    hashing = KeyHash(run.data, offset_map.secret_low, offset_map.secret_high)
+    queue = offset_map.queue
+    if run.size - run.position < UNLOCKED_SIZE_MIN:
+        run_note_run(run, walk, offset_map, hashing, queue, start_offset, end_offset)
+    else:
+        with cython.nogil:
+            run_note_run(run, walk, offset_map, hashing, queue, start_offset, end_offset)
+
+
+def run_note_run(
+    run: BatchRun,
+    walk: RecordWalk,
+    offset_map: OffsetMap,
+    hashing: KeyHash,
+    queue: KeyQueue,
+    start_offset: int,
+    end_offset: int,
+) -> None:
+    queue.count = 0
+    has_room = True
+    while has_room and run.find_batch(walk):
+        for _ in range(walk.count):
+            if not walk.next_record():
+                break
+            offset = run.base_offset + walk.offset_delta
+            if walk.key_length < 0 or offset < start_offset or offset >= end_offset:
+                continue
+            if queue.count == QUEUE_SIZE:
+                has_room = note_waiting(run, queue, offset_map)
+                if not has_room:
+                    break
+            hashing.compute(walk.key_at, walk.key_length)
+            queue.describe(run.position, 0, 0, False)
+            queue.add(hashing.low, hashing.high, offset)
+        if not has_room or not walk.has_ended():
+            break
+        run.take_up(walk, False)
+    if has_room and note_waiting(run, queue, offset_map) and run.last_position >= 0:
+        offset_map.update_latest_offset(min(run.next_offset, end_offset) - 1)
+
+
+def note_waiting(run: BatchRun, queue: KeyQueue, offset_map: OffsetMap) -> bool:
+    """Note the keys that wait; where there is no room for one, the run ends before its batch."""
+    count = queue.fetch(offset_map)
+    for at in range(count):
+        if not offset_map.note(queue.low[at], queue.high[at], queue.offset[at]):
+            run.go_back(queue.index[at])
+            return False
+    return True
+
+
+def filter_run(run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, now_ms: int, needed_offsets: memoryview) -> None:
+    """Keep or drop the run's batches; one that would be dropped but ends at a needed offset ends the run."""
+    hashing = KeyHash(run.data, offset_map.secret_low, offset_map.secret_high)
+    if run.size - run.position < UNLOCKED_SIZE_MIN:
+        run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets)
+    else:
+        with cython.nogil:
+            run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets)
+
+
+def run_filter_run(
+    run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, hashing: KeyHash, now_ms: int, needed_offsets: memoryview
+) -> None:
+    while run.kept_count < KEPT_MAX and run.find_batch(walk):
+        has_horizon = run.attributes & DELETE_HORIZON_BIT != 0
+        keeps_tombstones = not has_horizon or now_ms < run.base_timestamp
+        kept = 0
+        is_special = False
+        for _ in range(walk.count):
+            if not walk.next_record():
+                break
+            offset = run.base_offset + walk.offset_delta
+            is_tombstone = walk.value_length < 0
+            if offset <= offset_map.latest_offset:
+                if walk.key_length < 0:
+                    is_special = True  # such records are counted
+                    break
+                if is_tombstone and not keeps_tombstones:
+                    continue
+                hashing.compute(walk.key_at, walk.key_length)
+                if offset < offset_map.offset_at(offset_map.find_slot(hashing.low, hashing.high)):
+                    continue
+            kept += 1
+            is_special |= is_tombstone and not has_horizon
+        if is_special or not walk.has_ended():
+            break
+        if kept > 0 and kept < walk.count:
+            break
+        if kept == 0 and is_among(needed_offsets, run.last_offset):
+            break
+        run.take_up(walk, kept > 0)
+
+
+def is_among(numbers: memoryview, number: int) -> bool:
+    """Whether a number is one of those, which are in order."""
+    first = 0
+    end = len(numbers)
+    while first < end:
+        middle = (first + end) >> 1
+        if numbers[middle] < number:
+            first = middle + 1
+        else:
+            end = middle
+    return first < len(numbers) and numbers[first] == number
