@@ -1,4 +1,4 @@
-"""Reads one partition of __consumer_offsets into a shard, while the event loop goes on serving.
+"""Reads one partition of a coordinator's topic into its shard, while the event loop goes on serving.
 
 What always holds: everything up to the end that the log had when loading began is replayed, in order; the log is asked
 on the event loop, what takes long (disk, decompression, replay) runs in a thread; nobody else uses the shard meanwhile.
@@ -7,11 +7,11 @@ on the event loop, what takes long (disk, decompression, replay) runs in a threa
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from tidelog.broker.partition import Partition
 from tidelog.coordinator.actions import GroupRecord
-from tidelog.coordinator.shard import GroupShard
+from tidelog.coordinator.transaction import NO_PRODUCER_ID
 from tidelog.log import FileSlice
 from tidelog.records import (
     BatchHeader,
@@ -28,7 +28,15 @@ _INLINE_BYTES_MAX: Final = 16 * 1024
 _INLINE_RECORDS_MAX: Final = 200
 
 
-async def load_shard(shard: GroupShard, partition: Partition, buffer_bytes: int) -> int:
+class ReplayedShard(Protocol):
+    """What takes over records."""
+
+    def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None: ...
+
+    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None: ...
+
+
+async def load_shard(shard: ReplayedShard, partition: Partition, buffer_bytes: int) -> int:
     """Replay the partition's log; returns how many records it holds. Raises KafkaError and others.
 
     Of the records of one key only the last is replayed, as if the log had been compacted a moment ago: consumers commit
@@ -54,7 +62,7 @@ async def load_shard(shard: GroupShard, partition: Partition, buffer_bytes: int)
     return count
 
 
-def _take(shard: GroupShard, records: FileSlice | bytes, latest: dict[bytes, Record]) -> tuple[int, int]:
+def _take(shard: ReplayedShard, records: FileSlice | bytes, latest: dict[bytes, Record]) -> tuple[int, int]:
     """Note the last record of each key in whole batches; the offset to go on with, and the number of records."""
     data = records if isinstance(records, bytes) else records.read()
     next_offset, count = 0, 0
@@ -75,13 +83,13 @@ def _take(shard: GroupShard, records: FileSlice | bytes, latest: dict[bytes, Rec
     return next_offset, count
 
 
-def _replay_latest(shard: GroupShard, latest: dict[bytes, Record]) -> None:
+def _replay_latest(shard: ReplayedShard, latest: dict[bytes, Record]) -> None:
     for key, record in latest.items():
         shard.replay(GroupRecord(key, record.value), record.offset)
     latest.clear()
 
 
-def _replay_transactional(shard: GroupShard, header: BatchHeader, decoded: list[Record]) -> None:
+def _replay_transactional(shard: ReplayedShard, header: BatchHeader, decoded: list[Record]) -> None:
     for record in decoded:
         if header.is_control:
             marker = parse_control_record(record).type

@@ -1,127 +1,28 @@
-"""The topic __consumer_offsets: which of its partitions a group belongs to, who leads that, and how it is made.
-
-What always holds: a group's partition is the one that Kafka's own brokers and tools compute for its id; the topic is
-made by the first client that looks for a coordinator, once, however many ask at the same time.
-"""
+"""The topic __consumer_offsets: how it is made when it is first needed."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import logging
-import struct
 from typing import TYPE_CHECKING, Final
 
-from tidelog.controller.image import BrokerInfo, ClusterImage
+from tidelog.broker.internal_topics import replication_factor
 from tidelog.controller.requests import NewTopic
-from tidelog.metadata.store import MetadataStoreError
-from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
-    from tidelog.broker.replica_manager import ReplicaManager
     from tidelog.common.settings import Settings
-    from tidelog.controller import Controller
-
-logger = logging.getLogger(__name__)
+    from tidelog.controller.image import ClusterImage
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
-_REMEMBERED_CHARACTERS_MAX: Final = 128
 
-_CREATION_S_MAX: Final = 5.0
-"""How long a client waits for the topic to be made before it is told to ask again."""
-
-
-def java_hash(text: str) -> int:
-    """Java's String.hashCode, which decides where Kafka keeps a group."""
-    data = text.encode("utf-16-be")
-    value = 0
-    for unit in struct.unpack(f">{len(data) // 2}H", data):
-        value = (31 * value + unit) & 0xFFFFFFFF
-    return value - (1 << 32) if value & 0x80000000 else value
-
-
-def partition_for(group_id: str, partition_count: int) -> int:
-    """The partition of a group; those of groups with usual ids are remembered, as every request asks for it."""
-    if len(group_id) <= _REMEMBERED_CHARACTERS_MAX:
-        return _remembered_partition_for(group_id, partition_count)
-    return _compute_partition_for(group_id, partition_count)
-
-
-def _compute_partition_for(group_id: str, partition_count: int) -> int:
-    value = java_hash(group_id)
-    # The one number whose absolute value Java can't hold counts as 0.
-    return (0 if value == -(1 << 31) else abs(value)) % partition_count
-
-
-_remembered_partition_for = functools.lru_cache(maxsize=4096)(_compute_partition_for)
-
-
-def coordinator_of(group_id: str, image: ClusterImage) -> BrokerInfo | None:
-    """The broker that coordinates the group, or None while there is none."""
-    topic = image.topics.get(OFFSETS_TOPIC)
-    if topic is None:
-        return None
-    leader = image.brokers.get(topic.partitions[partition_for(group_id, len(topic.partitions))].leader)
-    return None if leader is None or leader.fenced else leader
-
-
-class OffsetsTopicCreation:
-    """Makes the topic when it is first needed."""
-
-    def __init__(self, settings: Settings, controller: Controller, replicas: ReplicaManager) -> None:
-        self._settings = settings
-        self._controller = controller
-        self._replicas = replicas
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the topic is being made; it may be in the image already while its files are not there."""
-        return self._task is not None
-
-    async def ensure(self) -> None:
-        """Wait until the topic is there and its partitions on this broker can be used, or could not be made in time."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._create())
-            self._task.add_done_callback(self._on_done)
-        await asyncio.wait([self._task], timeout=_CREATION_S_MAX)
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._task = None
-
-    async def _create(self) -> None:
-        topic = self._new_topic(self._controller.image)
-        try:
-            (result,) = await self._controller.create_topics([topic])
-        except MetadataStoreError as error:
-            logger.warning("could not create %s: %s", OFFSETS_TOPIC, error)
-            return
-        if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
-            logger.warning("could not create %s: %s", OFFSETS_TOPIC, result.message)
-            return
-        created = self._controller.image.topics.get(OFFSETS_TOPIC)
-        if created is not None:
-            await self._replicas.wait_until_opened([created.topic_id])
-
-    def _new_topic(self, image: ClusterImage) -> NewTopic:
-        settings = self._settings
-        factor = settings.get_int("offsets.topic.replication.factor")
-        if not settings.is_set("offsets.topic.replication.factor"):
-            # A number that was asked for must be met; the default may not keep a small cluster from having groups.
-            factor = min(factor, sum(not broker.fenced for broker in image.brokers.values()))
-        return NewTopic(
-            OFFSETS_TOPIC,
-            partitions=settings.get_int("offsets.topic.num.partitions"),
-            replication_factor=factor,
-            configs={
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(settings.get_int("offsets.topic.segment.bytes")),
-            },
-        )
+def new_offsets_topic(settings: Settings, image: ClusterImage) -> NewTopic:
+    """The topic as its settings want it."""
+    return NewTopic(
+        OFFSETS_TOPIC,
+        partitions=settings.get_int("offsets.topic.num.partitions"),
+        replication_factor=replication_factor("offsets.topic.replication.factor", settings, image),
+        configs={
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(settings.get_int("offsets.topic.segment.bytes")),
+        },
+    )

@@ -60,7 +60,7 @@ class ReplicaManager:
         self._by_name: dict[tuple[str, int], Partition] = {}
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
         # Told of partitions that begin or cease to be led here, are led in another epoch, or are gone.
-        self.on_leadership_changed: Callable[[Partition], None] | None = None
+        self.leadership_listeners: list[Callable[[Partition], None]] = []
         # Told of markers that were appended to partitions led here: producer id, whether it commits, its offset.
         self.on_txn_marker: Callable[[Partition, int, bool, int], None] | None = None
         self.transactions = TransactionVerification(
@@ -137,8 +137,8 @@ class ReplicaManager:
     def _on_leadership_changed(self, partition: Partition) -> None:
         """Whoever waits for the partition, or goes by its leadership, must look again."""
         self._purgatory.check(partition)
-        if self.on_leadership_changed is not None:
-            self.on_leadership_changed(partition)
+        for listener in self.leadership_listeners:
+            listener(partition)
 
     def _on_opened(self, opened: Iterable[Opened]) -> None:
         """Serve partitions whose logs were opened, in the states that they have by now."""

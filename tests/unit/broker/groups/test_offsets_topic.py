@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.broker.offsets_topic import coordinator_of, java_hash, partition_for
+from tidelog.broker.internal_topics import coordinator_of, java_hash, partition_for
+from tidelog.broker.offsets_topic import OFFSETS_TOPIC
 from tidelog.controller.image import EMPTY_IMAGE
 
 
@@ -33,4 +34,4 @@ def test_groups_lie_where_kafka_puts_them(group_id: str, partition: int) -> None
 
 
 def test_without_the_topic_there_is_no_coordinator() -> None:
-    assert coordinator_of("g", EMPTY_IMAGE) is None
+    assert coordinator_of("g", OFFSETS_TOPIC, EMPTY_IMAGE) is None

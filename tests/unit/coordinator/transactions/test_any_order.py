@@ -86,6 +86,10 @@ class Transactions(RuleBasedStateMachine):
         self.given: dict[str, list[ProducerIdentity]] = {id_: [] for id_ in IDS}
         # By transactional id and the identity of its producer: how its transaction ended.
         self.decisions: dict[tuple[str, ProducerIdentity], set[bool]] = {}
+        # By identity that was given out: the one that its producer had before.
+        self.parents: dict[ProducerIdentity, ProducerIdentity | None] = {}
+        self.forgotten: set[int] = set()
+        self.asked_inits: set[tuple[str, ProducerIdentity | None]] = set()
         self.asked_ends: set[tuple[str, ProducerIdentity, bool, int]] = set()
         self.marked: dict[str, set[TopicPartition]] = {id_: set() for id_ in IDS}
         self.tried_to_add: dict[str, set[TopicPartition]] = {id_: set() for id_ in IDS}
@@ -93,12 +97,12 @@ class Transactions(RuleBasedStateMachine):
         self.succeeded_ends: list[tuple[EndTxn, ProducerResult]] = []
         self.shard = TransactionShard(0, 0, CONFIG)
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(epochs_left=st.integers(1, 4))
+    def start(self, epochs_left: int) -> None:
         worn = Transaction(
             transactional_id="worn",
             producer_id=7,
-            producer_epoch=EPOCH_MAX - 4,
+            producer_epoch=EPOCH_MAX - epochs_left,
             timeout_ms=TIMEOUT_MS,
             last_update_ms=self.wall_ms,
         )
@@ -158,6 +162,7 @@ class Transactions(RuleBasedStateMachine):
                 assert before is not None
                 assert before.state is State.EMPTY or before.state.is_complete
                 del self.written[id_]
+                self.forgotten.add(before.producer_id)
                 continue
             assert after.state in NEXT_STATES[None if before is None else before.state]
             if before is not None:
@@ -178,6 +183,8 @@ class Transactions(RuleBasedStateMachine):
             else:
                 assert not after.state.is_commit, "a commit that nobody asked for"
                 assert after.producer_epoch > before.producer_epoch, "aborted, and its producer is not shut out"
+                is_asked = (id_, None) in self.asked_inits or (id_, before.identity) in self.asked_inits
+                assert is_asked or before.start_ms + before.timeout_ms < self.wall_ms, "aborted by a zombie"
         if after.state.is_complete:
             assert self.marked[id_] == before.partitions, "a transaction is complete without all its markers"
 
@@ -204,6 +211,7 @@ class Transactions(RuleBasedStateMachine):
         self.waiting.add(exchange)
         self.given_before[exchange] = max(self.given[ask.transactional_id], default=None)
         if isinstance(ask, InitProducerId):
+            self.asked_inits.add((ask.transactional_id, ask.expected))
             self._run(self.shard.init_producer_id(ask, self._now(), exchange))
         elif isinstance(ask, AddPartitions):
             self.tried_to_add[ask.transactional_id] |= ask.partitions
@@ -231,12 +239,24 @@ class Transactions(RuleBasedStateMachine):
         assert newest is None or identity >= newest, "an older identity was given out"
         assert identity.producer_epoch < EPOCH_MAX
         if isinstance(ask, InitProducerId):
-            assert ask.expected is None or newest is None or identity > ask.expected
+            # Once an id is forgotten, nobody is known to have come after a producer.
+            if ask.expected is not None and newest is not None and newest.producer_id not in self.forgotten:
+                assert self._is_same_producer(newest, ask.expected), "an older producer got a new epoch"
+            self.parents.setdefault(identity, ask.expected)
         else:
             assert ask.committed in self.decisions[id_, ask.producer], "success without a decision"
             assert ask.client_version == 0 or identity > ask.producer or newest == identity
+            if identity != ask.producer:
+                self.parents.setdefault(identity, ask.producer)
             self.succeeded_ends.append((ask, result))
         self.given[id_].append(identity)
+
+    def _is_same_producer(self, newest: ProducerIdentity, expected: ProducerIdentity) -> bool:
+        """Whether the newest identity was given to the producer that had this one, and to nobody else."""
+        identity: ProducerIdentity | None = newest
+        while identity is not None and identity != expected:
+            identity = self.parents.get(identity)
+        return identity is not None
 
     def _identity(self, id_: str, index: int) -> ProducerIdentity:
         """One that was given out, the newest most often."""

@@ -1,0 +1,336 @@
+"""Runs coordinators: one shard for each partition of a coordinator's topic that this broker leads.
+
+What always holds: a shard takes requests only after the whole log of its partition was replayed, and none once this
+broker has lost the partition; what a shard wants written is one batch, and its outcome reaches the shard in the order
+of the writes; a write whose outcome is not known in time makes the shard be loaded anew from the log, the only one who
+knows. Everything runs on the event loop, but for the reading of logs. What groups and transactions have of their own is
+in `group_service` and `txn_service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
+
+from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.group_timers import TimerHeap
+from tidelog.broker.internal_topics import InternalTopicCreation, coordinator_of, partition_for
+from tidelog.broker.partition import ACKS_ALL, Partition
+from tidelog.coordinator.actions import Action, Answer, Append, CancelTimer, Client, Now, SetTimer, TimerKey
+from tidelog.log import AppendOrigin
+from tidelog.protocol import ErrorCode, KafkaError, ProtocolError
+from tidelog.records import Compression, CorruptBatchError, encode_batch
+
+if TYPE_CHECKING:
+    from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.request_context import RequestContext
+    from tidelog.common.clock import Clock
+    from tidelog.controller import Controller
+    from tidelog.controller.image import BrokerInfo, ClusterImage
+    from tidelog.controller.requests import NewTopic
+
+logger = logging.getLogger(__name__)
+
+_UNANSWERED: Final = object()
+
+# Records have two bytes for the length of an id, and a character takes up to four.
+KEY_CHARACTERS_MAX: Final = 8191
+
+
+class Shard(Protocol):
+    """What the shards of all coordinators have."""
+
+    def on_loaded(self, now: Now) -> list[Action]: ...
+
+    def on_unloaded(self, error: ErrorCode) -> list[Action]: ...
+
+    def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]: ...
+
+    def on_timer(self, key: TimerKey, now: Now) -> list[Action]: ...
+
+
+ShardT = TypeVar("ShardT", bound=Shard)
+
+
+class Held(Generic[ShardT]):
+    """A shard of this broker, from the moment it begins to be loaded until the partition is lost."""
+
+    __slots__ = ("index", "is_active", "is_loaded", "leader_epoch", "loading", "partition", "shard")
+
+    def __init__(self, partition: Partition, shard: ShardT) -> None:
+        self.index = partition.partition
+        self.partition = partition
+        self.leader_epoch = partition.leader_epoch
+        self.shard = shard
+        self.is_loaded = False
+        # False once it is unloaded or could not be loaded.
+        self.is_active = True
+        self.loading: asyncio.Task[None] | None = None
+
+
+class CoordinatorService(ABC, Generic[ShardT]):
+    """The coordinators of everything whose partition this broker leads."""
+
+    topic: ClassVar[str]
+    # What its shards hold, as the log names it.
+    noun: ClassVar[str]
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        controller: Controller,
+        replicas: ReplicaManager,
+        commit_timeout_ms: int,
+        compression: Compression,
+    ) -> None:
+        """To be made on the running event loop."""
+        self._clock = clock
+        self._controller = controller
+        self._replicas = replicas
+        self._commit_timeout_ms = commit_timeout_ms
+        self._compression = compression
+        self._creation = InternalTopicCreation(self._new_topic, controller, replicas)
+        self._loop = asyncio.get_running_loop()
+        self._timers = TimerHeap(clock, self._on_timer)
+        self._held: dict[int, Held[ShardT]] = {}
+        # Requests by exchange: the answer if there is one, else the future that waits for it.
+        self._waiting: dict[int, Any] = {}
+        self._exchanges = itertools.count()
+        self._running: set[asyncio.Task[None]] = set()
+        self._is_started = False
+
+    # What each kind of coordinator has of its own
+
+    @abstractmethod
+    def _new_topic(self, image: ClusterImage) -> NewTopic:
+        """The topic as it is made when it is first needed."""
+
+    @abstractmethod
+    def _make_shard(self, partition: Partition) -> ShardT:
+        """A shard that knows nothing yet."""
+
+    @abstractmethod
+    async def _replay(self, shard: ShardT, partition: Partition) -> int:
+        """Replay the partition's log; returns how many records it holds."""
+
+    def _perform(self, held: Held[ShardT], action: Action) -> list[Action]:
+        """Carry out an action that only this kind of coordinator has; what follows from it at once."""
+        raise TypeError(f"a coordinator of {self.noun} asked for {action!r}")
+
+    def start(self) -> None:
+        """Load what this broker leads already, and follow what changes from now on."""
+        self._is_started = True
+        self._replicas.leadership_listeners.append(self._on_leadership)
+        for partition in tuple(self._replicas.partitions()):
+            self._on_leadership(partition)
+
+    async def close(self) -> None:
+        """Serve nobody any more and wait for what runs."""
+        if self._is_started:
+            self._replicas.leadership_listeners.remove(self._on_leadership)
+        for held in tuple(self._held.values()):
+            self._unload(held, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._timers.close()
+        await self._creation.close()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    # Finding coordinators
+
+    async def find_coordinator(self, key: str) -> BrokerInfo | None:
+        """The broker that coordinates this id; makes the topic if this is the first time that anyone asks."""
+        if self.topic not in self._controller.image.topics or self._creation.is_running:
+            await self._creation.ensure()
+        return coordinator_of(key, self.topic, self._controller.image)
+
+    def shard_of(self, key: str) -> ShardT:
+        """The shard that this broker has for the id; raises KafkaError when it can't be asked here or now."""
+        return self._find(key).shard
+
+    def shards(self) -> list[ShardT]:
+        """All shards; raises KafkaError while one of them is being loaded, as a list would not be whole."""
+        if any(not held.is_loaded for held in self._held.values()):
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return [held.shard for held in self._held.values()]
+
+    def _find(self, key: str) -> Held[ShardT]:
+        topic = self._controller.image.topics.get(self.topic)
+        if topic is None:
+            raise KafkaError(ErrorCode.NOT_COORDINATOR)
+        index = partition_for(key, len(topic.partitions))
+        held = self._held.get(index)
+        if held is None:
+            # While its files are being made the right broker was asked, only too early.
+            is_opening = index in self._replicas.opening(topic.topic_id)
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_opening else ErrorCode.NOT_COORDINATOR)
+        if not held.is_loaded:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return held
+
+    # Requests
+
+    def submit(self, key: str, context: RequestContext, ask: Callable[[ShardT, Client, Now, int], list[Action]]) -> Any:
+        """Ask the id's shard; returns its answer, or the future of it. Raises KafkaError as `shard_of`."""
+        client = Client(context.client_id or "", context.client_host, context.version)
+        return self._submit(key, lambda shard, now, exchange: ask(shard, client, now, exchange))
+
+    def _submit(self, key: str, ask: Callable[[ShardT, Now, int], list[Action]]) -> Any:
+        held = self._find(key)
+        exchange = next(self._exchanges)
+        waiting = self._waiting
+        waiting[exchange] = _UNANSWERED
+        try:
+            self._run(held, ask(held.shard, self._now(), exchange))
+        except BaseException:
+            del waiting[exchange]
+            raise
+        answer = waiting[exchange]
+        if answer is not _UNANSWERED:
+            del waiting[exchange]
+            return answer
+        future: asyncio.Future[Any] = self._loop.create_future()
+        waiting[exchange] = future
+        # It is cancelled when its connection goes away; the answer then finds nobody.
+        future.add_done_callback(lambda _: waiting.pop(exchange, None))
+        return future
+
+    def _now(self) -> Now:
+        return Now(self._clock.monotonic_ms(), self._clock.now_ms())
+
+    # Actions
+
+    def _run(self, held: Held[ShardT], actions: Iterable[Action]) -> None:
+        """Carry out actions, and what follows from writes that are decided at once."""
+        queue = deque(actions)
+        while queue:
+            action = queue.popleft()
+            if isinstance(action, Answer):
+                self._answer(action)
+            elif not held.is_active:
+                # The partition belongs to another broker by now; only those who wait here are still told.
+                continue
+            elif isinstance(action, Append):
+                error = self._append(held, action)
+                if error is not None:
+                    queue.extend(held.shard.on_appended(action.token, error, self._now()))
+            elif isinstance(action, SetTimer):
+                self._timers.set((held.index, action.key), action.due_ms)
+            elif isinstance(action, CancelTimer):
+                self._timers.cancel((held.index, action.key))
+            else:
+                queue.extend(self._perform(held, action))
+
+    def _start(self, work: Any) -> None:
+        """Run a coroutine that `close` waits for."""
+        task = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _answer(self, action: Answer) -> None:
+        waiting = self._waiting.get(action.exchange)
+        if waiting is _UNANSWERED:
+            self._waiting[action.exchange] = action.response
+        elif isinstance(waiting, asyncio.Future) and not waiting.done():
+            waiting.set_result(action.response)
+
+    def _append(self, held: Held[ShardT], action: Append) -> ErrorCode | None:
+        """Write to the shard's partition; the error or NONE, or None while replicas are waited for."""
+        now_ms = self._clock.now_ms()
+        batch = encode_batch([(key, value, (), now_ms) for key, value in action.records], compression=self._compression)
+        partition = held.partition
+        try:
+            if partition.leader_epoch != held.leader_epoch:
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            result = self._replicas.append(partition, memoryview(batch), ACKS_ALL, AppendOrigin.COORDINATOR)
+        except KafkaError as error:
+            logger.warning(
+                "%s-%d could not be written to: %s", self.topic, held.index, error.message or error.code.name
+            )
+            return error.code
+        end_offset = result.last_offset + 1
+        error_code = partition.acknowledgement(end_offset, held.leader_epoch, ACKS_ALL)
+        if error_code is None:
+            pending = PendingAppend(partition, end_offset, held.leader_epoch, ACKS_ALL, None)
+            self._start(self._wait_for_commit(held, pending, action.token))
+        return error_code
+
+    async def _wait_for_commit(self, held: Held[ShardT], pending: PendingAppend[None], token: int) -> None:
+        await self._replicas.wait_for_acknowledgement([pending], self._commit_timeout_ms)
+        self._run(held, held.shard.on_appended(token, pending.error, self._now()))
+        if pending.error and held.is_active:
+            logger.warning(
+                "a write to %s-%d is undecided (%s): its %s are loaded anew",
+                self.topic,
+                held.index,
+                pending.error.name,
+                self.noun,
+            )
+            self._unload(held, ErrorCode.NOT_COORDINATOR)
+            self._on_leadership(held.partition)
+
+    def _on_timer(self, index: int, key: Hashable) -> None:
+        assert isinstance(key, tuple)  # as _run set it
+        held = self._held.get(index)
+        if held is None:
+            return
+        try:
+            self._run(held, held.shard.on_timer(key, self._now()))
+        except Exception:  # a mistake of ours in one group may not stop the timers of all others
+            logger.exception("a timer of %s-%d failed: %r", self.topic, index, key)
+
+    # What this broker leads
+
+    def _on_leadership(self, partition: Partition) -> None:
+        """A partition of this broker has another leader or epoch, was opened, or is gone."""
+        if partition.topic != self.topic:
+            return
+        held = self._held.get(partition.partition)
+        if held is not None:
+            if partition.is_leader and held.partition is partition and held.leader_epoch == partition.leader_epoch:
+                return
+            if held.partition is partition or partition.is_leader:
+                self._unload(held, ErrorCode.NOT_COORDINATOR)
+        if partition.is_leader:
+            self._load(partition)
+
+    def _load(self, partition: Partition) -> None:
+        held = self._held[partition.partition] = Held(partition, self._make_shard(partition))
+        if partition.log.log_start_offset == partition.log.log_end_offset:
+            self._on_loaded(held)
+        else:
+            held.loading = self._loop.create_task(self._load_from_log(held))
+
+    async def _load_from_log(self, held: Held[ShardT]) -> None:
+        began_ms = self._clock.monotonic_ms()
+        try:
+            count = await self._replay(held.shard, held.partition)
+        except (KafkaError, CorruptBatchError, ProtocolError, OSError) as error:
+            # As in Kafka what this partition holds can't be used then; that of the others can.
+            logger.error(
+                "%s-%d can't be loaded, its %s are out of service: %s", self.topic, held.index, self.noun, error
+            )
+            if held.is_active:
+                self._unload(held, ErrorCode.NOT_COORDINATOR)
+            return
+        if held.is_active:
+            self._on_loaded(held)
+            took_ms = self._clock.monotonic_ms() - began_ms
+            logger.debug("loaded %d records of %s-%d in %.0f ms", count, self.topic, held.index, took_ms)
+
+    def _on_loaded(self, held: Held[ShardT]) -> None:
+        held.loading = None
+        held.is_loaded = True
+        self._run(held, held.shard.on_loaded(self._now()))
+
+    def _unload(self, held: Held[ShardT], error: ErrorCode) -> None:
+        held.is_active = False
+        if self._held.get(held.index) is held:
+            del self._held[held.index]
+        self._timers.cancel_all(held.index)
+        if held.is_loaded:
+            self._run(held, held.shard.on_unloaded(error))

@@ -1,0 +1,120 @@
+"""The topics that coordinators keep their records in: which partition an id belongs to, who leads it, how one is made.
+
+What always holds: an id's partition is the one that Kafka's own brokers and tools compute for it; a topic is made by
+the first client that looks for a coordinator, once, however many ask at the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tidelog.controller.image import BrokerInfo, ClusterImage
+from tidelog.controller.requests import NewTopic
+from tidelog.metadata.store import MetadataStoreError
+from tidelog.protocol import ErrorCode
+
+if TYPE_CHECKING:
+    from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.common.settings import Settings
+    from tidelog.controller import Controller
+
+logger = logging.getLogger(__name__)
+
+_REMEMBERED_CHARACTERS_MAX: Final = 128
+
+_CREATION_S_MAX: Final = 5.0
+"""How long a client waits for the topic to be made before it is told to ask again."""
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode, which decides where Kafka keeps a group or a transactional id."""
+    data = text.encode("utf-16-be")
+    value = 0
+    for unit in struct.unpack(f">{len(data) // 2}H", data):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def partition_for(key: str, partition_count: int) -> int:
+    """The partition of an id; those of usual ids are remembered, as every request asks for it."""
+    if len(key) <= _REMEMBERED_CHARACTERS_MAX:
+        return _remembered_partition_for(key, partition_count)
+    return _compute_partition_for(key, partition_count)
+
+
+def _compute_partition_for(key: str, partition_count: int) -> int:
+    value = java_hash(key)
+    # The one number whose absolute value Java can't hold counts as 0.
+    return (0 if value == -(1 << 31) else abs(value)) % partition_count
+
+
+_remembered_partition_for = functools.lru_cache(maxsize=4096)(_compute_partition_for)
+
+
+def coordinator_of(key: str, topic_name: str, image: ClusterImage) -> BrokerInfo | None:
+    """The broker that coordinates what this topic has under that id, or None while there is none."""
+    topic = image.topics.get(topic_name)
+    if topic is None:
+        return None
+    leader = image.brokers.get(topic.partitions[partition_for(key, len(topic.partitions))].leader)
+    return None if leader is None or leader.fenced else leader
+
+
+def replication_factor(setting: str, settings: Settings, image: ClusterImage) -> int:
+    """The number of replicas that a setting asks for."""
+    factor = settings.get_int(setting)
+    if settings.is_set(setting):
+        return factor
+    # A number that was asked for must be met; the default may not keep a small cluster from having coordinators.
+    return min(factor, sum(not broker.fenced for broker in image.brokers.values()))
+
+
+class InternalTopicCreation:
+    """Makes the topic when it is first needed."""
+
+    def __init__(
+        self, new_topic: Callable[[ClusterImage], NewTopic], controller: Controller, replicas: ReplicaManager
+    ) -> None:
+        self._new_topic = new_topic
+        self._controller = controller
+        self._replicas = replicas
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the topic is being made; it may be in the image already while its files are not there."""
+        return self._task is not None
+
+    async def ensure(self) -> None:
+        """Wait until the topic is there and its partitions on this broker can be used, or could not be made in time."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._create())
+            self._task.add_done_callback(self._on_done)
+        await asyncio.wait([self._task], timeout=_CREATION_S_MAX)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+
+    async def _create(self) -> None:
+        topic = self._new_topic(self._controller.image)
+        try:
+            (result,) = await self._controller.create_topics([topic])
+        except MetadataStoreError as error:
+            logger.warning("could not create %s: %s", topic.name, error)
+            return
+        if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            logger.warning("could not create %s: %s", topic.name, result.message)
+            return
+        created = self._controller.image.topics.get(topic.name)
+        if created is not None:
+            await self._replicas.wait_until_opened([created.topic_id])
