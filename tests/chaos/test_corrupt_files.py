@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.common.ids import random_uuid, uuid_to_text
+from tidelog.log.repair import examine, execute
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
@@ -399,6 +400,81 @@ def test_a_flip_after_a_clean_stop_is_found_by_the_reader(
         assert outcome.values == [value_of(DAMAGED, number) for number in range(len(outcome.values))]
         assert len(outcome.values) < RECORDS
         check_untouched(client)
+
+
+# What a person or a power cut changes about it
+
+# Of another topic's id only the cluster's metadata can tell, and the broker does.
+REPAIRABLE: dict[str, Damage] = {
+    name: damage for name, damage in (OFFLINE | FOUND_AFTER_A_KILL).items() if "of another topic" not in name
+}
+
+
+@pytest.mark.parametrize("damage", REPAIRABLE.values(), ids=REPAIRABLE)
+def test_a_repaired_partition_is_served(
+    originals: dict[str, Path], start_damaged: Callable[[str, Damage], Broker], damage: Damage
+) -> None:
+    """What is left lies at its offsets, what is lost was named, and writing goes on behind all of it."""
+    lost: set[int] = set()
+
+    def damage_and_repair(files: Files) -> None:
+        damage(files)
+        plan = examine(files.partition)
+        execute(plan)
+        for action in plan.actions:
+            if action.first_lost_offset >= 0:
+                last = action.last_lost_offset if action.last_lost_offset >= 0 else RECORDS - 1
+                lost.update(range(action.first_lost_offset, last + 1))
+
+    broker = start_damaged("killed", damage_and_repair)
+    with RawClient(broker.port) as client:
+        found = dict(read_present(client))
+        assert found == {number: value_of(DAMAGED, number) for number in range(RECORDS) if number not in lost}
+        error_code, offset = write(client, DAMAGED, b"more")
+        assert (error_code, offset >= max(found, default=0)) == (0, True)
+        check_untouched(client)
+
+
+def read_present(client: RawClient) -> Iterator[tuple[int, bytes]]:
+    """Records with their offsets, over gaps."""
+    offset = 0
+    while True:
+        request = fetch_request(TOPIC, offset, partition=DAMAGED, max_wait_ms=0)
+        (answer,) = client.ask(FETCH, request, FetchResponse, 11).responses[0].partitions
+        if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and offset < RECORDS:
+            # The log starts later, as its first file was lost.
+            offset += 1
+            continue
+        assert answer.error_code == 0
+        if offset >= answer.high_watermark:
+            return
+        assert isinstance(answer.records, memoryview)
+        for position, header in iter_headers(answer.records, allow_partial=True):
+            for record in decode_records(answer.records, position):
+                yield record.offset, record.value or b""
+            offset = header.next_offset
+
+
+@pytest.mark.parametrize("damage", FLIPS.values(), ids=FLIPS)
+def test_after_a_power_cut_the_log_ends_before_the_damage(
+    start_damaged: Callable[[str, Damage], Broker], damage: Damage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of these logs was flushed, so blocks may be missing anywhere; what lies behind is kept aside."""
+
+    def damage_and_reboot(files: Files) -> None:
+        damage(files)
+        (files.log_dir / ".boot_id").write_text("another boot\n")
+
+    broker = start_damaged("killed", damage_and_reboot)
+    with RawClient(broker.port) as client:
+        outcome = read_all(client, DAMAGED)
+        assert outcome == Outcome([value_of(DAMAGED, number) for number in range(len(outcome.values))])
+        assert len(outcome.values) < RECORDS
+        assert write(client, DAMAGED, b"more") == (0, len(outcome.values))
+        check_untouched(client)
+    (kept,) = (broker.data_dir / "broker-1").glob(f"{TOPIC}-{DAMAGED}.*-cut")
+    assert any(kept.iterdir())
+    assert f"kept in {kept}" in caplog.text
 
 
 TAILS: dict[str, Damage] = {

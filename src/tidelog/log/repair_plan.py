@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name
@@ -18,7 +18,7 @@ from tidelog.log.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, 
 from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, CorruptSnapshotError
-from tidelog.log.index import RELATIVE_OFFSET_MAX
+from tidelog.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidelog.log.inspect import epochs_agree, looks_compacted, verify_indexes
 from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from tidelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
@@ -118,7 +118,12 @@ def plan_repair(directory: Path, *, flushed_offset: int = 0, log_start_offset: i
     """Read all files of a partition. Offsets below `flushed_offset` were on disk once: none is given out again."""
     plan = PartitionPlan(directory, is_compacted=looks_compacted(directory))
     paths = _log_files(plan)
-    _Walk(plan, paths, flushed_offset, log_start_offset).run()
+    lost = _lost_files(directory, {base_offset for base_offset, _ in paths})
+    if log_start_offset is None and lost:
+        log_start_offset = min(base_offset for base_offset, _ in lost)
+    lost_offset = max((end_offset for _, end_offset in lost), default=0)
+    is_end_known = lost_offset <= flushed_offset
+    _Walk(plan, paths, max(flushed_offset, lost_offset), log_start_offset, is_end_known=is_end_known).run()
     _check_indexes(plan)
     _check_epochs(plan)
     _check_other_files(plan)
@@ -139,16 +144,43 @@ def _log_files(plan: PartitionPlan) -> list[tuple[int, Path]]:
     return found
 
 
+def _lost_files(directory: Path, bases: set[int]) -> list[tuple[int, int]]:
+    """Logs that are gone, by the indexes that are left of them: where each began, and where it ended at least."""
+    found = []
+    for kind, suffix in ((OffsetIndex, INDEX_SUFFIX), (TimeIndex, TIME_INDEX_SUFFIX)):
+        for path in sorted(directory.glob("*" + suffix)):
+            base_offset = offset_in_file_name(path.stem)
+            if base_offset is None or base_offset in bases or not path.is_file():
+                continue
+            index = kind(path, base_offset, 0)
+            last_offset = base_offset
+            for entry in index.entries():
+                offset = entry[0] if kind is OffsetIndex else entry[1]
+                if offset < last_offset:
+                    break  # the unused rest of an index that was still written to
+                last_offset = offset
+            index.drop()
+            found.append((base_offset, last_offset + 1))
+    return found
+
+
 class _Walk:
     """All log files, in order."""
 
     def __init__(
-        self, plan: PartitionPlan, paths: list[tuple[int, Path]], flushed_offset: int, log_start_offset: int | None
+        self,
+        plan: PartitionPlan,
+        paths: list[tuple[int, Path]],
+        flushed_offset: int,
+        log_start_offset: int | None,
+        *,
+        is_end_known: bool,
     ) -> None:
         self._plan = plan
         self._paths = paths
         self._flushed_offset = flushed_offset
-        self._log_start_offset = log_start_offset
+        self._log_start_offset = log_start_offset if paths else log_start_offset or 0
+        self._is_end_known = is_end_known
         self._next_offset = paths[0][0] if paths else max(flushed_offset, log_start_offset or 0)
         self._leader_epoch = 0
         self._timestamp = -1
@@ -165,9 +197,7 @@ class _Walk:
         plan = self._plan
         plan.segments = [segment for segment in plan.segments if segment.path not in plan.taken_out]
         if self._next_offset < self._flushed_offset and plan.segments:
-            self._lose(
-                plan.segments[-1], UNKNOWN, 0, "offsets that had been flushed are not there", self._flushed_offset
-            )
+            self._lose_end(plan.segments[-1])
         plan.end_offset = self._next_offset
         if not plan.segments:
             path = plan.directory / f"{self._next_offset:020d}{LOG_SUFFIX}"
@@ -179,8 +209,18 @@ class _Walk:
         if start is not None and start < self._next_offset:
             path = self._plan.directory / f"{start:020d}{LOG_SUFFIX}"
             what = f"let the log begin with offset {self._next_offset}"
-            lost = {"first_lost_offset": start, "last_lost_offset": self._next_offset - 1}
-            self._plan.actions.append(Action(path, what, "the log files before that are not there", **lost))
+            last = self._next_offset - 1 if self._is_end_known or self._paths else UNKNOWN
+            reason = "the log files before that are not there"
+            self._plan.actions.append(Action(path, what, reason, first_lost_offset=start, last_lost_offset=last))
+
+    def _lose_end(self, segment: SegmentPlan) -> None:
+        if self._is_end_known:
+            self._lose(segment, UNKNOWN, 0, "offsets that had been flushed are not there", self._flushed_offset)
+            return
+        first = self._next_offset
+        self._lose(segment, UNKNOWN, 0, "the log file behind it is not there", self._flushed_offset)
+        # How far it went is not known, only how far at least.
+        self._plan.actions[-1] = replace(self._plan.actions[-1], first_lost_offset=first, last_lost_offset=UNKNOWN)
 
     def _cover_gap(self, next_base_offset: int) -> None:
         plan = self._plan

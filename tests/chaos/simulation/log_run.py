@@ -169,7 +169,8 @@ class LogRun(LogSteps):
                 continue
             if self._config.is_compacted or not model.is_history_known:
                 # The log may know of batches that were compacted or deleted, where the model knows only what is left.
-                assert (entry.producer_epoch, entry.last_sequence) >= (known.producer_epoch, known.last_sequence)
+                is_older = (entry.producer_epoch, entry.last_sequence) < (known.producer_epoch, known.last_sequence)
+                assert not is_older or known.last_offset < model.start
                 continue
             assert entry.producer_epoch == known.producer_epoch
             assert entry.last_sequence == known.last_sequence or (known.last_offset < model.start and not entry.batches)
