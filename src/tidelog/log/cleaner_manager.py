@@ -246,6 +246,10 @@ class LogCleaner:
         from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, last_records, make_offset_map
 
         log, config = running.log, self.config
+        if log.first_dirty_offset is None:
+            # From the first swap on the log has gaps; whoever looks into it after a crash is to know why.
+            log.first_dirty_offset = chosen.first_dirty_offset
+            await self._in_thread(self._checkpoint)
         segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
         aborted: Sequence[AbortedTransaction] = ()
         if self._aborted_transactions is not None:
