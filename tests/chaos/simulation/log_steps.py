@@ -192,9 +192,8 @@ class LogSteps:
             # deleted and brought back, the log may know more than is there.
             producer_epoch, sequence = entry.producer_epoch, entry.last_sequence + 1
             is_transactional |= entry.current_txn_first_offset >= 0
-        if entry is not None:
-            if rng.random() < 0.1:
-                producer_epoch, sequence = producer_epoch + 1, 0
+        if entry is not None and rng.random() < 0.1:
+            producer_epoch, sequence = producer_epoch + 1, 0
         self._append_batch(
             encode_batch(
                 self._records(rng),

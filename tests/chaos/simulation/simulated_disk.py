@@ -3,8 +3,9 @@
 What always holds: every call by which Python code changes files below the root passes through here, so that a process
 can be ended before any of them, in the middle of a write, or be given an error; after its end no call changes
 anything. A power cut leaves of each file what was last fsynced, mixed at will with what was written since, and of each
-directory the names as they were at its last fsync or at any moment since, in order. That is as much as a journaling
-file system promises, and no more: names of different directories are not ordered against one another.
+directory the names as they were at its last fsync or at any moment since, in order; a file is cut shorter only after
+the changes of names before that. That is as much as a journaling file system promises, and no more: names of different
+directories are not ordered against one another, and what is written to files is not ordered at all.
 
 It is for one thread at a time that changes files; maps of files may be written to at any time.
 """
@@ -47,6 +48,8 @@ class CrashError(BaseException):
 class _File:
     kept_path: Path  # a second name, so that the contents stay readable and the inode is not given to another file
     durable: bytes = b""
+    # How often the names around it had changed when it was last cut shorter.
+    cut_at_change: int = 0
 
     def contents(self) -> bytes:
         fd = _real["open"](self.kept_path, os.O_RDONLY)
@@ -60,6 +63,17 @@ class _File:
 class _Directory:
     # The names at the last fsync, then after each change since.
     states: list[dict[str, _File | _Directory]] = field(default_factory=lambda: [{}])
+    # How many changes lie before the first of these.
+    changes_before: int = 0
+
+    @property
+    def changes(self) -> int:
+        return self.changes_before + len(self.states) - 1
+
+    def settle(self) -> None:
+        """Everything until now is on disk."""
+        self.changes_before = self.changes
+        del self.states[:-1]
 
 
 class SimulatedDisk:
@@ -142,12 +156,13 @@ class SimulatedDisk:
     def _write_tree(self, directory: _Directory, target: Path, style: str, rng: random.Random) -> None:
         target.mkdir()
         states = directory.states
-        state = {"all": states[-1], "flushed": states[0]}.get(style) or rng.choice(states)
-        for name, node in sorted(state.items()):
+        choice = {"all": len(states) - 1, "flushed": 0}.get(style, rng.randrange(len(states)))
+        changes = directory.changes_before + choice
+        for name, node in sorted(states[choice].items()):
             if isinstance(node, _Directory):
                 self._write_tree(node, target / name, style, rng)
             else:
-                (target / name).write_bytes(_survivor(name, node, style, rng))
+                (target / name).write_bytes(_survivor(name, node, style, rng, may_shrink=node.cut_at_change <= changes))
 
     # What is noticed
 
@@ -155,7 +170,7 @@ class SimulatedDisk:
         """What is there at the beginning has been there for long."""
         directory = self._directories.setdefault(os.stat(path).st_ino, _Directory())
         self._observe(path)
-        del directory.states[:-1]
+        directory.settle()
         for name, node in directory.states[0].items():
             if isinstance(node, _File):
                 node.durable = node.contents()
@@ -258,7 +273,7 @@ class SimulatedDisk:
             self._files[inode].durable = self._files[inode].contents()
         elif inode in self._directories:
             self._before()
-            del self._directories[inode].states[:-1]
+            self._directories[inode].settle()
         # Not done in earnest: the tests' own machine is not switched off.
 
     def _do_resize(self, real: Callable[..., Any], target: Any, length: int) -> None:
@@ -268,7 +283,15 @@ class SimulatedDisk:
             is_concerned = self._concerns(os.fspath(target))
         if is_concerned:
             self._before()
+            self._note_cut(target, length)
         real(target, length)
+
+    def _note_cut(self, target: Any, length: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
+        file = self._files.get(os.stat(target).st_ino)
+        directory = self._directories.get(os.stat(os.path.dirname(name)).st_ino)
+        if file is not None and directory is not None and length < os.stat(target).st_size:
+            file.cut_at_change = directory.changes
 
     def _do_move(self, real: Callable[..., Any], source: Any, target: Any, **kwargs: Any) -> None:
         names = [os.fspath(source), os.fspath(target)]
@@ -325,13 +348,16 @@ def _full_path(path: Any, dir_fd: int | None) -> str:
     return name if dir_fd is None else os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), name)
 
 
-def _survivor(name: str, file: _File, style: str, rng: random.Random) -> bytes:
+def _survivor(name: str, file: _File, style: str, rng: random.Random, *, may_shrink: bool) -> bytes:
     """What is left of a file."""
     old, new = file.durable, file.contents()
     if style == "all":
         return new
     if style == "flushed" or old == new:
         return old
+    if len(new) < len(old):
+        # It was cut; what was written behind that goes with it.
+        return rng.choice((old, new)) if may_shrink else old
     sizes = [len(old), len(new)]
     block_bytes = SECTOR_BYTES
     if name.endswith(".log"):
