@@ -84,6 +84,8 @@ def dump(path: Path) -> Iterator[Row]:
     """What a log, index, snapshot or leader epoch file holds, in order; raises ValueError for any other file."""
     if path.suffix == LOG_SUFFIX:
         return dump_log(path)
+    if path.suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) and offset_in_file_name(path.stem) is None:
+        raise ValueError(f"{path.name} is no index of a log: such files are named by an offset of 20 digits")
     if path.suffix == INDEX_SUFFIX:
         entries = OffsetIndex(path, int(path.stem), 0).entries()
         return (OffsetIndexRow(offset, position) for offset, position in entries)
