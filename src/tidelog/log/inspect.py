@@ -292,7 +292,7 @@ def _verify_epochs(
 def epochs_agree(epochs: LeaderEpochs, found: list[tuple[int, int]], end_offset: int, *, is_compacted: bool) -> bool:
     """Whether a leader epoch file says what the batches say. Of a compacted log an epoch's first batch may be gone."""
     earliest = epochs.earliest
-    if earliest is None or not found:
+    if earliest is None or not found or earliest.start_offset >= end_offset:
         # As of a log whose records were all deleted; those that still lie in its files belong to no epoch.
         return True
     # Where records were deleted, file and batches begin with different offsets, in the same epoch.
