@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tidelog.controller import Controller
     from tidelog.controller.image import BrokerInfo, ClusterImage
     from tidelog.controller.requests import NewTopic
+    from tidelog.log.txn_guard import TransactionGuard
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ class Shard(Protocol):
 
 
 ShardT = TypeVar("ShardT", bound=Shard)
+
+# Takes NONE or the error of a write, and the offset of its first record; what follows from it.
+Decided = Callable[[ErrorCode, int], list[Action]]
 
 
 class Held(Generic[ShardT]):
@@ -215,9 +219,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
                 # The partition belongs to another broker by now; only those who wait here are still told.
                 continue
             elif isinstance(action, Append):
-                error = self._append(held, action)
-                if error is not None:
-                    queue.extend(held.shard.on_appended(action.token, error, self._now()))
+                queue.extend(self._append(held, action))
             elif isinstance(action, SetTimer):
                 self._timers.set((held.index, action.key), action.due_ms)
             elif isinstance(action, CancelTimer):
@@ -238,40 +240,48 @@ class CoordinatorService(ABC, Generic[ShardT]):
         elif isinstance(waiting, asyncio.Future) and not waiting.done():
             waiting.set_result(action.response)
 
-    def _append(self, held: Held[ShardT], action: Append) -> ErrorCode | None:
-        """Write to the shard's partition; the error or NONE, or None while replicas are waited for."""
+    def _append(self, held: Held[ShardT], action: Append) -> list[Action]:
         now_ms = self._clock.now_ms()
         batch = encode_batch([(key, value, (), now_ms) for key, value in action.records], compression=self._compression)
+        return self._write(held, batch, lambda error, _: held.shard.on_appended(action.token, error, self._now()))
+
+    def _write(
+        self, held: Held[ShardT], batch: bytearray, decided: Decided, guard: TransactionGuard | None = None
+    ) -> list[Action]:
+        """Write to the shard's partition; what follows, unless replicas have to be waited for first."""
         partition = held.partition
         try:
             if partition.leader_epoch != held.leader_epoch:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            result = self._replicas.append(partition, memoryview(batch), ACKS_ALL, AppendOrigin.COORDINATOR)
+            result = self._replicas.append(
+                partition, memoryview(batch), ACKS_ALL, AppendOrigin.COORDINATOR, guard=guard
+            )
         except KafkaError as error:
             logger.warning(
                 "%s-%d could not be written to: %s", self.topic, held.index, error.message or error.code.name
             )
-            return error.code
+            return decided(error.code, -1)
         end_offset = result.last_offset + 1
         error_code = partition.acknowledgement(end_offset, held.leader_epoch, ACKS_ALL)
-        if error_code is None:
-            pending = PendingAppend(partition, end_offset, held.leader_epoch, ACKS_ALL, None)
-            self._start(self._wait_for_commit(held, pending, action.token))
-        return error_code
+        if error_code is not None:
+            return decided(error_code, result.first_offset)
+        pending = PendingAppend(partition, end_offset, held.leader_epoch, ACKS_ALL, result.first_offset)
+        self._start(self._wait_for_commit(held, pending, decided))
+        return []
 
-    async def _wait_for_commit(self, held: Held[ShardT], pending: PendingAppend[None], token: int) -> None:
+    async def _wait_for_commit(self, held: Held[ShardT], pending: PendingAppend[int], decided: Decided) -> None:
         await self._replicas.wait_for_acknowledgement([pending], self._commit_timeout_ms)
-        self._run(held, held.shard.on_appended(token, pending.error, self._now()))
+        self._run(held, decided(pending.error, pending.response))
         if pending.error and held.is_active:
-            logger.warning(
-                "a write to %s-%d is undecided (%s): its %s are loaded anew",
-                self.topic,
-                held.index,
-                pending.error.name,
-                self.noun,
-            )
-            self._unload(held, ErrorCode.NOT_COORDINATOR)
-            self._on_leadership(held.partition)
+            self._reload(held, pending.error)
+
+    def _reload(self, held: Held[ShardT], error: ErrorCode) -> None:
+        """Load a shard anew: what its log holds is not known any more."""
+        logger.warning(
+            "a write to %s-%d is undecided (%s): its %s are loaded anew", self.topic, held.index, error.name, self.noun
+        )
+        self._unload(held, ErrorCode.NOT_COORDINATOR)
+        self._on_leadership(held.partition)
 
     def _on_timer(self, index: int, key: Hashable) -> None:
         assert isinstance(key, tuple)  # as _run set it

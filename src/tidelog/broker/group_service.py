@@ -6,18 +6,23 @@ offsets.commit.timeout.ms makes its shard be loaded anew. Shards see topics as t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.broker.coordinator_service import KEY_CHARACTERS_MAX, CoordinatorService, Held
+from tidelog.broker.delayed_produce import PendingAppend
 from tidelog.broker.group_image import ClusterTopics
 from tidelog.broker.group_loading import load_shard
 from tidelog.broker.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
-from tidelog.broker.partition import Partition
+from tidelog.broker.partition import ACKS_ALL, Partition
+from tidelog.coordinator.actions import Action, AppendInTransaction
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
+from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import Compression
+from tidelog.records import Compression, encode_batch
+from tidelog.records.batch import NO_SEQUENCE
 
 if TYPE_CHECKING:
     from tidelog.broker.replica_manager import ReplicaManager
@@ -26,6 +31,10 @@ if TYPE_CHECKING:
     from tidelog.controller import Controller
     from tidelog.controller.image import ClusterImage
     from tidelog.controller.requests import NewTopic
+    from tidelog.protocol.messages.k28_txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+
+# From this version of TxnOffsetCommit on, producers leave it to the broker to add the offsets to their transactions.
+_ADDED_FROM: Final = 5
 
 _GROUP_SETTINGS: Final = (
     "group.consumer.assignment.interval.ms",
@@ -65,13 +74,16 @@ class GroupService(CoordinatorService[GroupShard]):
         self._load_buffer_bytes = settings.get_int("offsets.load.buffer.size")
         self._topics = ClusterTopics(controller.image)
         self._unsubscribe: Callable[[], None] | None = None
+        self._markers_while_loading: dict[Held[GroupShard], list[tuple[int, bool]]] = {}
 
     def start(self) -> None:
         self._topics = ClusterTopics(self._controller.image)
         self._unsubscribe = self._controller.subscribe(self._on_image)
+        self._replicas.on_txn_marker = self._on_txn_marker
         super().start()
 
     async def close(self) -> None:
+        self._replicas.on_txn_marker = None
         if self._unsubscribe is not None:
             self._unsubscribe()
         await super().close()
@@ -90,6 +102,76 @@ class GroupService(CoordinatorService[GroupShard]):
     async def _replay(self, shard: GroupShard, partition: Partition) -> int:
         return await load_shard(shard, partition, self._load_buffer_bytes)
 
+    # Offsets in transactions
+
+    async def commit_in_transaction(self, request: TxnOffsetCommitRequest, version: int) -> TxnOffsetCommitResponse:
+        """Write offsets that count once their transaction is committed; raises KafkaError where nothing was tried."""
+        partition = self._find(request.group_id).partition
+        partition.check_leader()
+        transactions = self._replicas.transactions
+        transaction = transactions.begin(partition, request.producer_id, request.producer_epoch, NO_SEQUENCE)
+        guard = None
+        if transaction is not None:
+            await transactions.confirm(request.transactional_id, [transaction], add=version >= _ADDED_FROM)
+            if transaction.error:
+                raise KafkaError(transaction.error)
+            guard = transaction.guard
+        answer = self._submit(
+            request.group_id, lambda shard, now, exchange: shard.txn_offset_commit(request, guard, now, exchange)
+        )
+        response: TxnOffsetCommitResponse = await answer if isinstance(answer, asyncio.Future) else answer
+        return response
+
+    def _perform(self, held: Held[GroupShard], action: Action) -> list[Action]:
+        if not isinstance(action, AppendInTransaction):
+            return super()._perform(held, action)
+        token, now_ms = action.token, self._clock.now_ms()
+        batch = encode_batch(
+            [(key, value, (), now_ms) for key, value in action.records],
+            compression=self._compression,
+            producer_id=action.producer_id,
+            producer_epoch=action.producer_epoch,
+            is_transactional=True,
+        )
+        guard = action.permit
+        assert guard is None or isinstance(guard, TransactionGuard)  # as commit_in_transaction gave it
+
+        def decided(error: ErrorCode, first_offset: int) -> list[Action]:
+            return held.shard.on_txn_appended(token, error, first_offset, self._now())
+
+        return self._write(held, batch, decided, guard)
+
+    def _on_txn_marker(self, partition: Partition, producer_id: int, commit: bool, offset: int) -> None:
+        """A marker was appended to a partition that this broker leads."""
+        held = self._held.get(partition.partition) if partition.topic == self.topic else None
+        if held is None or held.partition is not partition or held.leader_epoch != partition.leader_epoch:
+            return
+        if partition.acknowledgement(offset + 1, held.leader_epoch, ACKS_ALL) is None:
+            self._start(self._wait_for_marker(held, producer_id, commit, offset))
+        else:
+            self._end_transaction(held, producer_id, commit)
+
+    async def _wait_for_marker(self, held: Held[GroupShard], producer_id: int, commit: bool, offset: int) -> None:
+        pending = PendingAppend(held.partition, offset + 1, held.leader_epoch, ACKS_ALL, None)
+        await self._replicas.wait_for_acknowledgement([pending], self._commit_timeout_ms)
+        if not pending.error:
+            self._end_transaction(held, producer_id, commit)
+        elif held.is_active:
+            self._reload(held, pending.error)
+
+    def _end_transaction(self, held: Held[GroupShard], producer_id: int, commit: bool) -> None:
+        if held.is_loaded:
+            held.shard.on_txn_marker(producer_id, committed=commit)
+        elif held.is_active:
+            # The reading may have passed this place already, or may not come as far.
+            self._markers_while_loading.setdefault(held, []).append((producer_id, commit))
+
+    # Topics and loading
+
+    def _unload(self, held: Held[GroupShard], error: ErrorCode) -> None:
+        self._markers_while_loading.pop(held, None)
+        super()._unload(held, error)
+
     def _on_image(self, old: ClusterImage, new: ClusterImage) -> None:
         if old.topics_by_id is new.topics_by_id:
             return
@@ -101,6 +183,8 @@ class GroupService(CoordinatorService[GroupShard]):
     def _on_loaded(self, held: Held[GroupShard]) -> None:
         # Topics may have changed while the log was read.
         held.shard.state.image = self._topics
+        for producer_id, commit in self._markers_while_loading.pop(held, ()):
+            held.shard.on_txn_marker(producer_id, committed=commit)
         super()._on_loaded(held)
 
 

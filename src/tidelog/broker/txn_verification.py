@@ -18,7 +18,6 @@ from tidelog.protocol import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from tidelog.broker.partition import Partition
-    from tidelog.records import BatchHeader
 
 TopicPartition = tuple[str, int]
 
@@ -59,7 +58,8 @@ class BeginningTransaction:
     """A batch that would begin its producer's transaction in a partition."""
 
     partition: Partition
-    header: BatchHeader
+    producer_id: int
+    producer_epoch: int
     guard: TransactionGuard
     error: ErrorCode = ErrorCode.NONE
 
@@ -77,21 +77,26 @@ class TransactionVerification:
         self.verifier: TransactionVerifier | None = None
         self._asking: dict[TransactionGuard, asyncio.Task[Mapping[TopicPartition, ErrorCode]]] = {}
 
-    def begin(self, partition: Partition, header: BatchHeader, *, starts_at_zero: bool) -> BeginningTransaction | None:
-        """What has to be confirmed before the batch may be appended; None when it goes on with a transaction."""
-        if partition.log.has_open_transaction(header.producer_id, header.producer_epoch):
+    def begin(
+        self, partition: Partition, producer_id: int, producer_epoch: int, first_sequence: int
+    ) -> BeginningTransaction | None:
+        """What has to be confirmed before a batch may be appended; None when it goes on with a transaction.
+
+        `first_sequence`: the lowest with which the transaction may begin here, as far as the batch tells.
+        """
+        if partition.log.has_open_transaction(producer_id, producer_epoch):
             return None
-        if not self._is_enabled:
-            return BeginningTransaction(partition, header, NOT_ASKED)
-        guard = partition.log.begin_verification(header, starts_at_zero=starts_at_zero)
-        return BeginningTransaction(partition, header, guard)
+        guard = NOT_ASKED
+        if self._is_enabled:
+            guard = partition.log.begin_verification(producer_id, producer_epoch, first_sequence)
+        return BeginningTransaction(partition, producer_id, producer_epoch, guard)
 
     async def confirm(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> None:
         """Ask about all of them; each has its error then."""
         unasked: dict[tuple[int, int], list[BeginningTransaction]] = {}
         for item in begun:
             if item.guard is not NOT_ASKED and item.guard not in self._asking:
-                unasked.setdefault((item.header.producer_id, item.header.producer_epoch), []).append(item)
+                unasked.setdefault((item.producer_id, item.producer_epoch), []).append(item)
         for (producer_id, producer_epoch), items in unasked.items():
             ask = self._ask(transactional_id, producer_id, producer_epoch, [item.name for item in items], add)
             # Other requests may come to wait for it, so it goes on when the connection of this one is gone.
@@ -116,6 +121,11 @@ class TransactionVerification:
             return await self.verifier.verify(transactional_id, producer_id, producer_epoch, names, add)
         except KafkaError as error:
             return dict.fromkeys(names, error.code)
+
+
+def first_sequence(base_sequence: int, produce_version: int) -> int:
+    """With which sequence the transaction of a batch begins: 0 where every transaction has an epoch of its own."""
+    return 0 if produce_version >= _EPOCH_BUMP_FROM else base_sequence
 
 
 def adds_partitions(produce_version: int) -> bool:

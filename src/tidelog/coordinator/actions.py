@@ -51,6 +51,19 @@ class Append(NamedTuple):
     token: int
 
 
+class AppendInTransaction(NamedTuple):
+    """Write these records as one batch of a producer's transaction; `on_txn_appended` is called with the token.
+
+    The permit is what the broker handed in with the request: that the transaction may write to the partition.
+    """
+
+    records: tuple[GroupRecord, ...]
+    producer_id: int
+    producer_epoch: int
+    permit: object
+    token: int
+
+
 class SetTimer(NamedTuple):
     """Call `on_timer` with this key at that monotonic time, unless it is set anew or cancelled before."""
 
@@ -88,4 +101,4 @@ class AllocateProducerId(NamedTuple):
     token: int
 
 
-Action = Answer | Append | SetTimer | CancelTimer | SendMarkers | AllocateProducerId
+Action = Answer | Append | AppendInTransaction | SetTimer | CancelTimer | SendMarkers | AllocateProducerId

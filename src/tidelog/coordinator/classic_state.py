@@ -99,13 +99,24 @@ class ClassicGroupState:
             return ErrorCode.NONE
         if generation_or_epoch < 0 and not member_id and group_instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self._check_generation(member_id, group_instance_id, generation_or_epoch)
+        # The member has joined but has no partitions yet; what it had may be another's by now.
+        return error or (
+            ErrorCode.REBALANCE_IN_PROGRESS if self.is_in(ClassicState.COMPLETING_REBALANCE) else ErrorCode.NONE
+        )
+
+    def _check_generation(self, member_id: str, group_instance_id: str | None, generation_id: int) -> ErrorCode:
         member = self.members.find(member_id, group_instance_id)
         if isinstance(member, ErrorCode):
             return member
-        if generation_or_epoch != self.generation_id:
-            return ErrorCode.ILLEGAL_GENERATION
-        # The member has joined but has no partitions yet; what it had may be another's by now.
-        return ErrorCode.REBALANCE_IN_PROGRESS if self.is_in(ClassicState.COMPLETING_REBALANCE) else ErrorCode.NONE
+        return ErrorCode.NONE if generation_id == self.generation_id else ErrorCode.ILLEGAL_GENERATION
+
+    def check_txn_offset_commit(
+        self, member_id: str, group_instance_id: str | None, generation_or_epoch: int
+    ) -> ErrorCode:
+        if generation_or_epoch < 0 and (self.is_empty or (not member_id and group_instance_id is None)):
+            return ErrorCode.NONE
+        return self._check_generation(member_id, group_instance_id, generation_or_epoch)
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         return ErrorCode.NONE

@@ -238,6 +238,14 @@ class ConsumerGroup:
             return ErrorCode.UNSUPPORTED_VERSION
         return self._check_epoch(member, generation_or_epoch)
 
+    def check_txn_offset_commit(
+        self, member_id: str, group_instance_id: str | None, generation_or_epoch: int
+    ) -> ErrorCode:
+        if generation_or_epoch < 0 and (not self.members or (not member_id and group_instance_id is None)):
+            return ErrorCode.NONE
+        member = self.members.get(member_id)
+        return ErrorCode.UNKNOWN_MEMBER_ID if member is None else self._check_epoch(member, generation_or_epoch)
+
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         if member_id is None and member_epoch < 0:
             return ErrorCode.NONE

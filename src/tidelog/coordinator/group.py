@@ -74,6 +74,12 @@ class Group(Protocol):
         """Whether this member may commit offsets now."""
         ...
 
+    def check_txn_offset_commit(
+        self, member_id: str, group_instance_id: str | None, generation_or_epoch: int
+    ) -> ErrorCode:
+        """Whether this member may commit offsets in a transaction now; clients before KIP-447 name no member."""
+        ...
+
     def on_offset_commit(self, member_id: str, now: Now) -> list[Action]:
         """A commit that may be made was asked for; it shows that the member is alive."""
         ...

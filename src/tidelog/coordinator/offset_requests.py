@@ -54,6 +54,8 @@ class OffsetRequests:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
+        # The groups that an open transaction commits offsets for, by its producer.
+        self._groups_in_transactions: dict[int, set[str]] = {}
 
     def replay(
         self,
@@ -70,13 +72,21 @@ class OffsetRequests:
         if producer_id == NO_PRODUCER_ID:
             offsets.put(key.topic, key.partition, offset)
         else:
-            offsets.put_pending(producer_id, key.topic, key.partition, offset)
+            self.put_pending(key.group, producer_id, key.topic, key.partition, offset)
 
-    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
-        for group_id, offsets in tuple(self._state.offsets.items()):
-            offsets.end_transaction(producer_id, committed=committed)
-            if not offsets:
-                del self._state.offsets[group_id]
+    def put_pending(self, group_id: str, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
+        """Hold an offset that is in the log until its transaction ends."""
+        self._state.offsets_of(group_id).put_pending(producer_id, topic, partition, offset)
+        self._groups_in_transactions.setdefault(producer_id, set()).add(group_id)
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+        """The marker of a producer's transaction is in the log: what it holds back counts now, or never."""
+        for group_id in self._groups_in_transactions.pop(producer_id, ()):
+            offsets = self._state.offsets.get(group_id)
+            if offsets is not None:
+                offsets.end_transaction(producer_id, committed=committed)
+                if not offsets:
+                    del self._state.offsets[group_id]
 
     def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
         offsets = self._state.offsets.get(group_id)
@@ -93,7 +103,7 @@ class OffsetRequests:
         error = self._check_commit(request, client.api_version)
         commits: Commits = []
         response = OffsetCommitResponse(
-            topics=[self._prepare(topic, request, client, now, error, commits) for topic in request.topics]
+            topics=[self.prepare(topic, request, client, now, error, commits) for topic in request.topics]
         )
         if not commits:
             return [Answer(exchange, response)]
@@ -103,7 +113,7 @@ class OffsetRequests:
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             if error:
-                _fail(response, error)
+                fail_commit(response, error)
             else:
                 offsets = self._state.offsets_of(group_id)
                 for topic, partition, offset in commits:
@@ -128,7 +138,7 @@ class OffsetRequests:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.GROUP_ID_NOT_FOUND if api_version >= _GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
 
-    def _prepare(
+    def prepare(
         self,
         topic: OffsetCommitRequestTopic,
         request: OffsetCommitRequest,
@@ -354,7 +364,7 @@ def _no_offset(partition: int, error: ErrorCode) -> OffsetFetchResponsePartition
     return OffsetFetchResponsePartitions(partition_index=partition, committed_offset=_NO_OFFSET, error_code=error)
 
 
-def _fail(response: OffsetCommitResponse, error: ErrorCode) -> None:
+def fail_commit(response: OffsetCommitResponse, error: ErrorCode) -> None:
     """Tell the error to every partition that would have been committed."""
     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if error in _TOO_LARGE else coordinator_error(error)
     for topic in response.topics:

@@ -44,7 +44,8 @@ class CommittedOffset(NamedTuple):
     # Clients before Kafka 2.1 could say themselves how long to keep it.
     expire_timestamp_ms: int = NO_EXPIRATION
     topic_id: uuid.UUID = ZERO_UUID
-    # Where its record lies in the log, if it was loaded from there; what was committed since lies behind all of that.
+    # Where its record lies in the log, if it was loaded from there or written in a transaction; any other that was
+    # committed since lies behind all that was loaded.
     record_offset: int = _BEHIND_ALL
 
     def record(self, group_id: str, topic: str, partition: int) -> GroupRecord:
@@ -98,6 +99,13 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> GroupRecord:
     return encode_record(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
 
 
+class _Pending(NamedTuple):
+    """An offset whose transaction is open, and the one that was committed when it was written."""
+
+    offset: CommittedOffset
+    before: CommittedOffset | None
+
+
 class GroupOffsets:
     """All offsets of one group, by topic and partition."""
 
@@ -106,7 +114,7 @@ class GroupOffsets:
     def __init__(self) -> None:
         self._committed: dict[str, dict[int, CommittedOffset]] = {}
         # By the producer id of the open transaction.
-        self._pending: dict[int, dict[tuple[str, int], CommittedOffset]] = {}
+        self._pending: dict[int, dict[tuple[str, int], _Pending]] = {}
 
     def __bool__(self) -> bool:
         """Whether there is anything to keep the group for."""
@@ -153,7 +161,8 @@ class GroupOffsets:
         return bool(self._pending)
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
-        self._pending.setdefault(producer_id, {})[topic, partition] = offset
+        pending = _Pending(offset, self.get(topic, partition))
+        self._pending.setdefault(producer_id, {})[topic, partition] = pending
 
     def is_pending(self, topic: str, partition: int) -> bool:
         """Whether an open transaction may change this offset, so that its reader should wait (KIP-447)."""
@@ -164,7 +173,7 @@ class GroupOffsets:
         pending = self._pending.pop(producer_id, {})
         if not committed:
             return
-        for (topic, partition), offset in pending.items():
+        for (topic, partition), (offset, before) in pending.items():
             other = self.get(topic, partition)
-            if other is None or other.record_offset < offset.record_offset:
+            if other is before or other is None or other.record_offset < offset.record_offset:
                 self.put(topic, partition, offset)

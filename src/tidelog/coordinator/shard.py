@@ -30,6 +30,7 @@ from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey,
 from tidelog.coordinator.group_requests import GroupRequests
 from tidelog.coordinator.offset_requests import NO_PRODUCER_ID, OffsetRequests
 from tidelog.coordinator.shard_state import ShardState
+from tidelog.coordinator.txn_offset_requests import TxnOffsetRequests
 from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tidelog.protocol.messages.k14_sync_group import SyncGroupRequest
     from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
     from tidelog.protocol.messages.k16_list_groups import ListedGroup
+    from tidelog.protocol.messages.k28_txn_offset_commit import TxnOffsetCommitRequest
     from tidelog.protocol.messages.k47_offset_delete import OffsetDeleteRequest
     from tidelog.protocol.messages.k68_consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from tidelog.protocol.messages.k69_consumer_group_describe import DescribedGroup as DescribedConsumerGroup
@@ -56,6 +58,7 @@ class GroupShard:
     def __init__(self, partition: int, config: GroupConfig, image: GroupImage) -> None:
         self.state = ShardState(partition, config, image)
         self._offsets = OffsetRequests(self.state)
+        self._txn_offsets = TxnOffsetRequests(self.state, self._offsets)
         self._groups = GroupRequests(self.state)
         self._writer = GroupWriter(self.state)
         self._classic = ClassicRequests(self.state, ClassicInConsumer(self.state, self._writer))
@@ -83,7 +86,7 @@ class GroupShard:
 
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         """Take over the marker that ends a transaction."""
-        self._offsets.replay_transaction_end(producer_id, committed=committed)
+        self._offsets.end_transaction(producer_id, committed=committed)
 
     def _warn_of_unknown(self, number: int, offset: int) -> None:
         if number not in self._unknown_records:
@@ -117,6 +120,14 @@ class GroupShard:
         """A write is committed (NONE), or refused: then nothing of it is in the log."""
         return self.state.appends.finish(token, error, now)
 
+    def on_txn_appended(self, token: int, error: ErrorCode, first_offset: int, now: Now) -> list[Action]:
+        """A write in a transaction is committed (NONE), from this offset on, or refused."""
+        return self._txn_offsets.finish(token, error, first_offset)
+
+    def on_txn_marker(self, producer_id: int, *, committed: bool) -> None:
+        """A marker that ends a producer's transaction in this partition is committed."""
+        self._offsets.end_transaction(producer_id, committed=committed)
+
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
         """A timer is due; the first part of its key is the group's id."""
         if key == _EXPIRATION:
@@ -143,6 +154,12 @@ class GroupShard:
 
     def offset_commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
         return self._offsets.commit(request, client, now, exchange)
+
+    def txn_offset_commit(
+        self, request: TxnOffsetCommitRequest, permit: object, now: Now, exchange: int
+    ) -> list[Action]:
+        """The permit lets the transaction write to this partition; it comes back with the write."""
+        return self._txn_offsets.commit(request, permit, now, exchange)
 
     def offset_fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> OffsetFetchResponseGroup:
         return self._offsets.fetch(group, require_stable=require_stable)

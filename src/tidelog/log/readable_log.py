@@ -22,7 +22,6 @@ from tidelog.log.reading import (
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import BatchHeader
 
 
 class ReadableLog(OpenLog):
@@ -77,9 +76,9 @@ class ReadableLog(OpenLog):
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         return self._producers.has_open_transaction(producer_id, producer_epoch)
 
-    def begin_verification(self, header: BatchHeader, *, starts_at_zero: bool) -> TransactionGuard:
-        """What lets the batch begin a transaction here, once the coordinator says that it may (KIP-890)."""
-        return self._producers.guards.begin(header, self._clock.now_ms(), starts_at_zero=starts_at_zero)
+    def begin_verification(self, producer_id: int, producer_epoch: int, first_sequence: int) -> TransactionGuard:
+        """What lets a batch begin a transaction here, once the coordinator says that it may (KIP-890)."""
+        return self._producers.guards.begin(producer_id, producer_epoch, first_sequence, self._clock.now_ms())
 
     def aborted_transactions(self, offset: int, upper_bound: int) -> list[AbortedTransaction]:
         """Those that touch the offsets from one up to another, by their first offsets."""

@@ -42,22 +42,21 @@ class TransactionGuards:
     def __len__(self) -> int:
         return len(self._guards)
 
-    def begin(self, header: BatchHeader, now_ms: int, *, starts_at_zero: bool) -> TransactionGuard:
-        """The guard under which the coordinator is asked about the batch's transaction.
+    def begin(self, producer_id: int, producer_epoch: int, first_sequence: int, now_ms: int) -> TransactionGuard:
+        """The guard under which the coordinator is asked about a producer's transaction.
 
-        `starts_at_zero`: every transaction has its own epoch, so its first sequence is known to be 0.
+        `first_sequence`: the lowest with which it may begin, as far as the batch at hand tells.
         """
-        sequence = 0 if starts_at_zero else header.base_sequence
-        guard = self._guards.get(header.producer_id)
-        if guard is None or guard.producer_epoch < header.producer_epoch:
-            guard = self._guards[header.producer_id] = TransactionGuard(header.producer_epoch, sequence, now_ms)
-        elif guard.producer_epoch > header.producer_epoch:
+        guard = self._guards.get(producer_id)
+        if guard is None or guard.producer_epoch < producer_epoch:
+            guard = self._guards[producer_id] = TransactionGuard(producer_epoch, first_sequence, now_ms)
+        elif guard.producer_epoch > producer_epoch:
             raise KafkaError(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"epoch {header.producer_epoch} of producer {header.producer_id} is older than its last seen",
+                f"epoch {producer_epoch} of producer {producer_id} is older than its last seen",
             )
         else:
-            guard.lowest_sequence = min(guard.lowest_sequence, sequence)
+            guard.lowest_sequence = min(guard.lowest_sequence, first_sequence)
             guard.asked_ms = now_ms
         return guard
 

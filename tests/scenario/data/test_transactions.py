@@ -6,21 +6,50 @@ The markers come from the test itself, as a coordinator would send them, and no 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tidelog.broker.internal_topics import partition_for
+from tidelog.broker.offsets_topic import OFFSETS_TOPIC
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import PRODUCE, PartitionProduceResponse, ProduceRequest, ProduceResponse
 from tidelog.protocol.messages.k01_fetch import PartitionData
+from tidelog.protocol.messages.k08_offset_commit import (
+    OFFSET_COMMIT,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tidelog.protocol.messages.k09_offset_fetch import (
+    OFFSET_FETCH,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+)
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
 from tidelog.protocol.messages.k27_write_txn_markers import (
     WRITE_TXN_MARKERS,
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
+)
+from tidelog.protocol.messages.k28_txn_offset_commit import (
+    TXN_OFFSET_COMMIT,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
 )
 from tidelog.protocol.messages.k61_describe_producers import (
     DESCRIBE_PRODUCERS,
@@ -202,16 +231,145 @@ def test_a_hanging_transaction_is_described(raw: RawClient, new_topic: NewTopic,
     assert described() == (producer.producer_id, 1, 3, -1)
 
 
-def test_without_verification_turned_off_no_transaction_begins(
-    connect: Connect, batch: MakeBatch, produce: MakeProduce
+class Group:
+    """A group's offsets of one partition, over a plain socket."""
+
+    def __init__(self, raw: RawClient, topic: str) -> None:
+        self.raw = raw
+        self.topic = topic
+        self.group_id = f"group-of-{topic}"
+        self.partition = partition_for(self.group_id, 50)
+        find = FindCoordinatorRequest(coordinator_keys=[self.group_id])
+        found = raw.ask(FIND_COORDINATOR, 4, find, FindCoordinatorResponse)
+        assert found.coordinators[0].error_code == 0
+
+    def commit(self, producer: Producer, offset: int, *, version: int = 3, generation_id: int = -1) -> int:
+        request = TxnOffsetCommitRequest(
+            transactional_id=f"tx-{producer.producer_id}",
+            group_id=self.group_id,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.epoch,
+            generation_id=generation_id,
+            topics=[
+                TxnOffsetCommitRequestTopic(
+                    name=self.topic,
+                    partitions=[TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=offset)],
+                )
+            ],
+        )
+        answer = self.raw.ask(TXN_OFFSET_COMMIT, version, request, TxnOffsetCommitResponse)
+        assert answer.topics[0].name == self.topic
+        return answer.topics[0].partitions[0].error_code
+
+    def commit_plainly(self, offset: int) -> int:
+        partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        request = OffsetCommitRequest(
+            group_id=self.group_id,
+            generation_id_or_member_epoch=-1,
+            topics=[OffsetCommitRequestTopic(name=self.topic, partitions=[partition])],
+        )
+        answer = self.raw.ask(OFFSET_COMMIT, 8, request, OffsetCommitResponse)
+        return answer.topics[0].partitions[0].error_code
+
+    def fetch(self, *, require_stable: bool = True) -> tuple[int, int]:
+        topics = [OffsetFetchRequestTopics(name=self.topic, partition_indexes=[0])]
+        request = OffsetFetchRequest(
+            groups=[OffsetFetchRequestGroup(group_id=self.group_id, topics=topics)], require_stable=require_stable
+        )
+        answer = self.raw.ask(OFFSET_FETCH, 8, request, OffsetFetchResponse).groups[0]
+        assert answer.error_code == 0
+        partition = answer.topics[0].partitions[0]
+        return partition.committed_offset, partition.error_code
+
+    def coordinator_is_loading(self) -> bool:
+        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=self.group_id, topics=None)])
+        answer = self.raw.ask(OFFSET_FETCH, 8, request, OffsetFetchResponse).groups[0]
+        return answer.error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+    def end(self, producer: Producer, *, commit: bool) -> None:
+        assert producer.end(OFFSETS_TOPIC, commit=commit, partition=self.partition) == ErrorCode.NONE
+
+
+UNSTABLE = (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_offsets_in_a_transaction_count_when_it_is_committed(
+    raw: RawClient, new_topic: NewTopic, new_producer: NewProducer, version: int
 ) -> None:
-    """Behaviour 60: a partition that no coordinator knows of takes no transactional records."""
-    with Broker() as broker:
-        broker.create_topic("topic")
-        raw = connect(broker)
-        producer = Producer(raw, batch, produce, 9)
-        assert producer.send("topic", b"a").error_code == ErrorCode.INVALID_TXN_STATE
-        assert raw.fetch("topic", 0).high_watermark == 0
+    """Behaviours 52, 59: pending offsets are read by nobody, and tell those who ask for stable ones to wait."""
+    group = Group(raw, new_topic())
+    producer = new_producer()
+    assert group.commit(producer, 5, version=version) == ErrorCode.NONE
+    assert group.fetch() == UNSTABLE
+    assert group.fetch(require_stable=False) == (-1, ErrorCode.NONE)
+    group.end(producer, commit=True)
+    assert group.fetch() == (5, ErrorCode.NONE)
+    assert group.commit(producer, 9, version=version) == ErrorCode.NONE
+    assert group.fetch() == UNSTABLE
+    assert group.fetch(require_stable=False) == (5, ErrorCode.NONE)
+    group.end(producer, commit=False)
+    assert group.fetch() == (5, ErrorCode.NONE)
+
+
+def test_the_offset_that_was_written_last_counts(
+    raw: RawClient, new_topic: NewTopic, new_producer: NewProducer
+) -> None:
+    group = Group(raw, new_topic())
+    one, two = new_producer(), new_producer()
+    assert group.commit_plainly(3) == ErrorCode.NONE
+    group.commit(one, 5)
+    group.end(one, commit=True)
+    assert group.fetch() == (5, ErrorCode.NONE)
+    group.commit(one, 6)
+    assert group.commit_plainly(7) == ErrorCode.NONE
+    group.end(one, commit=True)
+    assert group.fetch() == (7, ErrorCode.NONE)
+    group.commit(one, 8)
+    group.commit(two, 9)
+    group.end(one, commit=True)
+    assert group.fetch() == UNSTABLE
+    group.end(two, commit=True)
+    assert group.fetch() == (9, ErrorCode.NONE)
+    group.commit(one, 10)
+    group.commit(two, 11)
+    group.end(two, commit=True)
+    group.end(one, commit=True)
+    assert group.fetch() == (11, ErrorCode.NONE)
+
+
+def test_offsets_in_a_transaction_are_refused_for_others_and_for_what_is_not_there(
+    raw: RawClient, new_topic: NewTopic, new_producer: NewProducer
+) -> None:
+    """Behaviour 59: generation and member are checked where the producer names them."""
+    group = Group(raw, new_topic())
+    producer = new_producer()
+    assert group.commit(producer, 5, generation_id=3) == ErrorCode.ILLEGAL_GENERATION
+    group.topic = "nowhere"
+    assert group.commit(producer, 5) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_offsets_in_a_transaction_survive_restarts(
+    tmp_path: Path, connect: Connect, batch: MakeBatch, produce: MakeProduce, commit: bool
+) -> None:
+    broker = Broker(data_dir=tmp_path, settings=UNVERIFIED).start()
+    broker.create_topic("topic")
+    group = Group(connect(broker), "topic")
+    producer = Producer(group.raw, batch, produce, 1)
+    group.commit_plainly(2)
+    group.commit(producer, 5)
+    for end in (Broker.stop, Broker.crash):
+        end(broker)
+        broker.start()
+        producer.raw = group.raw = connect(broker)
+        deadline_s = time.monotonic() + 20
+        while group.coordinator_is_loading():
+            assert time.monotonic() < deadline_s
+        assert group.fetch() == UNSTABLE
+    group.end(producer, commit=commit)
+    assert group.fetch() == (5 if commit else 2, ErrorCode.NONE)
+    broker.close()
 
 
 def test_transactions_survive_restarts(

@@ -304,20 +304,20 @@ def test_a_transaction_begins_only_under_its_guard(store: Store, make_batch: Mak
         return raised.value.code
 
     assert refusal(batch(0), None) is ErrorCode.INVALID_TXN_STATE
-    stale = log.begin_verification(parse_header(batch(0)), starts_at_zero=False)
+    stale = log.begin_verification(5, 0, 0)
     log.append_marker(5, 0, 1, commit=False, leader_epoch=0)
     # The transaction was aborted while its coordinator was asked.
     assert refusal(batch(0), stale) is ErrorCode.INVALID_TXN_STATE
-    guard = log.begin_verification(parse_header(batch(1)), starts_at_zero=False)
-    assert log.begin_verification(parse_header(batch(0)), starts_at_zero=False) is guard
+    guard = log.begin_verification(5, 0, 1)
+    assert log.begin_verification(5, 0, 0) is guard
     assert refusal(batch(1), guard) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     log.append_as_leader(batch(0), leader_epoch=0, guard=guard)
     log.append_as_leader(batch(1), leader_epoch=0, guard=None)
     log.append_marker(5, 1, 1, commit=True, leader_epoch=0)
-    bumped = log.begin_verification(parse_header(batch(4, 2)), starts_at_zero=True)
+    bumped = log.begin_verification(5, 2, 0)
     assert refusal(batch(4, 2), bumped) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     with pytest.raises(KafkaError):
-        log.begin_verification(parse_header(batch(0, 1)), starts_at_zero=True)
+        log.begin_verification(5, 1, 0)
     log.append_as_leader(batch(0, 2), leader_epoch=0, guard=bumped)
 
 
@@ -329,12 +329,11 @@ def test_a_marker_is_never_compressed(store: Store, make_batch: MakeBatch) -> No
     assert parse_control_record(decode_records(data)[0]).coordinator_epoch == 7
 
 
-def test_guards_of_unbegun_transactions_expire(store: Store, make_batch: MakeBatch, clock: VirtualClock) -> None:
+def test_guards_of_unbegun_transactions_expire(store: Store, clock: VirtualClock) -> None:
     log = store.create()
-    header = parse_header(make_batch(base_sequence=0, producer_id=5, producer_epoch=0, is_transactional=True))
-    guard = log.begin_verification(header, starts_at_zero=False)
+    guard = log.begin_verification(5, 0, 0)
     log.remove_expired_producers(clock.now_ms() + 10, 100)
-    assert log.begin_verification(header, starts_at_zero=False) is guard
+    assert log.begin_verification(5, 0, 0) is guard
     log.remove_expired_producers(clock.now_ms() + 100, 100)
-    assert log.begin_verification(header, starts_at_zero=False) is not guard
+    assert log.begin_verification(5, 0, 0) is not guard
     assert guard is not NOT_ASKED

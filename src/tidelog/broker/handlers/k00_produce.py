@@ -22,7 +22,7 @@ from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, ACKS_NONE, Partition
 from tidelog.broker.registry import CloseConnection, handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
-from tidelog.broker.txn_verification import BeginningTransaction, adds_partitions, produce_error
+from tidelog.broker.txn_verification import BeginningTransaction, adds_partitions, first_sequence, produce_error
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k00_produce import (
@@ -172,7 +172,8 @@ def _begin_transaction(
     if not header.is_transactional:
         return None
     partition.check_writable()
-    return replicas.transactions.begin(partition, header, starts_at_zero=adds_partitions(version))
+    sequence = first_sequence(header.base_sequence, version)
+    return replicas.transactions.begin(partition, header.producer_id, header.producer_epoch, sequence)
 
 
 async def _answer_confirmed(
