@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tidelog.broker.group_service import GroupService
     from tidelog.broker.producer_ids import ProducerIdAllocator
     from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.txn_service import TransactionService
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings, SettingsTable
     from tidelog.controller import Controller
@@ -45,6 +46,7 @@ class BrokerServices:
     replicas: ReplicaManager
     producer_ids: ProducerIdAllocator
     groups: GroupService
+    transactions: TransactionService
     # The address that clients are told, from advertised.listeners; it need not be the one that is bound.
     host: str
     port: int

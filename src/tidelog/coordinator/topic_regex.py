@@ -1,4 +1,4 @@
-"""Subscriptions by regular expression (KIP-848): which topics an expression stands for.
+"""Regular expressions of clients: which topics one stands for in a subscription (KIP-848), or what else it matches.
 
 What always holds: the expression comes from a client, so it is matched by RE2, as Kafka does: its time grows with the
 length of what it matches and never explodes, and its memory is bounded. It matches whole names. The topics in which the
@@ -7,6 +7,7 @@ cluster keeps its own state are never meant.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tidelog.coordinator.config import GroupImage
@@ -22,6 +23,12 @@ class InvalidRegexError(Exception):
 
 def resolve_regex(pattern: str, image: GroupImage) -> frozenset[str]:
     """The topics whose names the pattern matches; raises InvalidRegexError."""
+    matches = compile_regex(pattern)
+    return frozenset(name for name in image.topic_names() if name not in INTERNAL_TOPICS and matches(name))
+
+
+def compile_regex(pattern: str) -> Callable[[str], bool]:
+    """The function that tells whether the pattern matches a whole text; raises InvalidRegexError."""
     import re2  # half a megabyte that most brokers never need
 
     options = re2.Options()
@@ -32,6 +39,4 @@ def resolve_regex(pattern: str, image: GroupImage) -> frozenset[str]:
     except re2.error as error:
         (reason,) = error.args
         raise InvalidRegexError(reason.decode() if isinstance(reason, bytes) else str(reason)) from None
-    return frozenset(
-        name for name in image.topic_names() if name not in INTERNAL_TOPICS and compiled.fullmatch(name) is not None
-    )
+    return lambda text: compiled.fullmatch(text) is not None

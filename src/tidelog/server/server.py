@@ -23,8 +23,10 @@ from tidelog.broker.group_service import GroupService
 from tidelog.broker.listener import Listener, bind
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_manager import ReplicaManager
-from tidelog.broker.services import BrokerServices
+from tidelog.broker.services import BrokerServices, FeatureRange
 from tidelog.broker.topic_config import LogConfigs
+from tidelog.broker.txn_markers import LocalMarkerWriter
+from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.common.endpoint import Endpoint, parse_endpoint
 from tidelog.common.ids import uuid_to_text
@@ -32,6 +34,7 @@ from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
 from tidelog.controller import ClusterImage, Controller
 from tidelog.controller.image import EMPTY_IMAGE
+from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.log import DataDirectoryError, LogManager
 from tidelog.log.checkpoints import PARTITION_METADATA_FILE
 from tidelog.metadata import MetadataStoreError, SqliteStore
@@ -123,6 +126,7 @@ class BrokerServer:
         )
         await services.replicas.settled()
         services.groups.start()
+        services.transactions.start()
         self._start_background_tasks(logs)
         self._listen(limits, sockets, services)
 
@@ -197,6 +201,16 @@ class BrokerServer:
         self._open.push_async_callback(producer_ids.close)
         groups = GroupService(settings=self.settings, clock=self.clock, controller=controller, replicas=replicas)
         self._open.push_async_callback(groups.close)
+        transactions = TransactionService(
+            settings=self.settings,
+            clock=self.clock,
+            controller=controller,
+            replicas=replicas,
+            producer_ids=producer_ids,
+            markers=LocalMarkerWriter(replicas),
+        )
+        self._open.push_async_callback(transactions.close)
+        replicas.transactions.verifier = transactions
         return BrokerServices(
             node_id=self.node_id,
             cluster_id=controller.image.cluster_id,
@@ -208,8 +222,10 @@ class BrokerServer:
             replicas=replicas,
             producer_ids=producer_ids,
             groups=groups,
+            transactions=transactions,
             host=advertised.host,
             port=advertised.port,
+            features={"transaction.version": FeatureRange(0, TRANSACTION_VERSION_2, TRANSACTION_VERSION_2)},
         )
 
     def _advertised(self) -> Endpoint:

@@ -11,5 +11,6 @@ from tidelog.server.settings_rows_broker import broker_rows
 from tidelog.server.settings_rows_groups import group_rows
 from tidelog.server.settings_rows_storage import storage_rows
 from tidelog.server.settings_rows_topic import topic_rows
+from tidelog.server.settings_rows_transactions import transaction_rows
 
-TABLE = SettingsTable([*broker_rows(), *group_rows(), *storage_rows(), *topic_rows()])
+TABLE = SettingsTable([*broker_rows(), *group_rows(), *storage_rows(), *topic_rows(), *transaction_rows()])

@@ -4,13 +4,11 @@ Versions served: 0-6.
 - 0: groups only. 1: key type, throttle time, error message. 2: throttled after the answer (KIP-219). 3: flexible.
 - 4: many keys at once (KIP-699). 5: TRANSACTION_ABORTABLE may be answered (KIP-890). 6: share groups (KIP-932).
 
-The first one who looks for a group's coordinator waits until __consumer_offsets is made. There are no coordinators of
-transactions and share groups: these are answered COORDINATOR_NOT_AVAILABLE, which clients treat as "ask again later".
+The first one who looks for a coordinator waits until the topic is made in which it keeps its state. There are no
+coordinators of share groups: these are answered COORDINATOR_NOT_AVAILABLE, which clients treat as "ask again later".
 """
 
 from __future__ import annotations
-
-from typing import Final
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
@@ -23,9 +21,8 @@ from tidelog.protocol.messages.k10_find_coordinator import (
 )
 
 _BATCHED_FROM_VERSION = 4
-_GROUP: Final = 0
-_KEY_TYPES: Final = {_GROUP: "consumer groups", 1: "transactions", 2: "share groups"}
-_SHARE, _SHARE_FROM_VERSION = 2, 6
+_GROUP, _TRANSACTION, _SHARE = 0, 1, 2
+_SHARE_FROM_VERSION = 6
 
 
 @handles(FIND_COORDINATOR, "0-6")
@@ -45,14 +42,16 @@ async def handle_find_coordinator(request: FindCoordinatorRequest, context: Requ
 
 async def _find(key: str, key_type: int, context: RequestContext) -> Coordinator:
     version = context.version
-    if key_type not in _KEY_TYPES or (key_type == _SHARE and version < _SHARE_FROM_VERSION):
+    if key_type == _GROUP:
+        broker = await context.services.groups.find_coordinator(key)
+    elif key_type == _TRANSACTION:
+        broker = await context.services.transactions.find_coordinator(key)
+    elif key_type == _SHARE and version >= _SHARE_FROM_VERSION:
+        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has no coordinator for share groups")
+    else:
         return _refuse(key, ErrorCode.INVALID_REQUEST, f"version {version} has no coordinator key type {key_type}")
-    if key_type != _GROUP:
-        message = f"this broker has no coordinator for {_KEY_TYPES[key_type]}"
-        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
-    broker = await context.services.groups.find_coordinator(key)
     if broker is None:
-        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the group's partition has no leader at the moment")
+        return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the id's partition has no leader at the moment")
     return Coordinator(key=key, node_id=broker.node_id, host=broker.host, port=broker.port)
 
 

@@ -1,17 +1,22 @@
 """InitProducerId, versions 0 to 6.
 
 1 changes nothing in the fields, 2 is flexible. 3 lets a producer name the id and epoch it had (KIP-360), 4 may answer
-PRODUCER_FENCED (KIP-588), 5 TRANSACTION_ABORTABLE (KIP-890), 6 is for two-phase commit (KIP-939).
+PRODUCER_FENCED (KIP-588), 5 TRANSACTION_ABORTABLE (KIP-890), 6 is for two-phase commit (KIP-939), which is not served:
+it is answered as by a Kafka broker that does not allow it.
 
-Without a transactional id the answer is always a fresh producer id at epoch 0. With one the request belongs to a
-transaction coordinator, of which this broker runs none; COORDINATOR_NOT_AVAILABLE makes producers look for one until
-their own time is over, and then tell the application so.
+Without a transactional id the answer is always a fresh producer id at epoch 0. With one it comes from the coordinator
+of the transactional id: the same producer id each time, at an epoch that shuts out whoever had it before.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.coordinator.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerIdentity
+from tidelog.coordinator.txn_init import InitProducerId
+from tidelog.coordinator.txn_state import ProducerResult
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k22_init_producer_id import (
     INIT_PRODUCER_ID,
@@ -19,18 +24,39 @@ from tidelog.protocol.messages.k22_init_producer_id import (
     InitProducerIdResponse,
 )
 
+_FENCED_FROM_VERSION = 4
+
 
 @handles(INIT_PRODUCER_ID, "0-6")
 async def handle_init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
-    if request.transactional_id is not None:
-        # An empty id can't name a transaction, and no coordinator will ever say otherwise.
-        empty = request.transactional_id == ""
-        return _failure(ErrorCode.INVALID_REQUEST if empty else ErrorCode.COORDINATOR_NOT_AVAILABLE)
     try:
-        producer_id = await context.services.producer_ids.allocate()
+        if request.transactional_id is None:
+            return InitProducerIdResponse(producer_id=await context.services.producer_ids.allocate(), producer_epoch=0)
+        result = await _init(request, request.transactional_id, context)
     except KafkaError as error:
         return _failure(error.code)
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+    if result.error is ErrorCode.PRODUCER_FENCED and context.version < _FENCED_FROM_VERSION:
+        return _failure(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if result.error:
+        return _failure(result.error)
+    return InitProducerIdResponse(producer_id=result.producer_id, producer_epoch=result.producer_epoch)
+
+
+async def _init(request: InitProducerIdRequest, transactional_id: str, context: RequestContext) -> ProducerResult:
+    if request.enable2_pc:
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not allowed")
+    if request.keep_prepared_txn:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "two-phase commit is not served")
+    has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_PRODUCER_EPOCH
+    if has_id != has_epoch:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer names its id and its epoch, or neither")
+    expected = ProducerIdentity(request.producer_id, request.producer_epoch) if has_id else None
+    ask = InitProducerId(transactional_id, request.transaction_timeout_ms, expected)
+    answer = context.services.transactions.ask(
+        transactional_id, lambda shard, now, exchange: shard.init_producer_id(ask, now, exchange)
+    )
+    result: ProducerResult = await answer if isinstance(answer, asyncio.Future) else answer
+    return result
 
 
 def _failure(error: ErrorCode) -> InitProducerIdResponse:

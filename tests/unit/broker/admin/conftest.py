@@ -24,10 +24,13 @@ from tidelog.broker.handlers import (  # noqa: F401 - importing a handler regist
     k74_list_config_resources,
     k75_describe_topic_partitions,
 )
+from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.registry import find_handler
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.services import BrokerServices
+from tidelog.broker.txn_markers import LocalMarkerWriter
+from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import VirtualClock
 from tidelog.common.settings import Settings
 from tidelog.controller import Controller
@@ -79,6 +82,7 @@ class AdminBroker:
             replicas=cast(ReplicaManager, self.replicas),
             producer_ids=unused,
             groups=self.run(self._groups(clock)),
+            transactions=self.run(self._transactions(clock)),
             host="127.0.0.1",
             port=9092,
         )
@@ -95,6 +99,17 @@ class AdminBroker:
             clock=clock,
             controller=self.controller,
             replicas=cast(ReplicaManager, self.replicas),
+        )
+
+    async def _transactions(self, clock: VirtualClock) -> TransactionService:
+        replicas = cast(ReplicaManager, self.replicas)
+        return TransactionService(
+            settings=self.settings,
+            clock=clock,
+            controller=self.controller,
+            replicas=replicas,
+            producer_ids=ProducerIdAllocator(self.controller.allocate_producer_ids),
+            markers=LocalMarkerWriter(replicas),
         )
 
     @property

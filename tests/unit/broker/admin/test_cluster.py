@@ -70,7 +70,7 @@ def test_a_replication_factor_that_was_set_is_waited_for(make_broker: Callable[.
     assert "__consumer_offsets" not in broker.image.topics
 
 
-@pytest.mark.parametrize(("key_type", "version", "error"), [(1, 6, 15), (2, 6, 15), (2, 5, 42), (7, 6, 42)])
+@pytest.mark.parametrize(("key_type", "version", "error"), [(1, 6, 0), (2, 6, 15), (2, 5, 42), (7, 6, 42)])
 def test_kinds_of_coordinators(broker: AdminBroker, key_type: int, version: int, error: int) -> None:
     request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["k"])
     answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)

@@ -60,7 +60,7 @@ NEXT_STATES = {
 ids = st.sampled_from(IDS)
 partition_sets = st.sets(st.sampled_from(PARTITIONS), min_size=1).map(frozenset)
 versions = st.sampled_from((0, 2))
-indexes = st.integers(0, 50)
+indexes = st.integers(0, 35)
 refusals = st.sampled_from(
     (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.MESSAGE_TOO_LARGE)
 )
@@ -204,7 +204,7 @@ class Transactions(RuleBasedStateMachine):
 
     # Requests
 
-    def _ask(self, ask: Any) -> None:
+    def _ask(self, ask: Any, *, is_calm: bool = False) -> None:
         exchange = self.next_exchange
         self.next_exchange += 1
         self.asked[exchange] = ask
@@ -219,6 +219,8 @@ class Transactions(RuleBasedStateMachine):
         else:
             self.asked_ends.add((ask.transactional_id, ask.producer, ask.committed, ask.client_version))
             self._run(self.shard.end_txn(ask, self._now(), exchange))
+        if is_calm:
+            self.let_all_succeed()
 
     def _answered(self, action: Answer) -> None:
         ask = self.asked[action.exchange]
@@ -263,17 +265,18 @@ class Transactions(RuleBasedStateMachine):
         known = sorted(set(self.given[id_]), reverse=True)
         return known[min(index // 10, len(known) - 1)] if known else ProducerIdentity(5, 0)
 
-    @rule(id_=ids, index=indexes, names_itself=st.booleans())
-    def init(self, id_: str, index: int, names_itself: bool) -> None:
-        self._ask(InitProducerId(id_, TIMEOUT_MS, self._identity(id_, index) if names_itself else None))
+    @rule(id_=ids, index=indexes, names_itself=st.booleans(), is_calm=st.booleans())
+    def init(self, id_: str, index: int, names_itself: bool, is_calm: bool) -> None:
+        expected = self._identity(id_, index) if names_itself else None
+        self._ask(InitProducerId(id_, TIMEOUT_MS, expected), is_calm=is_calm)
 
-    @rule(id_=ids, index=indexes, partitions=partition_sets, version=versions)
-    def add(self, id_: str, index: int, partitions: frozenset[TopicPartition], version: int) -> None:
-        self._ask(AddPartitions(id_, self._identity(id_, index), partitions, version))
+    @rule(id_=ids, index=indexes, partitions=partition_sets, version=versions, is_calm=st.booleans())
+    def add(self, id_: str, index: int, partitions: frozenset[TopicPartition], version: int, is_calm: bool) -> None:
+        self._ask(AddPartitions(id_, self._identity(id_, index), partitions, version), is_calm=is_calm)
 
-    @rule(id_=ids, index=indexes, committed=st.booleans(), version=versions)
-    def end(self, id_: str, index: int, committed: bool, version: int) -> None:
-        self._ask(EndTxn(id_, self._identity(id_, index), committed, version))
+    @rule(id_=ids, index=indexes, committed=st.booleans(), version=versions, is_calm=st.booleans())
+    def end(self, id_: str, index: int, committed: bool, version: int, is_calm: bool) -> None:
+        self._ask(EndTxn(id_, self._identity(id_, index), committed, version), is_calm=is_calm)
 
     @precondition(lambda self: self.succeeded_ends)
     @rule(index=indexes)
@@ -345,6 +348,19 @@ class Transactions(RuleBasedStateMachine):
         }
         self._run(self.shard.on_markers_written(action.token, errors, self._now()))
 
+    @precondition(lambda self: self.allocations or self.appends or self.markers)
+    @rule()
+    def let_all_succeed(self) -> None:
+        for _ in range(100):
+            if self.allocations:
+                self.allocate(fails=False)
+            elif self.appends:
+                self.append()
+            elif self.markers:
+                self.write_markers(set(), set())
+            else:
+                break
+
     @rule(seconds=st.sampled_from((1, 11, 61, 3700)))
     def advance(self, seconds: int) -> None:
         self.monotonic_ms += seconds * 1000
@@ -373,15 +389,7 @@ class Transactions(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With nothing failing any more everybody is answered, and every transaction comes to its end."""
         for _ in range(60):
-            for _ in range(100):
-                if not (self.allocations or self.appends or self.markers):
-                    break
-                if self.allocations:
-                    self.allocate(fails=False)
-                elif self.appends:
-                    self.append()
-                else:
-                    self.write_markers(set(), set())
+            self.let_all_succeed()
             self.advance(2)
         assert not self.waiting
         assert not [

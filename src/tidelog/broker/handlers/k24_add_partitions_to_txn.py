@@ -1,0 +1,113 @@
+"""AddPartitionsToTxn (key 24): makes partitions part of a transaction, or asks whether they are.
+
+Versions served: 0-5.
+- 1: throttled after the answer (KIP-219). 2: PRODUCER_FENCED may be answered (KIP-588). 3: flexible.
+- 4: from brokers: many transactions at once, and requests that only verify. 5: TRANSACTION_ABORTABLE (KIP-890).
+
+All partitions of a transaction are added or none: where one does not exist, the others are OPERATION_NOT_ATTEMPTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tidelog.broker.registry import handles
+from tidelog.broker.request_context import RequestContext
+from tidelog.coordinator.actions import TopicPartition
+from tidelog.coordinator.transaction import TRANSACTION_VERSION_2, ProducerIdentity
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+
+_FENCED_FROM_VERSION = 2
+_BATCHED_FROM_VERSION = 4
+_ABORTABLE_FROM_VERSION = 5
+
+
+@handles(ADD_PARTITIONS_TO_TXN, "0-5")
+async def handle_add_partitions_to_txn(
+    request: AddPartitionsToTxnRequest, context: RequestContext
+) -> AddPartitionsToTxnResponse:
+    if context.version >= _BATCHED_FROM_VERSION:
+        return AddPartitionsToTxnResponse(
+            results_by_transaction=[
+                AddPartitionsToTxnResult(
+                    transactional_id=transaction.transactional_id, topic_results=await _add(transaction, context)
+                )
+                for transaction in request.transactions
+            ]
+        )
+    only = AddPartitionsToTxnTransaction(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        topics=request.v3_and_below_topics,
+    )
+    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _add(only, context))
+
+
+async def _add(
+    transaction: AddPartitionsToTxnTransaction, context: RequestContext
+) -> list[AddPartitionsToTxnTopicResult]:
+    partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
+    missing = {partition for partition in partitions if not _exists(partition, context)}
+    if missing:
+        errors: Mapping[TopicPartition, ErrorCode] = {
+            partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if partition in missing
+            else ErrorCode.OPERATION_NOT_ATTEMPTED
+            for partition in partitions
+        }
+    else:
+        errors = await _ask(transaction, partitions, context)
+    return [_topic_result(topic, errors, context.version) for topic in transaction.topics]
+
+
+def _exists(partition: TopicPartition, context: RequestContext) -> bool:
+    topic = context.services.controller.image.topics.get(partition[0])
+    return topic is not None and 0 <= partition[1] < len(topic.partitions)
+
+
+async def _ask(
+    transaction: AddPartitionsToTxnTransaction, partitions: Sequence[TopicPartition], context: RequestContext
+) -> Mapping[TopicPartition, ErrorCode]:
+    transactions = context.services.transactions
+    producer = ProducerIdentity(transaction.producer_id, transaction.producer_epoch)
+    try:
+        if transaction.verify_only:
+            return await transactions.verify(transaction.transactional_id, *producer, partitions, add=False)
+        client_version = TRANSACTION_VERSION_2 if context.version >= _BATCHED_FROM_VERSION else 0
+        error = await transactions.add_partitions(transaction.transactional_id, producer, partitions, client_version)
+    except KafkaError as refusal:
+        error = refusal.code
+    return dict.fromkeys(partitions, error)
+
+
+def _topic_result(
+    topic: AddPartitionsToTxnTopic, errors: Mapping[TopicPartition, ErrorCode], version: int
+) -> AddPartitionsToTxnTopicResult:
+    return AddPartitionsToTxnTopicResult(
+        name=topic.name,
+        results_by_partition=[
+            AddPartitionsToTxnPartitionResult(
+                partition_index=index, partition_error_code=_for_version(errors[topic.name, index], version)
+            )
+            for index in topic.partitions
+        ],
+    )
+
+
+def _for_version(error: ErrorCode, version: int) -> ErrorCode:
+    if error is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM_VERSION:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if error is ErrorCode.TRANSACTION_ABORTABLE and version < _ABORTABLE_FROM_VERSION:
+        return ErrorCode.INVALID_TXN_STATE
+    return error
