@@ -18,10 +18,12 @@ from typing import Final, NamedTuple
 
 from tidelog.log.cleaner_choice import Run
 from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, TakeSmallBatches, read_batches
-from tidelog.log.cleaner_transactions import AbortedTransaction, CleanedTransactions
+from tidelog.log.cleaner_transactions import CleanedTransactions, KeptAborts
 from tidelog.log.config import LogConfig
 from tidelog.log.producer_state import NO_OFFSET, ProducerEntry
 from tidelog.log.scan import CorruptSegmentError
+from tidelog.log.swap_files import cleaned_path
+from tidelog.log.txn_index import TXN_INDEX_SUFFIX, AbortedTransaction, write_txn_index
 from tidelog.records import (
     BATCH_HEADER_SIZE,
     LOG_OVERHEAD,
@@ -178,6 +180,7 @@ class RunCleaner:
         self._terms = terms
         self._offset_map = offset_map
         self._transactions = CleanedTransactions(terms.aborted)
+        self._kept_aborts = KeptAborts(terms.aborted)
         self._producers: Mapping[int, LastRecord] = {}
         self._needed_offsets = array("q")
         self._is_changed = False
@@ -202,12 +205,19 @@ class RunCleaner:
             self._keep_end(writer)
             self._is_changed |= run.segments_count > 1
             size_bytes = writer.finish() if self._is_changed else writer.size_bytes
+            self._write_txn_index(run.base_offset, sources[run.segments_count - 1].next_base_offset)
         finally:
             writer.close()
         stats.bytes_written += size_bytes
         stats.segments_before += run.segments_count
         stats.segments_after += 1
         return CleanedRun(run.segments_count, size_bytes, self._is_changed)
+
+    def _write_txn_index(self, base_offset: int, end_offset: int) -> None:
+        entries = self._kept_aborts.take(base_offset, end_offset)
+        if entries is not None and self._is_changed:
+            path = self._terms.directory / f"{base_offset:020d}{TXN_INDEX_SUFFIX}"
+            write_txn_index(cleaned_path(path), entries)
 
     def _copy_segment(self, source: SourceSegment, writer: CleanedWriter) -> None:
         for batch in self._terms.read(source, functools.partial(self._copy_small_batches, writer)):
@@ -267,6 +277,8 @@ class RunCleaner:
             self._is_changed |= header.records_count > 0
             return False
         stats.records_written += header.records_count
+        if header.is_control and header.records_count:
+            self._kept_aborts.on_marker_kept(header.last_offset)
         return True
 
     def _clean_marker(self, batch: ReadBatch) -> tuple[BatchOutcome, bytearray | None]:

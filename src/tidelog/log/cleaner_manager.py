@@ -37,13 +37,11 @@ from tidelog.log.swap_files import discard
 
 if TYPE_CHECKING:
     from tidelog.log.cleaner import CleanedRun, CleanStats
-    from tidelog.log.cleaner_transactions import AbortedTransaction
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-FindAborted = Callable[[PartitionLog, int, int], "Sequence[AbortedTransaction]"]
 
 # How long the event loop may look at logs before others have their turn: there may be thousands.
 _TURN_S: Final = 0.002
@@ -87,7 +85,6 @@ class LogCleaner:
         logs: Callable[[], Sequence[PartitionLog]],
         find: Callable[[PartitionKey], PartitionLog | None],
         checkpoint: Callable[[], object],
-        aborted_transactions: FindAborted | None = None,
     ) -> None:
         self.config = config
         self.totals = CleanerTotals()
@@ -95,7 +92,6 @@ class LogCleaner:
         self._logs = logs
         self._find = find
         self._checkpoint = checkpoint
-        self._aborted_transactions = aborted_transactions
         self._throttle = Throttle(config.io_max_bytes_per_second)
         self._threads: ThreadPoolExecutor | None = None
         self._is_stopped = False
@@ -251,9 +247,8 @@ class LogCleaner:
             log.first_dirty_offset = chosen.first_dirty_offset
             await self._in_thread(self._checkpoint)
         segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
-        aborted: Sequence[AbortedTransaction] = ()
-        if self._aborted_transactions is not None:
-            aborted = self._aborted_transactions(log, segments[0].base_offset, chosen.end_offset)
+        # Also those behind the end: the last segment may reach beyond it, and keeps its index.
+        aborted = log.aborted_transactions(segments[0].base_offset, log.log_end_offset)
         terms = CleanTerms(
             directory=log.directory,
             config=log.config,

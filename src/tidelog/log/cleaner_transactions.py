@@ -9,18 +9,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
+from tidelog.log.txn_index import AbortedTransaction
 from tidelog.records import BatchHeader, ControlRecordType, decode_records, parse_control_record
 from tidelog.records.batch import Buffer
 
 
-class AbortedTransaction(NamedTuple):
-    """A transaction whose records between these offsets do not count."""
+class KeptAborts:
+    """The index of a cleaned segment: the aborted transactions whose markers stay.
 
-    producer_id: int
-    first_offset: int
-    last_offset: int
+    One that outlived its marker would hide what the producer wrote later.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._by_marker = {entry.last_offset: entry for entry in aborted}
+        self._kept: list[AbortedTransaction] = []
+
+    def on_marker_kept(self, offset: int) -> None:
+        entry = self._by_marker.get(offset)
+        if entry is not None:
+            self._kept.append(entry)
+
+    def take(self, base_offset: int, end_offset: int) -> list[AbortedTransaction] | None:
+        """What the index of a segment with these offsets holds; None when it needs none, as none was there before."""
+        kept, self._kept = self._kept, []
+        if any(base_offset <= offset < end_offset for offset in self._by_marker):
+            return kept
+        return None
 
 
 class CleanedTransactions:

@@ -12,7 +12,6 @@ import pytest
 
 from tidelog.common.clock import VirtualClock
 from tidelog.log import LogConfig, PartitionLog
-from tidelog.log.cleaner_transactions import AbortedTransaction
 from tidelog.log.inspect import verify
 from tidelog.log.producer_snapshot import snapshot_offsets
 from tidelog.log.validation import AppendOrigin
@@ -289,15 +288,7 @@ def test_records_of_aborted_transactions_go_and_their_keys_do_not_count(
     writer.put((b"z", b"1"))
     forget_producers(store.log, clock)
     writer.close_segment()
-    asked: list[tuple[int, int]] = []
-
-    def aborted(log: PartitionLog, first: int, end: int) -> list[AbortedTransaction]:
-        asked.append((first, end))
-        return [AbortedTransaction(9, 1, 2)]
-
-    store.manager.cleaner._aborted_transactions = aborted
     writer.clean()
-    assert asked == [(0, 4)]
     # The marker marked records until now, so its time begins with the next clean.
     assert [row[:3] for row in headers_of(store.log)] == [(0, 0, 1), (2, 2, 1), (3, 3, 1)]
     assert kept(read_log(store.log))[0] == (0, b"a", b"committed")
@@ -321,6 +312,44 @@ def test_a_marker_goes_after_its_records_and_its_own_horizon(store: Store, write
     assert 1 in next_clean()
     clock.advance(ms=1)
     assert 1 not in next_clean()
+
+
+def test_the_index_of_aborted_transactions_goes_with_their_markers(
+    store: Store, writer: Writer, read_log: ReadLog, clock: VirtualClock
+) -> None:
+    """An entry without its marker would hide what the producer commits later, and a marker needs no entry."""
+    transactional(writer, (b"a", b"aborted"))
+    writer.close_segment()
+    marker(writer, ControlRecordType.ABORT, clock)
+    transactional(writer, (b"b", b"committed"), sequence=1)
+    marker(writer, ControlRecordType.COMMIT, clock)
+    transactional(writer, (b"c", b"aborted"), producer_id=10)
+    marker(writer, ControlRecordType.ABORT, clock, producer_id=10)
+    forget_producers(store.log, clock)
+
+    def next_clean() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Aborted transactions, by the index and by the markers that are there."""
+        writer.put((b"other", b"%d" % store.log.log_end_offset))
+        writer.close_segment()
+        writer.clean()
+        log = store.reopen(clean=True)
+        log.advance_high_watermark(log.log_end_offset)
+        entries = [(entry.producer_id, entry.last_offset) for entry in log.aborted_transactions(0, log.log_end_offset)]
+        markers = [
+            (header.producer_id, header.base_offset)
+            for segment in log.segments
+            for _, header in segment.headers()
+            if header.is_control and header.records_count and header.base_offset != 3
+        ]
+        return entries, markers
+
+    both = [(9, 1), (10, 5)]
+    assert next_clean() == (both, both)
+    assert [record.value for record in read_log(store.log)].count(b"aborted") == 0
+    assert next_clean() == (both, both)
+    clock.advance(ms=DAY_MS)
+    assert next_clean() == ([], [])
+    assert list(store.directory.glob("*.swap")) == list(store.directory.glob("*.cleaned")) == []
 
 
 def test_the_last_marker_of_an_active_producer_stays_for_its_epoch(
