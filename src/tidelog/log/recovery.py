@@ -308,8 +308,8 @@ class _Opening:
 
     def _drop_empty_tail(self, segments: SegmentList, end_offset: int) -> None:
         """A segment that was begun but got no batch before the crash, though the log ends elsewhere, is dropped."""
-        if not segments.size_bytes:
-            # Without any batch the last one tells best which offsets were given out.
+        if not segments.size_bytes and not self._known.was_machine_down:
+            # A truncation was on its way to begin the log anew; the last one tells which offsets were given out.
             segments.remove(0, len(segments) - 1, self._clock.now_ms())
         while len(segments) > 1 and not segments.active.size_bytes and segments.active.base_offset != end_offset:
             segments.remove(len(segments) - 1, len(segments), self._clock.now_ms())
