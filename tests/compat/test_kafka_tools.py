@@ -11,6 +11,10 @@ import pytest
 from client_drivers.confluent import ConfluentDriver
 from client_drivers.model import ProduceOptions, SentRecord
 from tidelog.bench.brokers import kafka_jars
+from tidelog.common.clock import VirtualClock
+from tidelog.log import LogConfig
+from tidelog.log.recovery import create_log
+from tidelog.records import encode_batch
 from tidelog.testing import Broker
 
 pytestmark = pytest.mark.compat
@@ -77,3 +81,27 @@ def test_producer_snapshots_are_read(partition_directory: Path) -> None:
     assert files
     output = dump(files)
     assert re.search(r"producerId: \d+ producerEpoch: 0", output)
+
+
+def test_indexes_of_aborted_transactions_are_read(tmp_path: Path) -> None:
+    log = create_log("topic", 0, tmp_path / "topic-0", None, LogConfig(), VirtualClock(1_700_000_000_000))
+    for sequence, commit in enumerate((False, True, False)):
+        batch = encode_batch(
+            [(b"key", b"value", (), 1_700_000_000_000)],
+            producer_id=77,
+            producer_epoch=3,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        log.append_as_leader(memoryview(batch), leader_epoch=0)
+        log.append_marker(77, 3, 5, commit=commit, leader_epoch=0)
+    log.close()
+    (index,) = (tmp_path / "topic-0").glob("*.txnindex")
+    found = re.findall(
+        r"version: 0 producerId: 77 firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)", dump([index])
+    )
+    assert found == [("0", "1", "2"), ("4", "5", "6")]
+    markers = re.findall(
+        r"endTxnMarker: (\w+) coordinatorEpoch: (\d+)", dump([index.with_suffix(".log")], "--deep-iteration")
+    )
+    assert markers == [("ABORT", "5"), ("COMMIT", "5"), ("ABORT", "5")]
