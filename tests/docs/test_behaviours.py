@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "behaviours.md"
-NUMBERS = (*range(1, 56), 57, 59, 61)
+NUMBERS = range(1, 62)
 
 ROWS = {int(number): line for number, line in re.findall(r"^\| (\d+) (\|.*)$", PAGE.read_text(encoding="utf-8"), re.M)}
 

@@ -1,0 +1,370 @@
+"""Transactions as a producer's coordinator keeps them: fencing, ends, time-outs and restarts, over plain sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceRequest, ProduceResponse
+from tidelog.protocol.messages.k01_fetch import PartitionData
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from tidelog.protocol.messages.k25_add_offsets_to_txn import (
+    ADD_OFFSETS_TO_TXN,
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
+from tidelog.protocol.messages.k65_describe_transactions import (
+    DESCRIBE_TRANSACTIONS,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from tidelog.protocol.messages.k66_list_transactions import (
+    LIST_TRANSACTIONS,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from tidelog.records import Record
+from tidelog.testing import Broker
+
+if TYPE_CHECKING:
+    from tests.scenario.data.conftest import RawClient
+
+MakeBatch = Callable[..., bytearray]
+MakeProduce = Callable[..., ProduceRequest]
+ReadRecords = Callable[[PartitionData], list[Record]]
+Connect = Callable[[Broker], "RawClient"]
+
+READ_COMMITTED = 1
+MARKER_KEYS = (b"\0\0\0\0", b"\0\0\0\1")
+FEW_PARTITIONS = {"transaction.state.log.num.partitions": "3", "offsets.topic.num.partitions": "3"}
+IMPATIENT = FEW_PARTITIONS | {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "20"}
+
+
+class Producer:
+    """A transactional producer, request by request."""
+
+    def __init__(self, raw: RawClient, batch: MakeBatch, produce: MakeProduce, transactional_id: str) -> None:
+        self.raw = raw
+        self.make_batch = batch
+        self.make_request = produce
+        self.transactional_id = transactional_id
+        self.producer_id, self.epoch = -1, -1
+        self.sequence = 0
+        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
+        [found] = raw.ask(FIND_COORDINATOR, 5, find, FindCoordinatorResponse).coordinators
+        assert found.error_code == 0
+
+    def init(self, *, timeout_ms: int = 60_000, version: int = 5, names_itself: bool = False) -> int:
+        request = InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=timeout_ms)
+        if names_itself:
+            request.producer_id, request.producer_epoch = self.producer_id, self.epoch
+        answer = self.raw.ask(INIT_PRODUCER_ID, version, request, InitProducerIdResponse)
+        if not answer.error_code:
+            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
+        return answer.error_code
+
+    def init_patiently(self) -> None:
+        deadline_s = time.monotonic() + 20
+        while (error := self.init()) == ErrorCode.CONCURRENT_TRANSACTIONS:
+            assert time.monotonic() < deadline_s
+        assert error == 0
+
+    def add(self, topic: str, version: int = 3, *, partitions: tuple[int, ...] = (0,)) -> list[int]:
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))],
+        )
+        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
+        [result] = answer.results_by_topic_v3_and_below
+        return [partition.partition_error_code for partition in result.results_by_partition]
+
+    def verify(self, topic: str, version: int) -> int:
+        asked = AddPartitionsToTxnTransaction(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            verify_only=True,
+            topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0])],
+        )
+        request = AddPartitionsToTxnRequest(transactions=[asked])
+        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
+        return answer.results_by_transaction[0].topic_results[0].results_by_partition[0].partition_error_code
+
+    def send(self, topic: str, value: bytes, version: int = 11) -> int:
+        batch = self.make_batch(
+            value,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            is_transactional=True,
+        )
+        request = self.make_request({(topic, 0): batch})
+        request.transactional_id = self.transactional_id
+        answer = self.raw.ask(PRODUCE, version, request, ProduceResponse).responses[0].partition_responses[0]
+        self.sequence += not answer.error_code
+        return answer.error_code
+
+    def end(self, *, commit: bool, version: int = 4) -> int:
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=commit,
+        )
+        answer = self.raw.ask(END_TXN, version, request, EndTxnResponse)
+        if version >= 5 and not answer.error_code:
+            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
+        return answer.error_code
+
+    def describe(self) -> TransactionState:
+        request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
+        [state] = self.raw.ask(DESCRIBE_TRANSACTIONS, 0, request, DescribeTransactionsResponse).transaction_states
+        return state
+
+    def wait_for(self, state: str) -> None:
+        deadline_s = time.monotonic() + 20
+        while self.describe().transaction_state != state:
+            assert time.monotonic() < deadline_s, self.describe()
+
+
+NewProducer = Callable[[str], Producer]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker(settings=FEW_PARTITIONS) as running:
+        running.create_topic("t", partitions=2)
+        yield running
+
+
+@pytest.fixture
+def new_producer(raw: RawClient, batch: MakeBatch, produce: MakeProduce) -> NewProducer:
+    return lambda transactional_id: Producer(raw, batch, produce, transactional_id)
+
+
+def values(raw: RawClient, records: ReadRecords, topic: str) -> list[bytes | None]:
+    data = raw.fetch(topic, 0, isolation_level=READ_COMMITTED)
+    aborted = {entry.producer_id for entry in data.aborted_transactions or []}
+    assert not aborted, "read those that were not aborted only"
+    return [record.value for record in records(data) if record.key not in MARKER_KEYS]
+
+
+def test_a_producer_that_comes_back_shuts_out_the_one_before(new_producer: NewProducer) -> None:
+    """Behaviour 56."""
+    zombie, newer = new_producer("fencing"), new_producer("fencing")
+    assert zombie.init() == 0
+    assert zombie.add("t") == [0]
+    assert zombie.send("t", b"a") == 0
+    assert newer.init() == ErrorCode.CONCURRENT_TRANSACTIONS
+    newer.init_patiently()
+    assert newer.producer_id == zombie.producer_id
+    assert newer.epoch > zombie.epoch
+    assert zombie.add("t") == [ErrorCode.PRODUCER_FENCED]
+    assert zombie.add("t", version=1) == [ErrorCode.INVALID_PRODUCER_EPOCH]
+    assert zombie.end(commit=True) == ErrorCode.PRODUCER_FENCED
+    assert zombie.end(commit=True, version=1) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert zombie.end(commit=False, version=5) == ErrorCode.PRODUCER_FENCED
+    assert zombie.send("t", b"late") == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert zombie.init(names_itself=True) == ErrorCode.PRODUCER_FENCED
+    assert zombie.init(names_itself=True, version=3) == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert newer.describe().transaction_state == "Empty"
+
+
+def test_times_that_producers_may_ask_for(new_producer: NewProducer) -> None:
+    """Behaviour 56."""
+    producer = new_producer("long")
+    assert producer.init(timeout_ms=900_001) == ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert producer.init(timeout_ms=0) == ErrorCode.INVALID_TRANSACTION_TIMEOUT
+    assert producer.init(timeout_ms=900_000) == 0
+
+
+def test_a_producer_that_failed_takes_the_next_epoch(new_producer: NewProducer) -> None:
+    """Behaviour 56: with the id and epoch it has, and again when the answer was lost."""
+    producer = new_producer("recovering")
+    assert producer.init() == 0
+    first = producer.producer_id, producer.epoch
+    assert producer.init(names_itself=True) == 0
+    assert (producer.producer_id, producer.epoch) == (first[0], first[1] + 1)
+    producer.producer_id, producer.epoch = first
+    assert producer.init(names_itself=True) == 0
+    assert (producer.producer_id, producer.epoch) == (first[0], first[1] + 1)
+
+
+@pytest.mark.parametrize("version", range(6))
+def test_ends_in_every_version(broker: Broker, new_producer: NewProducer, version: int) -> None:
+    """Behaviour 58."""
+    producer = new_producer(f"ends-{version}")
+    assert producer.init() == 0
+    assert producer.end(commit=True, version=version) == ErrorCode.INVALID_TXN_STATE
+    for commit in (True, False):
+        assert producer.add("t") == [0]
+        before = producer.producer_id, producer.epoch
+        assert producer.end(commit=commit, version=version) == 0
+        after = producer.producer_id, producer.epoch
+        assert after == (before[0], before[1] + (version >= 5))
+        producer.wait_for("CompleteCommit" if commit else "CompleteAbort")
+        # The answer was lost and it is asked again, then for the other end.
+        producer.epoch = before[1]
+        assert producer.end(commit=commit, version=version) == 0
+        assert (producer.producer_id, producer.epoch) == after
+        producer.epoch = before[1]
+        assert producer.end(commit=not commit, version=version) == ErrorCode.INVALID_TXN_STATE
+        producer.producer_id, producer.epoch = after
+
+
+def test_what_is_refused_in_a_transaction(new_producer: NewProducer) -> None:
+    """Behaviour 58."""
+    producer = new_producer("refused")
+    assert producer.add("t") == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+    assert producer.end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    assert producer.init() == 0
+    assert producer.add("t", partitions=(0, 9)) == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    producer.producer_id += 1_000_000
+    assert producer.add("t") == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+    assert producer.end(commit=True) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_records_of_partitions_that_were_not_added_are_refused(new_producer: NewProducer) -> None:
+    """Behaviour 60: brokers ask before a transaction begins in a partition; newer producers have it added then."""
+    producer = new_producer("verified")
+    assert producer.init() == 0
+    assert producer.verify("t", 4) == ErrorCode.INVALID_TXN_STATE
+    assert producer.verify("t", 5) == ErrorCode.TRANSACTION_ABORTABLE
+    assert producer.send("t", b"a", version=10) == ErrorCode.INVALID_TXN_STATE
+    assert producer.send("t", b"a", version=11) == ErrorCode.TRANSACTION_ABORTABLE
+    assert producer.send("t", b"a", version=12) == 0
+    assert producer.verify("t", 5) == 0
+    [topic] = producer.describe().topics
+    assert (topic.topic, topic.partitions) == ("t", [0])
+    assert producer.end(commit=False, version=5) == 0
+
+
+def test_offsets_are_part_of_a_transaction(raw: RawClient, new_producer: NewProducer) -> None:
+    producer = new_producer("offsets")
+    assert producer.init() == 0
+    request = AddOffsetsToTxnRequest(
+        transactional_id="offsets", producer_id=producer.producer_id, producer_epoch=producer.epoch, group_id="g"
+    )
+    for version in range(5):
+        assert raw.ask(ADD_OFFSETS_TO_TXN, version, request, AddOffsetsToTxnResponse).error_code == 0
+    [topic] = producer.describe().topics
+    assert (topic.topic, len(topic.partitions)) == ("__consumer_offsets", 1)
+    request.producer_epoch += 5
+    errors = [raw.ask(ADD_OFFSETS_TO_TXN, version, request, AddOffsetsToTxnResponse).error_code for version in (1, 2)]
+    assert errors == [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED]
+    assert producer.end(commit=True) == 0
+    producer.wait_for("CompleteCommit")
+
+
+def test_transactions_are_listed_and_described(raw: RawClient, new_producer: NewProducer) -> None:
+    """Behaviour 61."""
+    open_, idle = new_producer("listed-open"), new_producer("listed-idle")
+    assert (open_.init(), idle.init()) == (0, 0)
+    assert open_.add("t", partitions=(0, 1)) == [0, 0]
+
+    def listed(version: int = 2, **filters: object) -> dict[str, str]:
+        request = ListTransactionsRequest(transactional_id_pattern="listed-.*" if version > 1 else None)
+        for name, value in filters.items():
+            setattr(request, name, value)
+        answer = raw.ask(LIST_TRANSACTIONS, version, request, ListTransactionsResponse)
+        assert answer.error_code == 0
+        return {row.transactional_id: row.transaction_state for row in answer.transaction_states}
+
+    assert listed() == {"listed-open": "Ongoing", "listed-idle": "Empty"}
+    assert listed(state_filters=["Ongoing", "Whatever"]) == {"listed-open": "Ongoing"}
+    assert listed(producer_id_filters=[idle.producer_id]) == {"listed-idle": "Empty"}
+    assert "listed-open" not in listed(1, duration_filter=3_600_000)
+    assert listed(0).items() >= listed().items()
+    request = ListTransactionsRequest(state_filters=["Whatever"])
+    assert raw.ask(LIST_TRANSACTIONS, 2, request, ListTransactionsResponse).unknown_state_filters == ["Whatever"]
+    request = ListTransactionsRequest(transactional_id_pattern="(")
+    answer = raw.ask(LIST_TRANSACTIONS, 2, request, ListTransactionsResponse)
+    assert answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    described = open_.describe()
+    assert (described.transaction_state, described.transaction_timeout_ms) == ("Ongoing", 60_000)
+    assert (described.producer_id, described.producer_epoch) == (open_.producer_id, open_.epoch)
+    assert [(topic.topic, topic.partitions) for topic in described.topics] == [("t", [0, 1])]
+    open_.transactional_id = "nobody"
+    assert open_.describe().error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+
+
+def test_the_version_of_transactions_is_announced(raw: RawClient) -> None:
+    """Behaviour 58."""
+    request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
+    answer = raw.ask(API_VERSIONS, 4, request, ApiVersionsResponse)
+    [feature] = [feature for feature in answer.finalized_features if feature.name == "transaction.version"]
+    assert (feature.min_version_level, feature.max_version_level) == (2, 2)
+
+
+def test_a_transaction_that_takes_too_long_is_aborted(
+    connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+) -> None:
+    """Behaviour 60: by the coordinator, and its producer is shut out."""
+    with Broker(settings=IMPATIENT) as broker:
+        broker.create_topic("t")
+        raw = connect(broker)
+        producer = Producer(raw, batch, produce, "slow")
+        assert producer.init(timeout_ms=1) == 0
+        assert producer.add("t") == [0]
+        producer.wait_for("CompleteAbort")
+        assert producer.end(commit=True) == ErrorCode.PRODUCER_FENCED
+        assert producer.send("t", b"late") == ErrorCode.INVALID_PRODUCER_EPOCH
+        assert producer.init() == 0
+        assert producer.add("t") == [0]
+        assert producer.send("t", b"in time") == 0
+        assert producer.end(commit=True) == 0
+        producer.wait_for("CompleteCommit")
+        assert values(raw, records, "t") == [b"in time"]
+
+
+def test_open_transactions_and_ids_survive_restarts(
+    tmp_path: Path, connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+) -> None:
+    broker = Broker(data_dir=tmp_path, settings=FEW_PARTITIONS).start()
+    broker.create_topic("t")
+    producer = Producer(connect(broker), batch, produce, "tx")
+    assert producer.init() == 0
+    for number, end in enumerate((Broker.stop, Broker.crash)):
+        assert producer.add("t") == [0]
+        assert producer.send("t", b"%d before" % number) == 0
+        end(broker)
+        broker.start()
+        producer.raw = connect(broker)
+        deadline_s = time.monotonic() + 20
+        while (errors := producer.add("t")) != [0]:
+            assert errors[0] in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR)
+            assert time.monotonic() < deadline_s
+        assert producer.send("t", b"%d after" % number) == 0
+        assert producer.end(commit=True) == 0
+        producer.wait_for("CompleteCommit")
+    assert values(producer.raw, records, "t") == [b"0 before", b"0 after", b"1 before", b"1 after"]
+    broker.stop()
