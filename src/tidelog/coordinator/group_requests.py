@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tidelog.coordinator.actions import Action, Answer, GroupRecord, Now
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.group import DEAD, EMPTY, GroupType
-from tidelog.coordinator.offsets import offset_tombstone
+from tidelog.coordinator.offsets import GroupOffsets, offset_tombstone
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
@@ -78,11 +78,7 @@ class GroupRequests:
                 return [Answer(exchange, coordinator_error(error))]
             return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
 
-        records = self._tombstones(group_id)
-        if not records:
-            # It has nothing but offsets that a transaction would have committed.
-            return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
-        return self._state.appends.start_all(records, finish)
+        return self._state.appends.start_all(self._tombstones(group_id), finish)
 
     def _check_delete(self, group_id: str) -> ErrorCode:
         if not self._state.is_known(group_id):
@@ -92,10 +88,10 @@ class GroupRequests:
 
     def _tombstones(self, group_id: str) -> list[GroupRecord]:
         """The records that delete a group, its offsets first, so that a crash between them leaves a group to delete."""
-        records = [
-            offset_tombstone(group_id, topic, partition)
-            for topic, partition, _ in self._state.offsets.get(group_id, ())
-        ]
+        offsets = self._state.offsets.get(group_id) or GroupOffsets()
+        # What a transaction would commit later belongs to the group that is deleted now, too.
+        names = {(topic, partition) for topic, partition, _ in offsets} | offsets.pending_partitions()
+        records = [offset_tombstone(group_id, topic, partition) for topic, partition in sorted(names)]
         group = self._state.groups.get(group_id)
         return records if group is None else records + group.tombstones()
 

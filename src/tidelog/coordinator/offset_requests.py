@@ -272,7 +272,7 @@ class OffsetRequests:
         actions: list[Action] = []
         is_gone: dict[str, bool] = {}
         for group_id, offsets in tuple(self._state.offsets.items()):
-            gone = []
+            gone = [name for name in offsets.pending_partitions() if image.topic_id(name[0]) is None]
             for topic in offsets.topics:
                 if old is None:
                     gone += self._of_former_topics(topic, offsets)

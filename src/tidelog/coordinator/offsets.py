@@ -151,14 +151,16 @@ class GroupOffsets:
             partitions.pop(partition, None)
             if not partitions:
                 del self._committed[topic]
-        for producer_id in tuple(self._pending):
-            self._pending[producer_id].pop((topic, partition), None)
+        for producer_id, pending in tuple(self._pending.items()):
+            pending.pop((topic, partition), None)
+            if not pending:
+                del self._pending[producer_id]
 
     # Transactions
 
-    @property
-    def has_open_transactions(self) -> bool:
-        return bool(self._pending)
+    def pending_partitions(self) -> set[tuple[str, int]]:
+        """Topic and partition of all that open transactions may commit."""
+        return {name for pending in self._pending.values() for name in pending}
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
         pending = _Pending(offset, self.get(topic, partition))
