@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from tidelog.coordinator.actions import GroupRecord
+from tidelog.coordinator.group_records import record_number
 from tidelog.coordinator.transaction import Transaction, TransactionState
 from tidelog.protocol.codec import decode, encode
 from tidelog.protocol.declare import declaration_of, message, struct, v
@@ -95,14 +96,6 @@ def decode_transaction(record: GroupRecord) -> DecodedTransaction | None:
         raise ProtocolError(f"a TransactionLogValue has version {version}, which is not known")
     value = decode(TransactionLogValue, record.value, version, _INT16.size)
     return DecodedTransaction(transactional_id, _transaction(transactional_id, value))
-
-
-def record_number(key: bytes) -> int:
-    """The number that says what a record is about."""
-    if len(key) < _INT16.size:
-        raise ProtocolError("the key of a record has no type")
-    number: int = _INT16.unpack_from(key)[0]
-    return number
 
 
 def _key(transactional_id: str) -> bytes:

@@ -21,10 +21,11 @@ from typing import Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import split_batches
+from tidelog.coordinator.group_records import record_number
 from tidelog.coordinator.transaction import NO_PRODUCER_ID, ProducerIdentity, Transaction, TransactionState
 from tidelog.coordinator.txn_completion import TransactionCompletion
 from tidelog.coordinator.txn_init import InitProducerId, ProducerIdWaits, TransactionInit
-from tidelog.coordinator.txn_records import decode_transaction, encode_tombstone, record_number
+from tidelog.coordinator.txn_records import decode_transaction, encode_tombstone
 from tidelog.coordinator.txn_requests import AddPartitions, EndTxn, TransactionRequests
 from tidelog.coordinator.txn_state import TIME_OUTS, HeldTransaction, TransactionConfig, TransactionShardState
 from tidelog.protocol import ErrorCode, ProtocolError
