@@ -23,12 +23,13 @@ from tidelog.log.checkpoints import (
     read_offsets,
 )
 from tidelog.log.epochs import LeaderEpochs
-from tidelog.log.errors import CorruptCheckpointError, CorruptSnapshotError
+from tidelog.log.errors import CorruptCheckpointError, CorruptIndexError, CorruptSnapshotError
 from tidelog.log.file_slice import LogFile
 from tidelog.log.index import OffsetIndex, TimeIndex
 from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from tidelog.log.scan import WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
+from tidelog.log.txn_index import TXN_INDEX_SUFFIX, TransactionIndex
 from tidelog.records import BatchHeader, CorruptBatchError, check_crc
 
 
@@ -77,7 +78,15 @@ class Problem:
     message: str
 
 
-Row = BatchRow | OffsetIndexRow | TimeIndexRow | ProducerRow | EpochRow | Problem
+@dataclass(frozen=True, slots=True)
+class AbortedTransactionRow:
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+Row = BatchRow | OffsetIndexRow | TimeIndexRow | AbortedTransactionRow | ProducerRow | EpochRow | Problem
 
 
 def dump(path: Path) -> Iterator[Row]:
@@ -92,6 +101,8 @@ def dump(path: Path) -> Iterator[Row]:
     if path.suffix == TIME_INDEX_SUFFIX:
         times = TimeIndex(path, int(path.stem), 0).entries()
         return (TimeIndexRow(timestamp, offset) for timestamp, offset in times)
+    if path.suffix == TXN_INDEX_SUFFIX:
+        return _dump_txn_index(path)
     if path.suffix == SNAPSHOT_SUFFIX:
         return _dump_snapshot(path)
     if path.name == LEADER_EPOCH_FILE:
@@ -113,6 +124,15 @@ def dump_log(path: Path) -> Iterator[BatchRow | Problem]:
             yield BatchRow(position, header, is_valid)
     except CorruptSegmentError as error:
         yield Problem(path, error.position, error.reason)
+
+
+def _dump_txn_index(path: Path) -> Iterator[AbortedTransactionRow | Problem]:
+    index = TransactionIndex(path.with_suffix(LOG_SUFFIX))
+    try:
+        index.check(int(path.stem))
+        yield from (AbortedTransactionRow(*entry) for entry in index.entries())
+    except CorruptIndexError as error:
+        yield Problem(path, -1, str(error))
 
 
 def _dump_snapshot(path: Path) -> Iterator[ProducerRow | Problem]:
@@ -257,6 +277,7 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
         if path.exists() and not path.is_file():
             yield Problem(path, -1, "a directory is where an index should be")
             return
+    yield from _verify_txn_index(log_path.with_suffix(TXN_INDEX_SUFFIX), batches)
     last = -1
     for slot, (offset, position) in enumerate(OffsetIndex(offsets_path, base_offset, 0).entries()):
         if slot and offset == base_offset and position == 0:
@@ -273,6 +294,19 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
         if timestamp <= last_timestamp or timestamp > max_timestamp:
             yield Problem(times_path, slot, f"entry {slot} has timestamp {timestamp}, which does not fit the log")
         last_timestamp = timestamp
+
+
+def _verify_txn_index(path: Path, batches: dict[int, BatchHeader]) -> Iterator[Problem]:
+    """Every entry belongs to a marker of its producer."""
+    if not path.is_file():
+        return
+    markers = {header.last_offset: header.producer_id for header in batches.values() if header.is_control}
+    for slot, row in enumerate(_dump_txn_index(path)):
+        if isinstance(row, Problem):
+            yield row
+        elif markers.get(row.last_offset) != row.producer_id:
+            message = f"entry {slot} names a marker of producer {row.producer_id} at offset {row.last_offset}, "
+            yield Problem(path, slot, message + "where there is none")
 
 
 def _verify_epochs(

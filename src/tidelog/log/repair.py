@@ -32,7 +32,9 @@ from tidelog.log.errors import CorruptCheckpointError
 from tidelog.log.inspect import flushed_offset_of
 from tidelog.log.repair_plan import Covered, Moved, PartitionPlan, SegmentPlan, plan_repair
 from tidelog.log.segment import Segment
+from tidelog.log.segments import SegmentList
 from tidelog.log.set_aside import SetAside
+from tidelog.log.txn_recovery import rebuild_txn_indexes
 from tidelog.records import BATCH_HEADER_SIZE, MAGIC, BatchHeader
 from tidelog.records.batch import write_header
 
@@ -85,6 +87,8 @@ def execute(plan: PartitionPlan) -> Path | None:
     for segment in plan.segments:
         if segment.is_index_false:
             _rebuild_indexes(plan.directory, segment)
+    if any(segment.is_index_false or not segment.is_unchanged for segment in plan.segments):
+        _rebuild_txn_indexes(plan)
     if plan.are_epochs_false:
         epochs = LeaderEpochs(plan.directory)
         for epoch, start_offset in plan.epochs:
@@ -162,6 +166,16 @@ def _rebuild_indexes(directory: Path, plan: SegmentPlan) -> None:
     else:
         segment.reset_indexes()
     segment.close()
+
+
+def _rebuild_txn_indexes(plan: PartitionPlan) -> None:
+    """A marker that was taken out must not go on hiding what its producer wrote later."""
+    segments = [
+        Segment(plan.directory, item.base_offset, LogConfig(), created_ms=0, size_bytes=item.path.stat().st_size)
+        for item in plan.segments
+    ]
+    if segments:
+        rebuild_txn_indexes(plan.directory, SegmentList(plan.directory, segments), 0, plan.start_offset)
 
 
 def _correct_checkpoints(plan: PartitionPlan) -> None:

@@ -44,14 +44,15 @@ def settle_txn_indexes(
                 logger.warning("%s; it is written anew", error)
                 doubtful, has_markers = index, True
     if has_markers:
-        _rebuild(directory, segments, doubtful, log_start_offset)
+        rebuild_txn_indexes(directory, segments, doubtful, log_start_offset)
         return
     for segment in segments[doubtful:]:
         if segment.base_offset in found:
             segment.txn_index.remove()
 
 
-def _rebuild(directory: Path, segments: SegmentList, first: int, log_start_offset: int) -> None:
+def rebuild_txn_indexes(directory: Path, segments: SegmentList, first: int, log_start_offset: int) -> None:
+    """Write those from the segment at `first` on anew, by what the log says."""
     for segment in segments[first:]:
         segment.txn_index.remove()
     state = producers_at(directory, segments, log_start_offset, segments[first].base_offset)

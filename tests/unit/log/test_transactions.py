@@ -17,7 +17,9 @@ import pytest
 from tidelog.common.clock import VirtualClock
 from tidelog.log import LogConfig, PartitionLog
 from tidelog.log.errors import CorruptIndexError
+from tidelog.log.inspect import AbortedTransactionRow, dump, verify
 from tidelog.log.producer_state import NO_OFFSET
+from tidelog.log.repair import examine, execute
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction, TransactionIndex, write_txn_index
 from tidelog.protocol import ErrorCode, KafkaError
@@ -327,6 +329,33 @@ def test_a_marker_is_never_compressed(store: Store, make_batch: MakeBatch) -> No
     data = log.read(0, 1000, limit_offset=1, min_one_batch=True).slices[0].read()
     assert parse_header(data).compression == 0
     assert parse_control_record(decode_records(data)[0]).coordinator_epoch == 7
+
+
+def test_indexes_are_dumped_verified_and_repaired(store: Store, make_batch: MakeBatch) -> None:
+    log = store.create()
+    for sequence in range(2):
+        options: dict[str, Any] = {"producer_id": 5, "producer_epoch": 0, "base_sequence": sequence}
+        log.append_as_leader(make_batch(is_transactional=True, **options), leader_epoch=0)
+        log.append_marker(5, 0, 1, commit=False, leader_epoch=0)
+    store.stop(clean=True)
+    (path,) = store.files(".txnindex")
+    entries = [AbortedTransactionRow(5, 0, 1, 2), AbortedTransactionRow(5, 2, 3, 4)]
+    assert list(dump(path)) == entries
+    assert list(verify(store.directory)) == []
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [problem.path for problem in verify(store.directory)] == [path]
+    execute(examine(store.directory))
+    assert list(dump(path)) == entries
+    # The first marker is damaged: its entry would hide what the producer writes from there on.
+    (log_path,) = store.files(".log")
+    data = bytearray(log_path.read_bytes())
+    (position,) = (at for at, header in iter_headers(data) if header.base_offset == 1)
+    data[position + 70] ^= 1
+    log_path.write_bytes(data)
+    execute(examine(store.directory))
+    assert list(dump(path)) == [AbortedTransactionRow(5, 0, 3, 4)]
+    assert list(verify(store.directory)) == []
+    store.start()
 
 
 def test_guards_of_unbegun_transactions_expire(store: Store, clock: VirtualClock) -> None:
