@@ -141,8 +141,11 @@ class LogSteps:
                 return True
             finally:
                 self._disk.go_on()
+            is_offline = any(directory.offline_reason for directory in self._manager.directories)
+            if is_offline or self._log.is_offline:
+                return True
             self._doubt = Doubt()
-            return self._log.is_offline or any(directory.offline_reason for directory in self._manager.directories)
+            return False
         take(step, rng)
         return False
 
