@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
-from tidelog.bench.compaction_load import KeyedLoad, MadeLoad, check_cleaned, make_load, send
+from tidelog.bench.compaction_load import ONE_RECORD_BYTES, KeyedLoad, MadeLoad, check_cleaned, make_load, send
 from tidelog.bench.processes import cpu_of, reset_resident_peak, resident_peak_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.client.admin import Admin
@@ -38,6 +38,7 @@ BROKER_SETTINGS: Final = {
     "log.cleaner.backoff.ms": "50",
 }
 SEGMENT_BYTES: Final = 50_000_000
+SMALL_SHARE: Final = 0.1
 SEGMENTS_MIN: Final = 8  # of records that are not compressed; compressed ones fill fewer
 NEVER_DIRTY_ENOUGH: Final = "1.0"
 ALWAYS_DIRTY_ENOUGH: Final = "0.01"
@@ -53,11 +54,12 @@ class Plan:
     megabytes: int = 1000
     keys: int = 1_000_000
     runs: int = 2
-    loads: tuple[tuple[int, Compression], ...] = (
+    batches: tuple[tuple[int, Compression], ...] = (
         (16_000, Compression.NONE),
         (16_000, Compression.LZ4),
         (16_000, Compression.ZSTD),
         (500_000, Compression.NONE),
+        (ONE_RECORD_BYTES, Compression.NONE),
     )
 
     def __post_init__(self) -> None:
@@ -67,6 +69,12 @@ class Plan:
             raise ValueError(
                 f"compaction needs some segments, so at least {SEGMENTS_MIN * SEGMENT_BYTES // 1_000_000} MB"
             )
+
+    def loads(self) -> Iterator[KeyedLoad]:
+        for batch_bytes, compression in self.batches:
+            # A request holds one batch, so that small ones take their time to be sent.
+            share = SMALL_SHARE if batch_bytes == ONE_RECORD_BYTES else 1.0
+            yield KeyedLoad(int(share * self.megabytes), self.keys, batch_bytes, compression)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +115,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
             for broker in brokers:
                 broker.start()
             _warm_up(brokers, plan, work, progress)
-            for batch_bytes, compression in plan.loads:
-                load = KeyedLoad(plan.megabytes, plan.keys, batch_bytes, compression)
+            for load in plan.loads():
                 rows += _measure_load(brokers, plan, load, work, progress)
         finally:
             for broker in brokers:
@@ -118,7 +125,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
 
 def _warm_up(brokers: Sequence[BrokerProcess], plan: Plan, work: Path, progress: Progress) -> None:
     """A JVM compiles what it runs often; its first clean is not its speed."""
-    load = KeyedLoad(WARM_UP_MEGABYTES, plan.keys, *plan.loads[0])
+    load = KeyedLoad(WARM_UP_MEGABYTES, plan.keys, *plan.batches[0])
     made = make_load(work / "batches", load)
     for broker in brokers:
         progress(f"warming {broker.name} up with {load.megabytes} MB")

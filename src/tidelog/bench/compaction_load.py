@@ -37,6 +37,7 @@ from tidelog.records import (
 VALUE_BYTES = 100
 KEY_BYTES = 12
 RECORD_OVERHEAD_BYTES = 12  # lengths, deltas and flags of a small record
+ONE_RECORD_BYTES = KEY_BYTES + VALUE_BYTES + RECORD_OVERHEAD_BYTES
 _FETCH_BYTES = 8 << 20
 _WORDS_BYTES = 4 << 20
 _NO_KEY = -1
@@ -53,11 +54,11 @@ class KeyedLoad:
 
     @property
     def records_per_batch(self) -> int:
-        return max(1, self.batch_bytes // (KEY_BYTES + VALUE_BYTES + RECORD_OVERHEAD_BYTES))
+        return self.batch_bytes // ONE_RECORD_BYTES
 
     @property
     def label(self) -> str:
-        size = f"{self.batch_bytes // 1000} KB" if self.batch_bytes >= 1000 else f"{self.batch_bytes} B"
+        size = "one record" if self.records_per_batch == 1 else f"{self.batch_bytes // 1000} KB"
         return f"batches of {size}, {self.compression.label}"
 
 
