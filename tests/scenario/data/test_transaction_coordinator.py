@@ -346,6 +346,23 @@ def test_a_transaction_that_takes_too_long_is_aborted(
         assert values(raw, records, "t") == [b"in time"]
 
 
+def test_transactions_wait_for_the_flush_that_the_broker_asks_for(
+    connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+) -> None:
+    """No record and no marker is committed at once then, so that requests meet writes that are under way."""
+    with Broker(settings=FEW_PARTITIONS | {"log.flush.interval.messages": "1"}) as broker:
+        broker.create_topic("t")
+        producers = [Producer(connect(broker), batch, produce, "tx") for _ in range(2)]
+        for number in range(10):
+            producer = producers[number % 2]
+            producer.init_patiently()
+            assert producer.add("t") == [0]
+            assert producer.send("t", b"%d" % number) == 0
+            assert producer.end(commit=True, version=4 + number % 2) == 0
+        producer.wait_for("CompleteCommit")
+        assert values(producer.raw, records, "t") == [b"%d" % number for number in range(10)]
+
+
 def test_open_transactions_and_ids_survive_restarts(
     tmp_path: Path, connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
 ) -> None:
