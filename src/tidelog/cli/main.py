@@ -26,6 +26,7 @@ COMMANDS = {
     "produce": "tidelog.cli.produce",
     "consume": "tidelog.cli.consume",
     "groups": "tidelog.cli.groups",
+    "transactions": "tidelog.cli.transactions",
     "configs": "tidelog.cli.configs",
     "log": "tidelog.cli.log_files",
     "demo": "tidelog.cli.demo",

@@ -23,6 +23,7 @@ from tidelog.client.admin_types import (
 from tidelog.client.cluster import Cluster, TopicMetadata, TopicPartition
 from tidelog.client.connection import Connection
 from tidelog.client.errors import BrokerError, ClientError, error_code, raise_for
+from tidelog.client.routing import at_leaders
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.config_values import ConfigChange, ConfigResource, ConfigSource, ResourceType
 from tidelog.protocol.messages.k02_list_offsets import (
@@ -315,7 +316,7 @@ class Admin:
                     listed = ListedOffset(row.offset, row.timestamp, row.leader_epoch)
                     yield TopicPartition(topic.name, row.partition_index), row.error_code, listed
 
-        return self._at_leaders(timestamps, ask)
+        return at_leaders(self._cluster, timestamps, ask)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Drop all records before these offsets (-1: all there are); gives each partition's new first offset."""
@@ -341,33 +342,7 @@ class Admin:
                 for row in topic.partitions:
                     yield TopicPartition(topic.name, row.partition_index), row.error_code, row.low_watermark
 
-        return self._at_leaders(before, ask)
-
-    def _at_leaders(
-        self,
-        wanted: Mapping[TopicPartition, ValueT],
-        ask: Callable[[Connection, Mapping[TopicPartition, ValueT]], Iterable[tuple[TopicPartition, int, ResultT]]],
-    ) -> dict[TopicPartition, ResultT]:
-        """Ask every partition's leader; partitions whose leader moved are asked again, the others are not."""
-        results: dict[TopicPartition, ResultT] = {}
-
-        def attempt() -> None:
-            missing = [topic_partition for topic_partition in wanted if topic_partition not in results]
-            for leader_id, led in self._cluster.by_leader(missing).items():
-                connection = self._cluster.connection_to(leader_id)
-                answers = list(ask(connection, {topic_partition: wanted[topic_partition] for topic_partition in led}))
-                failures = []
-                for topic_partition, code, result in answers:
-                    if code == ErrorCode.NONE:
-                        results[topic_partition] = result
-                    else:
-                        self._cluster.forget(topic_partition.topic)
-                        failures.append(BrokerError(error_code(code), subject=f"partition {topic_partition}"))
-                if failures:
-                    raise next((error for error in failures if not error.retriable), failures[0])
-
-        self._cluster.retry(attempt)
-        return {topic_partition: results[topic_partition] for topic_partition in wanted if topic_partition in results}
+        return at_leaders(self._cluster, before, ask)
 
     # The cluster
 

@@ -15,6 +15,7 @@ from tidelog.client.cluster import Cluster, TopicPartition, group_by_topic
 from tidelog.client.connection import Connection
 from tidelog.client.errors import BrokerError, error_code, raise_for
 from tidelog.client.group_types import CommittedOffset, GroupDescription, GroupListing, GroupMember, Rebalance
+from tidelog.client.routing import KeyType, at_coordinator
 from tidelog.protocol import ErrorCode, ProtocolError
 from tidelog.protocol.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -38,11 +39,6 @@ from tidelog.protocol.messages.k09_offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
-)
-from tidelog.protocol.messages.k10_find_coordinator import (
-    FIND_COORDINATOR,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
 )
 from tidelog.protocol.messages.k15_describe_groups import (
     DESCRIBE_GROUPS,
@@ -73,7 +69,6 @@ CONSUMER = "consumer"
 CONSUMER_PROTOCOL_TYPE = "consumer"
 DEAD = "Dead"
 
-_SEVERAL_COORDINATORS_FROM = 4
 _SEVERAL_GROUPS_FROM = 8
 _TOPIC_NAMES_UP_TO = 9  # from the next version on, commits and fetches name topics by id
 
@@ -195,31 +190,8 @@ class GroupAdmin:
 
         self._at_coordinator(group_id, ask)
 
-    # The coordinator
-
     def _at_coordinator(self, group_id: str, ask: Callable[[Connection, int], ResultT]) -> ResultT:
-        def attempt() -> ResultT:
-            node_id = self._find_coordinator(group_id)
-            return ask(self._cluster.connection_to(node_id), node_id)
-
-        return self._cluster.retry(attempt)
-
-    def _find_coordinator(self, group_id: str) -> int:
-        connection = self._cluster.any_connection()
-        version = connection.version_for(FIND_COORDINATOR)
-        subject = f"group {group_id}"
-        if version >= _SEVERAL_COORDINATORS_FROM:
-            request = FindCoordinatorRequest(coordinator_keys=[group_id])
-            response = connection.request(FIND_COORDINATOR, request, FindCoordinatorResponse, version=version)
-            for row in response.coordinators:
-                raise_for(row.error_code, row.error_message, subject=subject)
-                return row.node_id
-            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, subject=subject)
-        response = connection.request(
-            FIND_COORDINATOR, FindCoordinatorRequest(key=group_id), FindCoordinatorResponse, version=version
-        )
-        raise_for(response.error_code, response.error_message, subject=subject)
-        return response.node_id
+        return at_coordinator(self._cluster, KeyType.GROUP, group_id, ask)
 
 
 def _delete(group_id: str, connection: Connection, _: int) -> None:

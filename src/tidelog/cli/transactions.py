@@ -1,0 +1,279 @@
+"""`tidelog transactions`: list and describe transactions, find those that hang, and abort them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidelog.cli.errors import CommandError
+from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, checked, connected
+from tidelog.cli.output import confirm, print_json, print_line, print_table
+from tidelog.cli.text import duration_text, timestamp_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tidelog.client.cluster import Cluster, TopicPartition
+    from tidelog.client.transaction_types import OpenTransaction, TransactionDescription
+
+DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES = 15  # Kafka's transaction.max.timeout.ms
+
+transactions = typer.Typer(no_args_is_help=True, help="List and describe transactions; find and abort those that hang.")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(transactions, name="transactions")
+
+
+@transactions.command("list", epilog="Example: tidelog transactions list --state Ongoing --older-than 10m")
+def list_(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only ids in this state (Ongoing, Empty, ...); repeatable."),
+    ] = None,
+    producer_id: Annotated[
+        list[int] | None,
+        typer.Option("--producer-id", metavar="N", help="Only the id of this producer; repeatable."),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Only transactions open for longer: 90s, 15m, 2h."),
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """List transactional ids with the state of their transactions."""
+    from tidelog.client.admin_transactions import TransactionAdmin
+    from tidelog.client.offset_reset import parse_duration
+
+    older_than_ms = None
+    if older_than is not None:
+        older_than_ms = round(checked(parse_duration, older_than, "--older-than") * 1000)
+    with connected(bootstrap, timeout) as cluster:
+        listed = TransactionAdmin(cluster).list_transactions(
+            states=state or (), producer_ids=producer_id or (), older_than_ms=older_than_ms
+        )
+    if json:
+        print_json(
+            [
+                {
+                    "transactional_id": row.transactional_id,
+                    "producer_id": row.producer_id,
+                    "state": row.state,
+                    "coordinator": row.coordinator_id,
+                }
+                for row in listed
+            ]
+        )
+        return
+    rows = [[row.transactional_id, str(row.producer_id), row.state, str(row.coordinator_id)] for row in listed]
+    print_table(["transactional id", "producer id", "state", "coordinator"], rows, numeric=["producer id"])
+
+
+@transactions.command(epilog="Example: tidelog transactions describe copier --json | jq '.[].partitions'")
+def describe(
+    transactional_ids: Annotated[list[str], typer.Argument(metavar="TRANSACTIONAL-ID...", help="One or more ids.")],
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Show transactional ids: producer, epoch, state, time-out, and the partitions of what is open."""
+    from tidelog.client.admin_transactions import TransactionAdmin
+
+    with connected(bootstrap, timeout) as cluster:
+        admin = TransactionAdmin(cluster)
+        described = [admin.describe_transaction(name) for name in dict.fromkeys(transactional_ids)]
+    if json:
+        print_json([_document(row) for row in described])
+        return
+    for row in described:
+        _print_description(row)
+
+
+def _document(row: TransactionDescription) -> dict[str, object]:
+    return {
+        "transactional_id": row.transactional_id,
+        "state": row.state,
+        "producer_id": row.producer_id,
+        "producer_epoch": row.producer_epoch,
+        "timeout_ms": row.timeout_ms,
+        "start_time_ms": row.start_time_ms,
+        "coordinator": row.coordinator_id,
+        "partitions": [list(key) for key in row.partitions],
+    }
+
+
+def _print_description(row: TransactionDescription) -> None:
+    began = "" if row.start_time_ms is None else f", last began {timestamp_text(row.start_time_ms)}"
+    print_line(
+        f"{row.transactional_id}  {row.state}, producer {row.producer_id} at epoch {row.producer_epoch}, "
+        f"time-out {duration_text(row.timeout_ms / 1000)}{began}, coordinator {row.coordinator_id}"
+    )
+    if row.partitions:
+        print_table(
+            ["topic", "partition"], [[key.topic, str(key.partition)] for key in row.partitions], numeric=["partition"]
+        )
+
+
+@transactions.command("find-hanging", epilog="Example: tidelog transactions find-hanging --topic orders")
+def find_hanging(
+    broker: Annotated[
+        int | None, typer.Option("--broker", metavar="ID", help="Only partitions that this broker leads.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition of --topic.")
+    ] = None,
+    max_transaction_timeout: Annotated[
+        int,
+        typer.Option(
+            "--max-transaction-timeout",
+            metavar="MINUTES",
+            min=0,
+            help="Only transactions that nobody has written to for so long: the largest time-out of your producers.",
+        ),
+    ] = DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Find transactions that are open in partitions, and that no coordinator is going to end."""
+    from tidelog.client.admin_transactions import TransactionAdmin
+
+    if partition is not None and topic is None:
+        raise typer.BadParameter("--partition is one of a topic: name it by --topic")
+    now_ms = time.time_ns() // 1_000_000
+    with connected(bootstrap, timeout) as cluster:
+        hanging = TransactionAdmin(cluster).find_hanging(
+            _partitions(cluster, broker, topic, partition),
+            written_before_ms=now_ms - max_transaction_timeout * 60_000,
+        )
+    if json:
+        print_json([_open_document(row) for row in hanging])
+    else:
+        _print_open(hanging, now_ms)
+
+
+def _partitions(cluster: Cluster, broker: int | None, topic: str | None, partition: int | None) -> list[TopicPartition]:
+    """Those to be searched, internal topics included: offsets are committed in transactions, too."""
+    from tidelog.client.admin import Admin
+    from tidelog.client.cluster import TopicPartition
+
+    admin = Admin(cluster)
+    topics = admin.list_topics(include_internal=True) if topic is None else admin.describe_topics([topic])
+    if broker is not None and broker not in cluster.nodes:
+        known = ", ".join(str(node_id) for node_id in sorted(cluster.nodes))
+        raise CommandError(f"there is no broker {broker}; brokers: {known}")
+    found = [
+        TopicPartition(described.name, row.partition)
+        for described in topics
+        for row in described.partitions
+        if (partition is None or row.partition == partition) and (broker is None or row.leader_id == broker)
+    ]
+    if partition is not None and not any(row.partition == partition for row in topics[0].partitions):
+        raise CommandError(f"topic {topic} has no partition {partition}; it has 0 to {len(topics[0].partitions) - 1}")
+    return found
+
+
+def _open_document(row: OpenTransaction) -> dict[str, object]:
+    return {
+        "topic": row.topic_partition.topic,
+        "partition": row.topic_partition.partition,
+        "producer_id": row.producer_id,
+        "producer_epoch": row.producer_epoch,
+        "coordinator_epoch": row.coordinator_epoch,
+        "start_offset": row.start_offset,
+        "last_timestamp_ms": row.last_timestamp_ms,
+    }
+
+
+def _print_open(rows: Sequence[OpenTransaction], now_ms: int) -> None:
+    columns = [
+        "topic",
+        "partition",
+        "producer id",
+        "producer epoch",
+        "coordinator epoch",
+        "start offset",
+        "last written",
+        "minutes",
+    ]
+    cells = [
+        [
+            row.topic_partition.topic,
+            str(row.topic_partition.partition),
+            str(row.producer_id),
+            str(row.producer_epoch),
+            str(row.coordinator_epoch),
+            str(row.start_offset),
+            timestamp_text(row.last_timestamp_ms),
+            str((now_ms - row.last_timestamp_ms) // 60_000),
+        ]
+        for row in rows
+    ]
+    print_table(columns, cells, numeric=[*columns[1:6], "minutes"])
+
+
+@transactions.command(epilog="Example: tidelog transactions abort --topic orders --partition 0 --start-offset 4711")
+def abort(
+    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic.")],
+    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="The partition.")],
+    start_offset: Annotated[
+        int | None,
+        typer.Option("--start-offset", metavar="OFFSET", min=0, help="Where the transaction begins (find-hanging)."),
+    ] = None,
+    producer_id: Annotated[
+        int | None, typer.Option("--producer-id", metavar="N", min=0, help="Its producer; then both epochs, too.")
+    ] = None,
+    producer_epoch: Annotated[
+        int | None, typer.Option("--producer-epoch", metavar="N", min=0, max=32767, help="The producer's epoch.")
+    ] = None,
+    coordinator_epoch: Annotated[
+        int | None, typer.Option("--coordinator-epoch", metavar="N", min=-1, help="The epoch of its coordinator.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Abort a transaction that hangs in a partition, so that read_committed consumers go on behind it."""
+    from tidelog.client.admin_transactions import TransactionAdmin
+    from tidelog.client.cluster import TopicPartition
+
+    by_producer = (producer_id, producer_epoch, coordinator_epoch)
+    given = [value is not None for value in by_producer]
+    if (start_offset is not None) == any(given) or any(given) != all(given):
+        raise typer.BadParameter(
+            "say which transaction: --start-offset, or all of --producer-id, --producer-epoch and --coordinator-epoch"
+        )
+    key = TopicPartition(topic, partition)
+    with connected(bootstrap, timeout) as cluster:
+        admin = TransactionAdmin(cluster)
+        if start_offset is not None:
+            found = admin.find_open(key, start_offset)
+            producer_id, producer_epoch, coordinator_epoch = (
+                found.producer_id,
+                found.producer_epoch,
+                found.coordinator_epoch,
+            )
+        assert producer_id is not None
+        assert producer_epoch is not None
+        assert coordinator_epoch is not None
+        if not yes and not confirm(f"abort what producer {producer_id} has open in {key}?"):
+            raise CommandError("nothing was aborted")
+        admin.abort(key, producer_id=producer_id, producer_epoch=producer_epoch, coordinator_epoch=coordinator_epoch)
+    if json:
+        print_json(
+            {
+                "topic": topic,
+                "partition": partition,
+                "start_offset": start_offset,
+                "producer_id": producer_id,
+                "producer_epoch": producer_epoch,
+            }
+        )
+    else:
+        print_line(f"aborted the transaction of producer {producer_id} in {key}")

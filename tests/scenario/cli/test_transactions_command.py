@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from tidelog.client.cluster import Cluster
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k00_produce import (
+    PRODUCE,
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.records import encode_batch
+from tidelog.testing.broker import Broker
+
+if TYPE_CHECKING:
+    from tests.scenario.cli.conftest import Command
+
+DEADLINE_S = 30.0
+HANGING_PRODUCER_ID = 4711
+AN_HOUR_AGO_MS = round((time.time() - 3600) * 1000)
+BEFORE_IMPLICIT_PARTITIONS = 11  # from the next version on a coordinator is told of the partition
+
+
+@pytest.fixture(scope="module")
+def shared_broker() -> Iterator[Broker]:
+    """Here producers can leave a transaction that no coordinator knows, as they could before it was verified."""
+    with Broker(settings={"transaction.partition.verification.enable": "false"}) as broker:
+        yield broker
+
+
+@contextmanager
+def _open_transaction(bootstrap: str, transactional_id: str, topic: str) -> Iterator[Producer]:
+    """A producer with a record in each of two partitions of the topic, not yet committed."""
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": 50_000,
+            "log_level": 0,
+        }
+    )
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    for partition in (0, 2):
+        producer.produce(topic, b"open", partition=partition)
+    assert producer.flush(DEADLINE_S) == 0
+    yield producer
+    producer.abort_transaction(DEADLINE_S)
+
+
+def _leave_hanging(bootstrap: str, topic: str, *values: bytes) -> None:
+    """Records of a transaction whose producer has no transactional id that a coordinator knows."""
+    batch = encode_batch(
+        [(None, value, (), AN_HOUR_AGO_MS) for value in values],
+        producer_id=HANGING_PRODUCER_ID,
+        producer_epoch=3,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    request = ProduceRequest(
+        transactional_id="forgotten",
+        acks=-1,
+        timeout_ms=10_000,
+        topic_data=[TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=1, records=batch)])],
+    )
+    with Cluster(bootstrap) as cluster:
+        response = cluster.any_connection().request(
+            PRODUCE, request, ProduceResponse, version=BEFORE_IMPLICIT_PARTITIONS
+        )
+    assert response.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+
+
+def _read_committed(bootstrap: str, topic: str, partition: int) -> list[bytes | None]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    found: list[bytes | None] = []
+    deadline_s = time.monotonic() + DEADLINE_S
+    try:
+        while True:
+            assert time.monotonic() < deadline_s
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            if message.error() is not None:  # the end, as far as it may be read
+                return found
+            found.append(message.value())
+    finally:
+        consumer.close()
+
+
+def test_list_and_describe(tidelog: Command, topic: str, wait_until: Callable[[Callable[[], bool], str], None]) -> None:
+    with _open_transaction(tidelog.bootstrap, "shown", topic) as producer:
+        [document] = tidelog("transactions", "describe", "shown", "--json").ok().json()
+        assert document["state"] == "Ongoing"
+        assert document["timeout_ms"] == 50_000
+        assert abs(document["start_time_ms"] - time.time() * 1000) < 2 * DEADLINE_S * 1000
+        assert document["partitions"] == [[topic, 0], [topic, 2]]
+        listed = {row["transactional_id"]: row for row in tidelog("transactions", "list", "--json").ok().json()}
+        assert listed["shown"] == {
+            "transactional_id": "shown",
+            "producer_id": document["producer_id"],
+            "state": "Ongoing",
+            "coordinator": 1,
+        }
+        text = tidelog("transactions", "describe", "shown").ok().text
+        assert text.startswith("shown  Ongoing, producer ")
+        assert text.splitlines()[-1].split() == [topic, "2"]
+
+        def shown(*filters: str) -> bool:
+            return "shown" in tidelog("transactions", "list", *filters).ok().text
+
+        assert shown("--state", "Ongoing")
+        assert shown("--state", "Empty", "--state", "Ongoing", "--producer-id", str(document["producer_id"]))
+        assert shown("--older-than", "0s")
+        assert not shown("--state", "Empty")
+        assert not shown("--producer-id", "999999")
+        assert not shown("--older-than", "1h")
+        producer.commit_transaction(DEADLINE_S)
+        wait_until(lambda: shown("--state", "CompleteCommit"), "the markers are written")
+        assert not shown("--older-than", "0s"), "it has ended"
+        [document] = tidelog("transactions", "describe", "shown", "--json").ok().json()
+        assert document["partitions"] == []
+        producer.begin_transaction()
+    assert "TRANSACTIONAL_ID_NOT_FOUND" in tidelog("transactions", "describe", "nobody").refused()
+
+
+def test_a_hanging_transaction_is_found_and_aborted(tidelog: Command, topic: str) -> None:
+    def find(*arguments: str) -> list[tuple[str, int, int]]:
+        found = tidelog("transactions", "find-hanging", *arguments, "--json").ok().json()
+        return [(row["topic"], row["partition"], row["start_offset"]) for row in found]
+
+    tidelog("produce", topic, "--partition", "1", stdin=b"before\n").ok()
+    _leave_hanging(tidelog.bootstrap, topic, b"x", b"y")
+    tidelog("produce", topic, "--partition", "1", stdin=b"behind\n").ok()
+    assert _read_committed(tidelog.bootstrap, topic, 1) == [b"before"]
+    with _open_transaction(tidelog.bootstrap, "healthy", topic):
+        now = ("--max-transaction-timeout", "0")
+        hanging = [(topic, 1, 1)]
+        assert find() == hanging, "its records are older than the default"
+        assert find(*now) == hanging, "one that its coordinator knows does not hang"
+        assert find("--topic", topic, "--broker", "1") == hanging
+        assert find("--topic", topic, "--partition", "1") == hanging
+        assert find("--topic", topic, "--partition", "0", *now) == []
+        text = tidelog("transactions", "find-hanging").ok().text
+        assert text.splitlines()[1].split()[:6] == [topic, "1", str(HANGING_PRODUCER_ID), "3", "-1", "1"]
+
+    where = ("--topic", topic, "--partition", "1")
+    assert "no open transaction" in tidelog("transactions", "abort", *where, "--start-offset", "0").refused()
+    aborted = tidelog("transactions", "abort", *where, "--start-offset", "1", "--yes").ok().text
+    assert aborted == f"aborted the transaction of producer {HANGING_PRODUCER_ID} in {topic}-1\n"
+    assert find() == []
+    assert _read_committed(tidelog.bootstrap, topic, 1) == [b"before", b"behind"]
+
+
+def test_a_transaction_is_aborted_by_its_producer(tidelog: Command, topic: str) -> None:
+    _leave_hanging(tidelog.bootstrap, topic, b"x")
+    which = ("--topic", topic, "--partition", "1", "--producer-id", str(HANGING_PRODUCER_ID))
+    old = tidelog("transactions", "abort", *which, "--producer-epoch", "2", "--coordinator-epoch", "-1", "--yes")
+    assert "INVALID_PRODUCER_EPOCH" in old.refused()
+    done = tidelog("transactions", "abort", *which, "--producer-epoch", "3", "--coordinator-epoch", "-1", "--json")
+    assert done.ok().json()["producer_id"] == HANGING_PRODUCER_ID
+    assert tidelog("transactions", "find-hanging", "--topic", topic, "--json").ok().json() == []
+
+
+def test_what_makes_no_sense_is_refused(tidelog: Command, topic: str) -> None:
+    where = ("abort", "--topic", topic, "--partition", "0")
+    for arguments in (
+        ("list", "--older-than", "soon"),
+        ("describe",),
+        ("find-hanging", "--partition", "0"),
+        ("abort", "--topic", topic, "--start-offset", "0"),
+        where,
+        (*where, "--producer-id", "1"),
+        (*where, "--producer-id", "1", "--producer-epoch", "0"),
+        (*where, "--start-offset", "0", "--producer-id", "1", "--producer-epoch", "0", "--coordinator-epoch", "0"),
+    ):
+        assert tidelog("transactions", *arguments).code == 2, arguments
+    assert "knows no state Sleeping" in tidelog("transactions", "list", "--state", "Sleeping").refused()
+    assert "no partition 9" in tidelog("transactions", "find-hanging", "--topic", topic, "--partition", "9").refused()
+    assert "no broker 9" in tidelog("transactions", "find-hanging", "--broker", "9").refused()
+    assert "there is no topic" in tidelog("transactions", "find-hanging", "--topic", "nowhere").refused()
+
+
+def test_the_states_of_a_fenced_producer(tidelog: Command, topic: str) -> None:
+    """The second producer with an id aborts what the first has open and shuts it out."""
+    settings = {"bootstrap.servers": tidelog.bootstrap, "transactional.id": "twice", "log_level": 0}
+    first = Producer(settings)
+    first.init_transactions(DEADLINE_S)
+    first.begin_transaction()
+    first.produce(topic, b"never seen", partition=0)
+    assert first.flush(DEADLINE_S) == 0
+    [before] = tidelog("transactions", "describe", "twice", "--json").ok().json()
+    second = Producer(settings)
+    second.init_transactions(DEADLINE_S)
+    [after] = tidelog("transactions", "describe", "twice", "--json").ok().json()
+    assert after["producer_id"] == before["producer_id"]
+    assert after["producer_epoch"] > before["producer_epoch"]
+    assert (after["state"], after["partitions"]) == ("Empty", [])
+    with pytest.raises(KafkaException) as fenced:
+        first.commit_transaction(DEADLINE_S)
+    assert fenced.value.args[0].fatal()
+    assert _read_committed(tidelog.bootstrap, topic, 0) == []
