@@ -447,7 +447,8 @@ class _Opening:
 
 def _has_batches_before(epochs: LeaderEpochs, log_start_offset: int, end_offset: int) -> bool:
     """Whether records lie before the first epoch: deleted ones, whose deletion was not yet on disk at the crash."""
-    return epochs.earliest is not None and log_start_offset < min(epochs.earliest.start_offset, end_offset)
+    first_known = end_offset if epochs.earliest is None else epochs.earliest.start_offset
+    return log_start_offset < min(first_known, end_offset)
 
 
 def _is_unchanged(segments: SegmentList, log_end: LogEnd) -> bool:
