@@ -162,7 +162,7 @@ class Transactions(RuleBasedStateMachine):
                 assert before is not None
                 assert before.state is State.EMPTY or before.state.is_complete
                 del self.written[id_]
-                self.forgotten.add(before.producer_id)
+                self.forgotten |= {identity.producer_id for identity in (before.identity, *self.given[id_])}
                 continue
             assert after.state in NEXT_STATES[None if before is None else before.state]
             if before is not None:
