@@ -21,11 +21,13 @@ from tidelog.protocol.messages.k10_find_coordinator import (
 from tidelog.testing import Broker
 from tidelog.testing.raw_client import RawClient
 
-SMALL = Plan(groups=3, members=7, seconds=0.5, high_rate=100, group_size=5, rebalances=2, commits=100)
+SMALL = Plan(groups=3, members=40, seconds=1, high_rate=100, group_size=5, rebalances=2, commits=100)
 
 
 def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups_bench, "_WARM_UP_COMMITS", 10)
+    # Whether this machine is quiet enough to measure is of no matter here.
+    monkeypatch.setattr(groups_bench, "_ANSWERED_LEAST", 0.2)
     samples = groups_bench._Samples()
     told: list[str] = []
     broker: BrokerProcess = TidelogBroker(tmp_path, settings={"group.initial.rebalance.delay.ms": "0"})
@@ -55,6 +57,13 @@ def test_a_member_that_is_thrown_out_spoils_the_measurement(
         one_is_gone = "a member of group that was STABLE got UNKNOWN_MEMBER_ID"
         with pytest.raises(MeasurementError, match=one_is_gone):
             crowd.run(lambda: False, "nothing", 20, beats_per_s=100)
+
+
+def test_too_few_answers_spoil_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_bench, "_ANSWERED_LEAST", 1.5)
+    broker: BrokerProcess = TidelogBroker(tmp_path, settings={"group.initial.rebalance.delay.ms": "0"})
+    with pytest.raises(MeasurementError, match=r"Tidelog answered .* were due"):
+        groups_bench._measure(broker, SMALL, groups_bench._Samples(), lambda _: None)
 
 
 def test_a_broker_that_does_not_answer_is_named(broker: Broker) -> None:
