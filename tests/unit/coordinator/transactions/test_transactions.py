@@ -87,6 +87,15 @@ def test_a_zombie_does_not_abort_what_its_successor_runs(bench: Bench) -> None:
     assert bench.end(ProducerIdentity(7, 5)) == done(7, 6)
 
 
+def test_a_late_request_does_not_abort_the_next_transaction(bench: Bench) -> None:
+    """It names the epoch that the same producer had in the transaction before."""
+    bench.hold(ProducerIdentity(7, 5), TransactionState.ONGOING)
+    assert bench.end(ProducerIdentity(7, 5)) == done(7, 6)
+    assert bench.add(ProducerIdentity(7, 6)) is ErrorCode.NONE
+    assert bench.init(ProducerIdentity(7, 5)) == ProducerResult(ErrorCode.PRODUCER_FENCED)
+    assert bench.end(ProducerIdentity(7, 6)) == done(7, 7)
+
+
 def test_a_producer_that_aborts_its_own_transaction_goes_on(bench: Bench) -> None:
     bench.hold(ProducerIdentity(7, 5), TransactionState.ONGOING)
     assert bench.init(ProducerIdentity(7, 5)) == ProducerResult(ErrorCode.CONCURRENT_TRANSACTIONS)
