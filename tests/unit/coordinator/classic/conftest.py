@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from tidelog.coordinator.actions import Action, Answer, Append, CancelTimer, Client, GroupRecord, Now, TimerKey
+from tidelog.coordinator.actions import Action, Answer, Append, CancelTimer, Client, GroupRecord, Now, SetTimer, TimerKey
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
@@ -262,6 +262,7 @@ class Coordinator:
             elif isinstance(action, CancelTimer):
                 self.timers.pop(action.key, None)
             else:
+                assert isinstance(action, SetTimer)
                 self.timers[action.key] = action.due_ms
 
 
