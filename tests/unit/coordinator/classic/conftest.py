@@ -10,7 +10,17 @@ from typing import TypeVar
 
 import pytest
 
-from tidelog.coordinator.actions import Action, Answer, Append, CancelTimer, Client, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.actions import (
+    Action,
+    Answer,
+    Append,
+    CancelTimer,
+    Client,
+    GroupRecord,
+    Now,
+    SetTimer,
+    TimerKey,
+)
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
