@@ -51,7 +51,15 @@ $(COMPACTION_TESTER): tests/compat/java/log_compaction_tester.xml
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
 	touch $@
 
-compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER)
+# Kafka Streams, for the test that counts words with it.
+STREAMS := $(JAVA_LIBS)/streams/kafka-streams-4.3.1.jar
+
+$(STREAMS): tests/compat/java/streams.xml
+	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
+	touch $@
+
+compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS)
 	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
 
