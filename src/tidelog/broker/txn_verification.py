@@ -1,8 +1,9 @@
 """Asks the coordinator of a transaction whether a partition is part of it, before it begins there (KIP-890).
 
 What always holds: a transaction is asked about once for each partition, however many of its batches arrive meanwhile,
-and no more once it has begun there; an answer that comes after the transaction was ended opens nothing
-(`log/txn_guard`). Plain batches never come here. Who coordinates a transaction, the verifier knows.
+and no more once it has begun there; batches that wait are appended in the order in which they came, and none that came
+later gets ahead of them; an answer that comes after the transaction was ended opens nothing (`log/txn_guard`). Plain
+batches never come here. Who coordinates a transaction, the verifier knows.
 """
 
 from __future__ import annotations
@@ -55,13 +56,24 @@ class TransactionVerifier(Protocol):
 
 @dataclass(slots=True)
 class BeginningTransaction:
-    """A batch that would begin its producer's transaction in a partition."""
+    """A batch that would begin its producer's transaction in a partition, or that waits behind one that would."""
 
     partition: Partition
     producer_id: int
     producer_epoch: int
-    guard: TransactionGuard
+    guard: TransactionGuard | None  # None: it goes on with the transaction, and must not begin it
     error: ErrorCode = ErrorCode.NONE
+    before: asyncio.Future[None] | None = None  # done once the batch that came before is appended or refused
+    is_through: asyncio.Future[None] | None = None
+
+    async def wait_for_turn(self) -> None:
+        if self.before is not None:
+            await asyncio.shield(self.before)
+
+    def end_turn(self) -> None:
+        """It is appended or refused; whoever waits behind it may go on."""
+        if self.is_through is not None and not self.is_through.done():
+            self.is_through.set_result(None)
 
     @property
     def name(self) -> TopicPartition:
@@ -76,6 +88,8 @@ class TransactionVerification:
         # None: no transaction can begin, as there are no coordinators.
         self.verifier: TransactionVerifier | None = None
         self._asking: dict[TransactionGuard, asyncio.Task[Mapping[TopicPartition, ErrorCode]]] = {}
+        # The last batch of each producer that waits for its turn in a partition.
+        self._waiting: dict[tuple[TopicPartition, int], asyncio.Future[None]] = {}
 
     def begin(
         self, partition: Partition, producer_id: int, producer_epoch: int, first_sequence: int
@@ -84,18 +98,32 @@ class TransactionVerification:
 
         `first_sequence`: the lowest with which the transaction may begin here, as far as the batch tells.
         """
+        guard: TransactionGuard | None = NOT_ASKED
         if partition.log.has_open_transaction(producer_id, producer_epoch):
-            return None
-        guard = NOT_ASKED
-        if self._is_enabled:
+            if ((partition.topic, partition.partition), producer_id) not in self._waiting:
+                return None
+            guard = None
+        elif self._is_enabled:
             guard = partition.log.begin_verification(producer_id, producer_epoch, first_sequence)
         return BeginningTransaction(partition, producer_id, producer_epoch, guard)
+
+    def take_turn(self, item: BeginningTransaction) -> None:
+        """Let the batch wait behind those of its producer that wait already, and others behind it until `end_turn`."""
+        key = item.name, item.producer_id
+        item.before = self._waiting.get(key)
+        item.is_through = self._waiting[key] = asyncio.get_running_loop().create_future()
+        item.is_through.add_done_callback(functools.partial(self._on_through, key))
+
+    def _on_through(self, key: tuple[TopicPartition, int], is_through: asyncio.Future[None]) -> None:
+        if self._waiting.get(key) is is_through:
+            del self._waiting[key]
 
     async def confirm(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> None:
         """Ask about all of them; each has its error then."""
         unasked: dict[tuple[int, int], list[BeginningTransaction]] = {}
-        for item in begun:
-            if item.guard is not NOT_ASKED and item.guard not in self._asking:
+        asked = [(item, item.guard) for item in begun if item.guard is not None and item.guard is not NOT_ASKED]
+        for item, guard in asked:
+            if guard not in self._asking:
                 unasked.setdefault((item.producer_id, item.producer_epoch), []).append(item)
         for (producer_id, producer_epoch), items in unasked.items():
             ask = self._ask(transactional_id, producer_id, producer_epoch, [item.name for item in items], add)
@@ -103,14 +131,16 @@ class TransactionVerification:
             task = asyncio.get_running_loop().create_task(ask)
             task.add_done_callback(functools.partial(self._on_asked, items))
             for item in items:
-                self._asking[item.guard] = task
-        for item, task in [(item, self._asking[item.guard]) for item in begun if item.guard is not NOT_ASKED]:
+                if item.guard is not None:
+                    self._asking[item.guard] = task
+        for item, task in [(item, self._asking[guard]) for item, guard in asked]:
             answers = await asyncio.shield(task)
             item.error = answers.get(item.name, ErrorCode.INVALID_TXN_STATE)
 
     def _on_asked(self, items: Sequence[BeginningTransaction], task: asyncio.Task[object]) -> None:
         for item in items:
-            self._asking.pop(item.guard, None)
+            if item.guard is not None:
+                self._asking.pop(item.guard, None)
 
     async def _ask(
         self, transactional_id: str, producer_id: int, producer_epoch: int, names: list[TopicPartition], add: bool

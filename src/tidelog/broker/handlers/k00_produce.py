@@ -13,6 +13,7 @@ error closes the connection, the one sign that such a producer can notice.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from time import monotonic
 from typing import NamedTuple
@@ -74,7 +75,7 @@ class Unconfirmed(NamedTuple):
 @handles(PRODUCE, "3-13")
 def handle_produce(
     request: ProduceRequest, context: RequestContext
-) -> ProduceResponse | Coroutine[None, None, ProduceResponse | None] | None:
+) -> ProduceResponse | Coroutine[None, None, ProduceResponse] | asyncio.Task[ProduceResponse | None] | None:
     replicas = context.services.replicas
     acks = request.acks
     version = context.version
@@ -97,6 +98,7 @@ def handle_produce(
                 if request.transactional_id is not None:
                     transaction = _begin_transaction(replicas, partition, data, version)
                     if transaction is not None:
+                        replicas.transactions.take_turn(transaction)
                         unconfirmed.append(Unconfirmed(transaction, topic, data, answers, len(answers)))
                         answers.append(PartitionProduceResponse(index=data.index))
                         continue
@@ -107,13 +109,18 @@ def handle_produce(
                 has_failed = True
                 opening_s += monotonic() - began_s
                 if acks == ACKS_NONE:
+                    _end_turns(unconfirmed)
                     raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
                 answers.append(_failure(replicas, topic, data, error))
         response.responses.append(
             TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
         )
     if unconfirmed:
-        return _answer_confirmed(replicas, request, response, unconfirmed, pending, version)
+        confirmed = _answer_confirmed(replicas, request, response, unconfirmed, pending, version)
+        answer = asyncio.get_running_loop().create_task(confirmed)
+        # However it ends: a task that is cancelled before it began ran nothing of its own.
+        answer.add_done_callback(lambda _: _end_turns(unconfirmed))
+        return answer
     if acks == ACKS_NONE:
         return None
     if pending:
@@ -190,6 +197,7 @@ async def _answer_confirmed(
     await replicas.transactions.confirm(request.transactional_id or "", begun, add=adds_partitions(version))
     for transaction, topic, data, answers, slot in unconfirmed:
         error = produce_error(transaction.error, version)
+        await transaction.wait_for_turn()
         try:
             if error is not None:
                 raise error
@@ -198,11 +206,18 @@ async def _answer_confirmed(
             if acks == ACKS_NONE:
                 raise CloseConnection(f"sent records with acks=0 that failed: {refusal}") from refusal
             answers[slot] = _failure(replicas, topic, data, refusal)
+        finally:
+            transaction.end_turn()
     if acks == ACKS_NONE:
         return None
     if pending:
         return await _answer_later(replicas, response, pending, request.timeout_ms, version)
     return _answer(replicas, response, version)
+
+
+def _end_turns(unconfirmed: list[Unconfirmed]) -> None:
+    for item in unconfirmed:
+        item.transaction.end_turn()
 
 
 def _is_zstd(records: memoryview) -> bool:

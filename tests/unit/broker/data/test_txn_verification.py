@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,7 @@ async def produce(
         ],
     )
     result = handle_produce(request, RequestContext(PRODUCE, version, node.services))
-    response = await result if asyncio.iscoroutine(result) else result
+    response = await result if isinstance(result, Awaitable) else result
     assert isinstance(response, ProduceResponse)
     return response.responses[0].partition_responses
 
@@ -159,14 +159,31 @@ def test_batches_that_arrive_meanwhile_wait_for_the_same_answer(run: Run) -> Non
     run(scenario)
 
 
+def test_no_batch_gets_ahead_of_those_that_wait(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        coordinator = await begin(node)
+        coordinator.may_answer.clear()
+        tasks = [asyncio.ensure_future(produce(node, sequence)) for sequence in range(2)]
+        await asyncio.sleep(0)
+        coordinator.may_answer.set()
+        # One more in every turn of the loop: while the answer is on its way, while it is told, and after that.
+        for sequence in range(2, 20):
+            tasks.append(asyncio.ensure_future(produce(node, sequence)))
+            await asyncio.sleep(0)
+        answers = [await task for task in tasks]
+        assert [(answer[0].error_code, answer[0].base_offset) for answer in answers] == [(0, n) for n in range(20)]
+        assert not node.replicas.transactions._waiting
+
+    run(scenario)
+
+
 def test_an_answer_that_comes_after_the_end_opens_nothing(run: Run) -> None:
     async def scenario(node: Node) -> None:
         coordinator = await begin(node)
         coordinator.may_answer.clear()
         late = asyncio.ensure_future(produce(node, 0))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert coordinator.asked
+        while not coordinator.asked:
+            await asyncio.sleep(0)
         end(node)
         coordinator.may_answer.set()
         assert codes(await late) == [ErrorCode.INVALID_TXN_STATE]
