@@ -173,6 +173,42 @@ def groups(
     _show(rows, markdown, json)
 
 
+@bench.command(epilog="Example: tidelog bench transactions --runs 2 --megabytes 50")
+def transactions(
+    runs: Annotated[
+        int,
+        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
+    ] = 4,
+    megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Batches of a run, kept in memory.")] = 200,
+    interval: Annotated[int, typer.Option(metavar="MS", min=1, help="Milliseconds between commits.")] = 100,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: transactional produce with regular commits, and small transactions.
+
+    Both brokers get the same ready-made requests, over one connection, to four partitions. Needs Maven and a Java 17
+    runtime. Takes about two minutes.
+    """
+    from tidelog.bench import transactions_bench
+    from tidelog.bench.brokers import MeasurementError
+
+    try:
+        plan = transactions_bench.Plan(runs=runs, megabytes=megabytes, commit_interval_ms=interval)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    try:
+        rows = transactions_bench.compare(plan, report, directory)
+    except MeasurementError as error:
+        raise CommandError(str(error)) from None
+    _show(rows, markdown, json)
+
+
 def _show(rows: Sequence[Row], markdown: Path | None, json: bool) -> None:
     from tidelog.bench import report as rows_as
     from tidelog.bench.brokers import KAFKA_VERSION

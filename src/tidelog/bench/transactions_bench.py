@@ -1,0 +1,345 @@
+"""`tidelog bench transactions`: transactional produce on Tidelog and Apache Kafka, in alternating runs.
+
+What always holds: both brokers get the same ready-made frames over one plain connection, made before the clock starts;
+every partition is in every transaction; afterwards the logs hold every record and every marker, or there is no figure.
+The requests are the versions that librdkafka sends, with which a producer keeps its epoch from commit to commit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, RECORD_OVERHEAD_BYTES, BareConnection, frame
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.processes import cpu_of
+from tidelog.bench.report import Row, median_row
+from tidelog.bench.workload import Throughput
+from tidelog.client.admin import Admin
+from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
+from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k00_produce import (
+    PRODUCE,
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
+from tidelog.records import encode_batch
+
+Progress = Callable[[str], None]
+
+PARTITIONS = 4
+RECORD_BYTES = 100
+BATCH_BYTES = 100_000
+WARM_UP_TRANSACTIONS = 300
+_FIND_VERSION, _INIT_VERSION, _ADD_VERSION, _END_VERSION = 2, 4, 3, 3
+_TRANSACTION = 1  # the type of the key that FindCoordinator is asked for
+_DEADLINE_S = 60.0
+_POLL_S = 0.02
+# While the coordinator's topic is made, and while the markers of the last transaction are being written.
+_RETRIED = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured; runs are even, so that each broker comes first equally often."""
+
+    runs: int = 4
+    megabytes: int = 200
+    commit_interval_ms: int = 100
+    small_transactions: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.runs < 2 or self.runs % 2:
+            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What one side took."""
+
+    produce: list[Throughput] = field(default_factory=list)
+    commit_ms: list[float] = field(default_factory=list)
+    small_per_s: list[float] = field(default_factory=list)
+    small_p99_ms: list[float] = field(default_factory=list)
+
+
+class TransactionalProducer:
+    """One producer with one connection; it counts what it sends, to hold the logs against it."""
+
+    def __init__(self, broker: BrokerProcess, topic: str) -> None:
+        self.broker = broker
+        self.topic = topic
+        self.connection = BareConnection(broker.port)
+        self.sequences = [0] * PARTITIONS
+        self.transactions = 0
+        self.transactional_id = f"bench-{topic}"
+        self.producer_id, self.epoch = self._init()
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _init(self) -> tuple[int, int]:
+        find = FindCoordinatorRequest(key=self.transactional_id, key_type=_TRANSACTION)
+
+        def ask_for_coordinator() -> int:
+            self.connection.sock.sendall(frame(FIND_COORDINATOR, find, _FIND_VERSION))
+            return self.connection.receive(FIND_COORDINATOR, FindCoordinatorResponse, _FIND_VERSION).error_code
+
+        self._until_taken("FindCoordinator", ask_for_coordinator, _POLL_S)
+        init = InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=60_000)
+        given: list[InitProducerIdResponse] = []
+
+        def ask_for_id() -> int:
+            self.connection.sock.sendall(frame(INIT_PRODUCER_ID, init, _INIT_VERSION))
+            given.append(self.connection.receive(INIT_PRODUCER_ID, InitProducerIdResponse, _INIT_VERSION))
+            return given[-1].error_code
+
+        self._until_taken("InitProducerId", ask_for_id, _POLL_S)
+        return given[-1].producer_id, given[-1].producer_epoch
+
+    def make_frames(self, count: int, records: int) -> list[bytes]:
+        """That many produce requests, a batch each, the partitions in turn."""
+        values = [(None, bytes(RECORD_BYTES), (), None)] * records
+        now_ms = time.time_ns() // 1_000_000
+        made = []
+        for number in range(count):
+            partition = number % PARTITIONS
+            batch = encode_batch(
+                values,
+                producer_id=self.producer_id,
+                producer_epoch=self.epoch,
+                base_sequence=self.sequences[partition],
+                is_transactional=True,
+                now_ms=now_ms,
+            )
+            self.sequences[partition] += records
+            data = PartitionProduceData(index=partition, records=batch)
+            request = ProduceRequest(
+                transactional_id=self.transactional_id,
+                acks=-1,
+                timeout_ms=30_000,
+                topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
+            )
+            made.append(frame(PRODUCE, request, PRODUCE_VERSION))
+        return made
+
+    def add_partitions(self) -> None:
+        topic = AddPartitionsToTxnTopic(name=self.topic, partitions=list(range(PARTITIONS)))
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[topic],
+        )
+        asked = frame(ADD_PARTITIONS_TO_TXN, request, _ADD_VERSION)
+
+        def ask() -> int:
+            self.connection.sock.sendall(asked)
+            answer = self.connection.receive(ADD_PARTITIONS_TO_TXN, AddPartitionsToTxnResponse, _ADD_VERSION)
+            rows = answer.results_by_topic_v3_and_below[0].results_by_partition
+            return max(row.partition_error_code for row in rows)
+
+        self._until_taken("AddPartitionsToTxn", ask, 0)
+
+    def send(self, frames: Iterator[bytes], until_s: float) -> int:
+        """Five requests in flight until that time or the last frame; returns how many were acknowledged."""
+        sent = answered = 0
+        for request in frames:
+            self.connection.sock.sendall(request)
+            sent += 1
+            if sent - answered == IN_FLIGHT:
+                self._receive_produced()
+                answered += 1
+            if time.perf_counter() > until_s and sent >= PARTITIONS:
+                break
+        while answered < sent:
+            self._receive_produced()
+            answered += 1
+        return sent
+
+    def _receive_produced(self) -> None:
+        answer = self.connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
+        self._check("Produce", answer.responses[0].partition_responses[0].error_code)
+
+    def commit(self) -> None:
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=True,
+        )
+        self.connection.sock.sendall(frame(END_TXN, request, _END_VERSION))
+        self._check("EndTxn", self.connection.receive(END_TXN, EndTxnResponse, _END_VERSION).error_code)
+        self.transactions += 1
+
+    def check_logs(self) -> None:
+        """Every record, and a marker for every transaction, must be in the logs."""
+        expected = sum(self.sequences) + PARTITIONS * self.transactions
+        partitions = {TopicPartition(self.topic, partition): LATEST_TIMESTAMP for partition in range(PARTITIONS)}
+        deadline_s = time.monotonic() + _DEADLINE_S
+        with Cluster(self.broker.bootstrap) as cluster:
+            while True:
+                found = Admin(cluster).list_offsets(partitions)
+                stored = sum(offset.offset for offset in found.values())
+                if stored == expected:
+                    return
+                # The markers of the last transaction may still be on their way.
+                if time.monotonic() > deadline_s:
+                    raise MeasurementError(f"{self.broker.name} holds {stored} records and markers of {expected}")
+                time.sleep(_POLL_S)
+
+    def _until_taken(self, what: str, ask: Callable[[], int], pause_s: float) -> None:
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while (code := ask()) in _RETRIED and time.monotonic() < deadline_s:
+            time.sleep(pause_s)
+        self._check(what, code)
+
+    def _check(self, what: str, code: int) -> None:
+        if code != ErrorCode.NONE:
+            raise MeasurementError(f"{self.broker.name} answered {what} with {ErrorCode(code).name}")
+
+
+def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
+    """Measure both brokers; rows in the order of the docs' table."""
+    progress("bringing Apache Kafka's jars (first time only)")
+    kafka_jars()
+    with _work_directory(directory) as work:
+        brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
+        samples = [_Samples() for _ in brokers]
+        try:
+            for broker in brokers:
+                broker.start()
+                progress(f"warming {broker.name}")
+                _measure(broker, f"warm-up-{broker.port}", plan, _Samples(), WARM_UP_TRANSACTIONS)
+            sides = list(zip(brokers, samples, strict=True))
+            for run in range(plan.runs):
+                progress(f"run {run + 1} of {plan.runs}")
+                for broker, kept in sides if run % 2 == 0 else sides[::-1]:
+                    _measure(broker, f"run-{run}", plan, kept, plan.small_transactions)
+        finally:
+            for broker in brokers:
+                broker.kill()
+    return _rows(plan, *samples)
+
+
+def _measure(broker: BrokerProcess, topic: str, plan: Plan, samples: _Samples, small_transactions: int) -> None:
+    with _topic(broker, topic), closing(TransactionalProducer(broker, topic)) as producer:
+        _large_transactions(producer, plan, samples)
+        _small_transactions(producer, small_transactions, samples)
+        producer.check_logs()
+
+
+def _large_transactions(producer: TransactionalProducer, plan: Plan, samples: _Samples) -> None:
+    """As many records as go through, and a commit whenever the interval has passed."""
+    records = BATCH_BYTES // (RECORD_BYTES + RECORD_OVERHEAD_BYTES)
+    frames = producer.make_frames(plan.megabytes * 1_000_000 // BATCH_BYTES // PARTITIONS * PARTITIONS, records)
+    left = iter(frames)
+    sent = 0
+    commits_ms = []
+    before = cpu_of(producer.broker.pid)
+    began_s = time.perf_counter()
+    while sent < len(frames):
+        producer.add_partitions()
+        sent += producer.send(left, time.perf_counter() + plan.commit_interval_ms / 1000)
+        ended_s = time.perf_counter()
+        producer.commit()
+        commits_ms.append((time.perf_counter() - ended_s) * 1000)
+    seconds = time.perf_counter() - began_s
+    cpu = cpu_of(producer.broker.pid) - before
+    samples.produce.append(Throughput(seconds, sent * records, sent * records * RECORD_BYTES, cpu))
+    samples.commit_ms.append(statistics.median(commits_ms))
+
+
+def _small_transactions(producer: TransactionalProducer, count: int, samples: _Samples) -> None:
+    """One record for each partition, and a commit; the next when the answer is in."""
+    left = iter(producer.make_frames(count * PARTITIONS, 1))
+    took_ms = []
+    began_s = time.perf_counter()
+    for _ in range(count):
+        one_began_s = time.perf_counter()
+        producer.add_partitions()
+        producer.send(left, until_s=0)
+        producer.commit()
+        took_ms.append((time.perf_counter() - one_began_s) * 1000)
+    samples.small_per_s.append(count / (time.perf_counter() - began_s))
+    samples.small_p99_ms.append(statistics.quantiles(took_ms, n=100)[98])
+
+
+def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
+    what = f"transactional produce 100 B, a commit every {plan.commit_interval_ms} ms"
+    small = f"transactions of {PARTITIONS} records in {PARTITIONS} partitions, one after the other"
+    return [
+        median_row(
+            what, "records/s", [run.records_per_s for run in ours.produce],
+            [run.records_per_s for run in theirs.produce], higher_is_better=True, target=1.0,
+        ),
+        median_row(
+            what, "broker CPU s/GB", [run.cpu_s_per_gb for run in ours.produce],
+            [run.cpu_s_per_gb for run in theirs.produce], higher_is_better=False, target=None,
+        ),
+        median_row(
+            f"{what}: the commit, p50", "ms", ours.commit_ms, theirs.commit_ms, higher_is_better=False, target=None
+        ),
+        median_row(
+            small, "transactions/s", ours.small_per_s, theirs.small_per_s, higher_is_better=True, target=1.0
+        ),
+        median_row(
+            f"{small}, p99", "ms", ours.small_p99_ms, theirs.small_p99_ms, higher_is_better=False, target=None
+        ),
+    ]  # fmt: skip
+
+
+@contextmanager
+def _topic(broker: BrokerProcess, name: str) -> Iterator[None]:
+    with Cluster(broker.bootstrap) as cluster:
+        admin = Admin(cluster)
+        (created,) = admin.create_topics([NewTopic(name, PARTITIONS, 1, {})])
+        if created.error is not None:
+            raise created.error
+        admin.wait_for_topic(name)
+        # Kafka names leaders before they lead; this asks again until they answer.
+        admin.list_offsets({TopicPartition(name, partition): LATEST_TIMESTAMP for partition in range(PARTITIONS)})
+        try:
+            yield
+        finally:
+            admin.delete_topics([name])
+
+
+@contextmanager
+def _work_directory(directory: Path | None) -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
