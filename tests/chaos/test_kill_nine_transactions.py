@@ -14,6 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -62,10 +63,12 @@ WAIT_S = 60.0
 QUIET = {"log_level": 0}
 # Fewer partitions of the broker's own: their number changes nothing here but the time of a start.
 SETTINGS = {"transaction.state.log.num.partitions": 5, "offsets.topic.num.partitions": 5}
-# What may go away by itself: not there yet, loading, moving, still ending the last transaction.
+# What may go away by itself: not there yet, loading (producers are told that replicas are missing), moving, still
+# ending the last transaction.
 RETRIED = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
@@ -236,7 +239,7 @@ def writers(tmp_path: Path) -> Iterator[Callable[[str], Writers]]:
     ("kills", "settings"),
     [
         pytest.param(10, {}, id="ten kills"),
-        pytest.param(60, {"transaction.state.log.segment.bytes": 100_000}, id="sixty kills", marks=pytest.mark.soak),
+        pytest.param(30, {"transaction.state.log.segment.bytes": 100_000}, id="thirty kills", marks=pytest.mark.soak),
     ],
 )
 @pytest.mark.timeout(1200)
@@ -289,6 +292,9 @@ class ByHand:
         self.late: list[tuple[Api, object, type, int]] = []
         self.late_answers: dict[str, int] = defaultdict(int)
         self.producer_id, self.epoch = -1, -1
+
+    def close(self) -> None:
+        self.client.close()
 
     def ask(self, api: Api, request: object, response: type[ResponseT], version: int, *, dies: bool) -> ResponseT:
         """Ask until there is an answer that is one; with `dies` the broker is killed while it has the request."""
@@ -412,12 +418,11 @@ def test_repeated_and_late_requests_change_nothing(serve: StartServed, seed: int
     broker = serve(settings=SETTINGS)
     broker.create_topic("source", 1)
     broker.create_topic("written", PARTITIONS)
-    producer = ByHand(broker, source)
-    producer.find_coordinators()
-    producer.init()
-    for turn in range(transactions):
-        producer.transact(source.randrange(5) if turn % 6 == 5 else None)
-    producer.client.close()
+    with closing(ByHand(broker, source)) as producer:
+        producer.find_coordinators()
+        producer.init()
+        for turn in range(transactions):
+            producer.transact(source.randrange(5) if turn % 6 == 5 else None)
     assert producer.kills == transactions // 6
     committed = committed_offsets(broker.bootstrap, [ByHand.NAME])
     assert committed == {ByHand.NAME: producer.number}

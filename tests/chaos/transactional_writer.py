@@ -43,7 +43,12 @@ class Writer:
         self.consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False} | CLIENT
         )
-        self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0} | CLIENT)
+        self.producer = Producer(
+            {"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 0}
+            # An abort waits for records whose connection broke, for as long as they have to live.
+            | {"message.timeout.ms": 5_000}
+            | CLIENT
+        )
 
     def note(self, line: str) -> None:
         os.write(self.journal, line.encode() + b"\n")
