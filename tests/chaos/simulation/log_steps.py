@@ -17,6 +17,7 @@ from simulated_disk import FAILURES, CrashError, SimulatedDisk
 from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
+from tidelog.log.errors import DataDirectoryError
 from tidelog.log.producer_state import ProducerEntry
 from tidelog.log.validation import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
@@ -137,7 +138,7 @@ class LogSteps:
             self._disk.fail_after(step.failure, rng.choice(FAILURES), torn_share=rng.random())
             try:
                 take(step, rng)
-            except (LogStorageError, OSError):
+            except (LogStorageError, DataDirectoryError, OSError):
                 return True
             finally:
                 self._disk.go_on()
