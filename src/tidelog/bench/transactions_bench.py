@@ -75,7 +75,7 @@ class Plan:
     """How much is measured; runs are even, so that each broker comes first equally often."""
 
     runs: int = 4
-    megabytes: int = 200
+    megabytes: int = 300
     commit_interval_ms: int = 100
     small_transactions: int = 1000
 

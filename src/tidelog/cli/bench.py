@@ -179,7 +179,7 @@ def transactions(
         int,
         typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
     ] = 4,
-    megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Batches of a run, kept in memory.")] = 200,
+    megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Batches of a run, kept in memory.")] = 300,
     interval: Annotated[int, typer.Option(metavar="MS", min=1, help="Milliseconds between commits.")] = 100,
     directory: Annotated[
         Path | None,
