@@ -41,6 +41,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, int, list[TopicPartition], bool]] = []
         self.answer = ErrorCode.NONE
+        self.was_asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -53,6 +54,7 @@ class Coordinator:
         add: bool,
     ) -> Mapping[TopicPartition, ErrorCode]:
         self.asked.append((transactional_id, producer_id, producer_epoch, list(partitions), add))
+        self.was_asked.set()
         await self.may_answer.wait()
         if self.answer is ErrorCode.COORDINATOR_NOT_AVAILABLE:
             raise KafkaError(self.answer)
@@ -182,8 +184,7 @@ def test_an_answer_that_comes_after_the_end_opens_nothing(run: Run) -> None:
         coordinator = await begin(node)
         coordinator.may_answer.clear()
         late = asyncio.ensure_future(produce(node, 0))
-        while not coordinator.asked:
-            await asyncio.sleep(0)
+        await coordinator.was_asked.wait()
         end(node)
         coordinator.may_answer.set()
         assert codes(await late) == [ErrorCode.INVALID_TXN_STATE]
