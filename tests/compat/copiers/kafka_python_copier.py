@@ -20,7 +20,6 @@ class Copier:
         self._producer.init_transactions()
         tell("ready")
         self._consumer = KafkaConsumer(
-            options.source,
             bootstrap_servers=options.bootstrap,
             group_id=options.group,
             session_timeout_ms=SESSION_MS,
@@ -30,6 +29,9 @@ class Copier:
             # It also makes the consumer wait for offsets whose transaction has not ended.
             isolation_level="read_committed",
         )
+        # The library may lead its group before it knows the topic; it then assigns nothing, and stays with that.
+        self._consumer.partitions_for_topic(options.source)
+        self._consumer.subscribe([options.source])
 
     def run(self) -> None:
         assignment = Assignment()
