@@ -26,8 +26,8 @@ CLIENT = {
     "log_level": 0,
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 200,
-    # Once it has started all over with the bootstrap address, librdkafka 2.16 sends offsets of transactions to a
-    # connection that it gave up, and waits for ever.
+    # Once it has started all over with the bootstrap address, librdkafka 2.16 was seen to hang while it sent offsets
+    # of a transaction, on a connection that it had given up by its own log.
     "metadata.recovery.strategy": "none",
 }
 
