@@ -274,8 +274,8 @@ class _Opening:
         if known.was_machine_down:
             remove_doubtful_snapshots(self._directory, known.recovery_point)
         first = 0 if has_changed else segments.index_of(known.recovery_point)
-        while first and not segments[first].size_bytes and segments[first].base_offset < known.recovery_point:
-            # It was begun by a truncation that did not come to its end; those before it may reach beyond its start.
+        while first and not segments[first].size_bytes and _reaches(segments[first - 1], segments[first].base_offset):
+            # It was begun by a truncation that did not come to its end.
             first -= 1
         for index in range(first):
             segments[index].check_indexes()
@@ -443,6 +443,18 @@ class _Opening:
 
     def _corruption(self, path: Path, position: int, reason: str) -> LogCorruptionError:
         return LogCorruptionError(self._topic, self._partition, path, position, reason)
+
+
+def _reaches(segment: Segment, offset: int) -> bool:
+    """Whether a segment has batches from an offset on, or can't tell."""
+    if not segment.size_bytes:
+        return False
+    try:
+        return any(header.last_offset >= offset for _, header in segment.headers_from(offset))
+    except CorruptSegmentError:
+        return True
+    finally:
+        segment.close()
 
 
 def _has_batches_before(epochs: LeaderEpochs, log_start_offset: int, end_offset: int) -> bool:

@@ -65,6 +65,8 @@ class LogModel:
         self.batches: list[ModelBatch] = []
         self.ghosts: set[ModelBatch] = set()
         self.ghost_starts: set[int] = set()
+        # Deleted records of a compacted log, which may still lie in its first file.
+        self.buried: set[ModelBatch] = set()
         self.start = self.high_watermark = self.end = 0
         # What a flush and a checkpoint vouch for, whatever happens.
         self.durable_end = self.durable_start = 0
@@ -122,6 +124,7 @@ class LogModel:
         self.is_history_known = self.is_history_known and not self.ghosts
         self.ghosts |= {*self.batches, *doubtful} - {*found, *below}
         self.batches = found if self.is_compacted else below + found
+        self.buried.update(below if self.is_compacted else ())
         self.start, self.end = start, end
         self.durable_end = min(self.durable_end, end)
 

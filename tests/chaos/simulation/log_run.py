@@ -108,7 +108,7 @@ class LogRun(LogSteps):
         assert model.durable_start <= start, f"the log starts at {start}, {model.durable_start} was written down"
         starts = {model.start, *doubt.starts, *(model.ghost_starts if was_power_cut else ())}
         assert start <= max(starts), f"the log starts at {start}, not at {model.start}"
-        known = {*model.batches, *doubt.batches, *(model.ghosts if was_power_cut else ())}
+        known = {*model.batches, *doubt.batches, *(model.ghosts | model.buried if was_power_cut else ())}
         required = [batch for batch in model.batches if start < batch.next_offset <= required_end]
         if self._config.is_compacted:
             check_compacted(found, known, required, start)
