@@ -105,6 +105,10 @@ class OpenLog(LogHealth):
         self._log_end_offset = state.log_end_offset
         self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
         self._flushed_offset = min(state.recovery_point, state.log_end_offset)
+        if state.was_recovered:
+            # Segments that were removed before a crash may come back until that is flushed; so what is appended to is
+            # checked again after another crash, from the segment's start.
+            self._flushed_offset = min(self._flushed_offset, state.segments.active.base_offset)
         self._last_snapshot_offset = state.last_snapshot_offset
         # No aborted transaction reaches beyond it, so that readers at the log's end need look nothing up.
         self._last_aborted_offset = self._segments.last_aborted_offset

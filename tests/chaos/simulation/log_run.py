@@ -90,7 +90,9 @@ class LogRun(LogSteps):
         if is_new:
             assert not is_exact
             assert doubt.may_be_gone or (was_power_cut and model.may_be_gone), "the partition is gone"
+            # Its files may come back as long as nothing of the new one is flushed.
             self._model = self._new_model()
+            self._model.ghosts = {*model.batches, *model.ghosts, *model.buried}
             return
         log = self._log
         found = read_batches(log)
