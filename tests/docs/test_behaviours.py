@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "behaviours.md"
-NUMBERS = range(1, 62)
+NUMBERS = range(1, 64)
 
 ROWS = {int(number): line for number, line in re.findall(r"^\| (\d+) (\|.*)$", PAGE.read_text(encoding="utf-8"), re.M)}
 
@@ -30,7 +30,7 @@ def test_the_tests_of_a_row_exist(number: int) -> None:
     assert links(row)
     for name, link in links(row):
         # Those directories hold the tests that talk to a whole broker over a socket.
-        assert re.match(r"\.\./tests/scenario/(network|admin|data|groups)/test_\w+\.py$", link)
+        assert re.match(r"\.\./tests/(scenario/(network|admin|data|groups)|chaos)/test_\w+\.py$", link)
         tree = ast.parse((PAGE.parent / link).read_text(encoding="utf-8"))
         assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
