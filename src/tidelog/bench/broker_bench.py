@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from tidelog.bench.bare import Latency, echo_round_trips, fetch_batches, produce_batches, round_trips
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, PlanError, TidelogBroker, kafka_jars
 from tidelog.bench.processes import available_memory_bytes, held_to_one_core, resident_bytes_of, touch_memory
 from tidelog.bench.report import Row, median_row
+from tidelog.bench.stage import led_topic, work_directory
 from tidelog.bench.workload import Load, Throughput, consume, produce, write_lines
-from tidelog.client.admin import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
-from tidelog.client.cluster import Cluster, TopicPartition
 
 Progress = Callable[[str], None]
 
@@ -51,7 +47,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
-            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
 
     def loads(self) -> Iterator[Load]:
         for size in self.record_sizes:
@@ -74,7 +70,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     """Measure everything the plan names; rows in the order of the docs' table."""
     progress("bringing Apache Kafka's jars (first time only)")
     kafka_jars()
-    with _work_directory(directory) as work:
+    with work_directory(directory) as work:
         rows = _cold_starts(plan, work, progress)
         brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
         try:
@@ -119,14 +115,15 @@ def _latencies(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progress)
     samples = [_Samples() for _ in brokers]
     for broker in brokers:
         progress(f"warming {broker.name} with {LATENCY_WARM_UP_SENDS} round trips")
-        with _topic(broker, "warm-up") as topic:
-            round_trips(broker, topic, LATENCY_WARM_UP_SENDS)
+        with led_topic(broker, "warm-up"):
+            round_trips(broker, "warm-up", LATENCY_WARM_UP_SENDS)
     echo_us: list[float] = []
     for run in range(plan.runs):
         progress(f"one-record round trips, run {run + 1} of {plan.runs}")
         echo_us.append(echo_round_trips(plan.round_trips).p50_us)
         for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
-            with _topic(broker, f"latency-{run}") as topic:
+            topic = f"latency-{run}"
+            with led_topic(broker, topic):
                 kept.latency.append(round_trips(broker, topic, plan.round_trips))
     ours, theirs = samples
     what = "one-record produce, acks=all,"
@@ -163,7 +160,8 @@ def _saturations(plan: Plan, brokers: Sequence[BrokerProcess], progress: Progres
     for run in range(plan.runs):
         progress(f"ready-made batches, run {run + 1} of {plan.runs}")
         for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
-            with _topic(broker, f"saturation-{run}") as topic:
+            topic = f"saturation-{run}"
+            with led_topic(broker, topic):
                 produced = produce_batches(broker, topic, 100, plan.megabytes, acks=1)
                 kept.produce.append(produced)
                 kept.consume.append(fetch_batches(broker, topic, 100, produced.records))
@@ -182,7 +180,8 @@ def _throughputs(plan: Plan, load: Load, brokers: Sequence[BrokerProcess], work:
     for run in range(plan.runs):
         progress(f"{load.label}: run {run + 1} of {plan.runs}")
         for broker, kept in _in_turn(list(zip(brokers, samples, strict=True)), run):
-            with _topic(broker, f"load-{load.record_bytes}-{load.acks}-{load.compression}-{run}") as topic:
+            topic = f"load-{load.record_bytes}-{load.acks}-{load.compression}-{run}"
+            with led_topic(broker, topic):
                 kept.produce.append(produce(broker, topic, lines, load))
                 if load.acks == plan.acks[0]:  # what was stored does not tell how it was acknowledged
                     kept.consume.append(consume(broker, topic, load))
@@ -208,28 +207,3 @@ def _throughput_rows(what: str, ours: Sequence[Throughput], theirs: Sequence[Thr
         higher_is_better=False, target=CPU_GOAL if what.startswith("produce") else None,
     )  # fmt: skip
     return [speed, cost]
-
-
-@contextmanager
-def _topic(broker: BrokerProcess, name: str) -> Iterator[str]:
-    with Cluster(broker.bootstrap) as cluster:
-        admin = Admin(cluster)
-        (created,) = admin.create_topics([NewTopic(name, 1, 1, {})])
-        if created.error is not None:
-            raise created.error
-        admin.wait_for_topic(name)
-        # Kafka names the leader before it leads; this asks again until it answers.
-        admin.list_offsets({TopicPartition(name, 0): LATEST_TIMESTAMP})
-        try:
-            yield name
-        finally:
-            admin.delete_topics([name])
-
-
-@contextmanager
-def _work_directory(directory: Path | None) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -54,6 +54,10 @@ class MeasurementError(Exception):
     """A measurement can't go on; the text says why."""
 
 
+class PlanError(MeasurementError, ValueError):
+    """What shall be measured makes no sense."""
+
+
 class PeerUnavailableError(MeasurementError):
     """The other broker, or the client of both, can't be had here; the text says what to install."""
 

@@ -8,22 +8,17 @@ is left is read and compared with what must be left, so that nobody looks fast b
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
 from tidelog.bench.compaction_load import ONE_RECORD_BYTES, KeyedLoad, MadeLoad, check_cleaned, make_load, send
 from tidelog.bench.processes import cpu_of, reset_resident_peak, resident_peak_bytes_of
 from tidelog.bench.report import Row, median_row
-from tidelog.client.admin import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
-from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.bench.stage import led_topic, work_directory
 from tidelog.log.checkpoints import CLEANER_OFFSET_FILE
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 from tidelog.records import Compression
@@ -41,6 +36,11 @@ SEGMENT_BYTES: Final = 50_000_000
 SMALL_SHARE: Final = 0.1
 SEGMENTS_MIN: Final = 8  # of records that are not compressed; compressed ones fill fewer
 NEVER_DIRTY_ENOUGH: Final = "1.0"
+TOPIC_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(SEGMENT_BYTES),
+    "min.cleanable.dirty.ratio": NEVER_DIRTY_ENOUGH,
+}
 ALWAYS_DIRTY_ENOUGH: Final = "0.01"
 WARM_UP_MEGABYTES: Final = 250
 _DEADLINE_S = 900.0
@@ -64,9 +64,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
-            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
         if self.megabytes * 1_000_000 < SEGMENTS_MIN * SEGMENT_BYTES:
-            raise ValueError(
+            raise PlanError(
                 f"compaction needs some segments, so at least {SEGMENTS_MIN * SEGMENT_BYTES // 1_000_000} MB"
             )
 
@@ -106,7 +106,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     progress("bringing Apache Kafka's jars (first time only)")
     kafka_jars()
     rows: list[Row] = []
-    with _work_directory(directory) as work:
+    with work_directory(directory) as work:
         brokers: list[BrokerProcess] = [
             TidelogBroker(work / "tidelog", settings=BROKER_SETTINGS),
             KafkaBroker(work / "kafka", settings=BROKER_SETTINGS),
@@ -163,7 +163,7 @@ def _measure_load(
 
 def _clean(broker: BrokerProcess, topic: str, made: MadeLoad) -> Cleaned:
     """Fill a topic that may not be cleaned yet, let it be cleaned, and look at what is left."""
-    with _topic(broker, topic) as admin:
+    with led_topic(broker, topic, TOPIC_SETTINGS) as admin:
         send(broker, topic, made)
         (partition,) = broker.directory.rglob(f"{topic}-0")
         logs = sorted(partition.glob("*.log"))
@@ -202,33 +202,3 @@ def _cleaned_to(checkpoint: Path, topic: str) -> int:
     start = f"{topic} 0 "
     rows = checkpoint.read_text().splitlines() if checkpoint.exists() else []
     return next((int(row.removeprefix(start)) for row in rows if row.startswith(start)), 0)
-
-
-@contextmanager
-def _topic(broker: BrokerProcess, name: str) -> Iterator[Admin]:
-    settings = {
-        "cleanup.policy": "compact",
-        "segment.bytes": str(SEGMENT_BYTES),
-        "min.cleanable.dirty.ratio": NEVER_DIRTY_ENOUGH,
-    }
-    with Cluster(broker.bootstrap) as cluster:
-        admin = Admin(cluster)
-        (created,) = admin.create_topics([NewTopic(name, 1, 1, settings)])
-        if created.error is not None:
-            raise created.error
-        admin.wait_for_topic(name)
-        # Kafka names the leader before it leads; this asks again until it answers.
-        admin.list_offsets({TopicPartition(name, 0): LATEST_TIMESTAMP})
-        try:
-            yield admin
-        finally:
-            admin.delete_topics([name])
-
-
-@contextmanager
-def _work_directory(directory: Path | None) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

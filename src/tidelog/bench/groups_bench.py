@@ -8,18 +8,16 @@ can do, so each side gets some thousand requests before its heartbeats and commi
 from __future__ import annotations
 
 import select
-import shutil
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tidelog.bench.bare import BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
 from tidelog.bench.group_members import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_VERSION,
@@ -30,6 +28,7 @@ from tidelog.bench.group_members import (
 )
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
+from tidelog.bench.stage import clock, work_directory
 from tidelog.client.admin import Admin
 from tidelog.client.admin_types import NewTopic
 from tidelog.client.cluster import Cluster
@@ -83,9 +82,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
-            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
         if self.members < self.groups:
-            raise ValueError(f"{self.groups} groups need at least as many members, not {self.members}")
+            raise PlanError(f"{self.groups} groups need at least as many members, not {self.members}")
 
     @property
     def usual_rate(self) -> float:
@@ -123,7 +122,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     samples = {kind: _Samples() for kind in kinds}
     for run in range(plan.runs):
         for kind in kinds if run % 2 == 0 else kinds[::-1]:
-            with _work_directory(directory) as work:
+            with work_directory(directory) as work:
                 progress(f"run {run + 1} of {plan.runs}: {kind.name}")
                 _measure(kind(work), plan, samples[kind], progress)
     return _rows(plan, samples[TidelogBroker], samples[KafkaBroker])
@@ -191,7 +190,7 @@ def _many_groups(
     with closing(Crowd(broker.port)) as crowd:
         progress(f"  {plan.groups} groups with {plan.members} members")
         crowd.add(groups[number % plan.groups] for number in range(plan.members))
-        with _clock(samples.form_s):
+        with clock(samples.form_s):
             for member in crowd.members:
                 member.join()
                 crowd.receive(0)
@@ -355,22 +354,6 @@ def _p99(values: Sequence[float]) -> float:
 
 def _resident_mb(broker: BrokerProcess) -> float:
     return resident_bytes_of(broker.pid) / 1e6
-
-
-@contextmanager
-def _clock(seconds: list[float]) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    seconds.append(time.perf_counter() - began)
-
-
-@contextmanager
-def _work_directory(directory: Path | None) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:

@@ -6,8 +6,6 @@ that it is ready; both sides get the same ready-made requests; each run begins w
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
+from tidelog.bench.stage import clock, work_directory
 from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
@@ -68,7 +67,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
-            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
 
 
 @dataclass(slots=True)
@@ -96,7 +95,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     samples = {kind: _Samples() for kind in kinds}
     for run in range(plan.runs):
         for kind in kinds if run % 2 == 0 else kinds[::-1]:
-            with _work_directory(directory) as work:
+            with work_directory(directory) as work:
                 progress(f"run {run + 1} of {plan.runs}: {kind.name}")
                 _measure(kind(work), plan, samples[kind], progress)
     return _rows(samples[TidelogBroker], samples[KafkaBroker])
@@ -107,28 +106,28 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Pro
     try:
         broker.start()
         progress(f"  create {plan.partitions} partitions")
-        with _clock(samples.create_s):
+        with clock(samples.create_s):
             _create(broker, plan.partitions)
             _wait_until_all_answer(broker, requests)
         samples.created_mb.append(_resident_mb(broker))
         progress("  produce to all")
-        with _clock(samples.produce_at_once_s):
+        with clock(samples.produce_at_once_s):
             _produce(broker, [requests.produce_at_once])
-        with _clock(samples.produce_singly_s):
+        with clock(samples.produce_singly_s):
             _produce(broker, requests.produce_singly)
         samples.produced_mb.append(_resident_mb(broker))
         samples.idle_cpu_percent.append(_idle_cpu_percent(broker))
         progress("  stop and start")
-        with _clock(samples.stop_s):
+        with clock(samples.stop_s):
             broker.stop(_DEADLINE_S)
-        with _clock(samples.start_s):
+        with clock(samples.start_s):
             broker.start(_DEADLINE_S)
             _wait_until_all_answer(broker, requests)
         samples.started_mb.append(_resident_mb(broker))
         progress("  kill and start")
         _produce(broker, [requests.produce_at_once])
         broker.kill()
-        with _clock(samples.crash_start_s):
+        with clock(samples.crash_start_s):
             broker.start(_DEADLINE_S)
             _wait_until_all_answer(broker, requests)
         samples.recovered_mb.append(_resident_mb(broker))
@@ -222,22 +221,6 @@ def _connection(broker: BrokerProcess) -> Iterator[BareConnection]:
         yield connection
     finally:
         connection.close()
-
-
-@contextmanager
-def _clock(seconds: list[float]) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    seconds.append(time.perf_counter() - began)
-
-
-@contextmanager
-def _work_directory(directory: Path | None) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _rows(ours: _Samples, theirs: _Samples) -> list[Row]:

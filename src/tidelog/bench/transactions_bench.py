@@ -7,22 +7,21 @@ The requests are the versions that librdkafka sends, with which a producer keeps
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, RECORD_OVERHEAD_BYTES, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
 from tidelog.bench.processes import cpu_of
 from tidelog.bench.report import Row, median_row
+from tidelog.bench.stage import led_topic, work_directory
 from tidelog.bench.workload import Throughput
 from tidelog.client.admin import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
+from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.client.cluster import Cluster, TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
@@ -81,7 +80,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
-            raise ValueError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
 
 
 @dataclass(slots=True)
@@ -234,7 +233,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     """Measure both brokers; rows in the order of the docs' table."""
     progress("bringing Apache Kafka's jars (first time only)")
     kafka_jars()
-    with _work_directory(directory) as work:
+    with work_directory(directory) as work:
         brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
         samples = [_Samples() for _ in brokers]
         try:
@@ -254,7 +253,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
 
 
 def _measure(broker: BrokerProcess, topic: str, plan: Plan, samples: _Samples, small_transactions: int) -> None:
-    with _topic(broker, topic), closing(TransactionalProducer(broker, topic)) as producer:
+    with led_topic(broker, topic, partitions=PARTITIONS), closing(TransactionalProducer(broker, topic)) as producer:
         _large_transactions(producer, plan, samples)
         _small_transactions(producer, small_transactions, samples)
         producer.check_logs()
@@ -318,28 +317,3 @@ def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
             f"{small}, p99", "ms", ours.small_p99_ms, theirs.small_p99_ms, higher_is_better=False, target=None
         ),
     ]  # fmt: skip
-
-
-@contextmanager
-def _topic(broker: BrokerProcess, name: str) -> Iterator[None]:
-    with Cluster(broker.bootstrap) as cluster:
-        admin = Admin(cluster)
-        (created,) = admin.create_topics([NewTopic(name, PARTITIONS, 1, {})])
-        if created.error is not None:
-            raise created.error
-        admin.wait_for_topic(name)
-        # Kafka names leaders before they lead; this asks again until they answer.
-        admin.list_offsets({TopicPartition(name, partition): LATEST_TIMESTAMP for partition in range(PARTITIONS)})
-        try:
-            yield
-        finally:
-            admin.delete_topics([name])
-
-
-@contextmanager
-def _work_directory(directory: Path | None) -> Iterator[Path]:
-    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

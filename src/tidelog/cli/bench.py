@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,15 @@ from tidelog.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from tidelog.bench.report import Row
+
+Runs = Annotated[
+    int, typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported.")
+]
+Directory = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")]
 
 bench = typer.Typer(no_args_is_help=True, help="Measure Tidelog side by side with its peers, on this machine.")
 
@@ -29,19 +39,11 @@ def group() -> None:
 
 @bench.command(epilog="Example: tidelog bench broker --runs 2 --megabytes 100")
 def broker(
-    runs: Annotated[
-        int,
-        typer.Option(metavar="N", min=2, help="Runs of each load, even, taking turns; medians are reported."),
-    ] = 4,
+    runs: Runs = 4,
     megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load.")] = 300,
     round_trips: Annotated[int, typer.Option(metavar="N", min=100, help="One-record requests a latency run.")] = 3000,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
-    ] = None,
+    directory: Directory = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Compare with Apache Kafka: throughput, latency, CPU, cold start and memory.
@@ -50,36 +52,23 @@ def broker(
     comes from Maven the first time, which needs Maven and a Java 17 runtime. Takes about ten minutes.
     """
     from tidelog.bench import broker_bench
-    from tidelog.bench.brokers import MeasurementError
 
-    try:
-        plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    try:
-        rows = broker_bench.compare(plan, report, directory)
-    except MeasurementError as error:
-        raise CommandError(str(error)) from None
+    with _failures_told():
+        rows = broker_bench.compare(
+            broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips), report, directory
+        )
     _show(rows, markdown, json)
 
 
 @bench.command(epilog="Example: tidelog bench compaction --megabytes 500")
 def compaction(
-    runs: Annotated[
-        int,
-        typer.Option(metavar="N", min=2, help="Runs of each load, even, taking turns; medians are reported."),
-    ] = 2,
+    runs: Runs = 2,
     megabytes: Annotated[
         int, typer.Option(metavar="MB", min=1, help="Records of each load, before compression.")
     ] = 1000,
     keys: Annotated[int, typer.Option(metavar="N", min=1, help="Keys that they have, each equally often.")] = 1_000_000,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
-    ] = None,
+    directory: Directory = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Compare with Apache Kafka: how fast the log cleaner compacts a topic, at what cost, and whether it is right.
@@ -88,33 +77,20 @@ def compaction(
     compared record by record with what must be left. Needs Maven and a Java 17 runtime. Takes about ten minutes.
     """
     from tidelog.bench import compaction_bench
-    from tidelog.bench.brokers import MeasurementError
 
-    try:
-        plan = compaction_bench.Plan(megabytes=megabytes, keys=keys, runs=runs)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    try:
-        rows = compaction_bench.compare(plan, report, directory)
-    except MeasurementError as error:
-        raise CommandError(str(error)) from None
+    with _failures_told():
+        rows = compaction_bench.compare(
+            compaction_bench.Plan(megabytes=megabytes, keys=keys, runs=runs), report, directory
+        )
     _show(rows, markdown, json)
 
 
 @bench.command(epilog="Example: tidelog bench partitions --count 1000")
 def partitions(
     count: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Partitions, all of one topic.")] = 5000,
-    runs: Annotated[
-        int,
-        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
-    ] = 2,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
-    ] = None,
+    runs: Runs = 2,
+    directory: Directory = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Compare with Apache Kafka: thousands of partitions created, written to, stopped, started, killed and started.
@@ -123,35 +99,20 @@ def partitions(
     runtime. Takes about two minutes a run.
     """
     from tidelog.bench import partitions_bench
-    from tidelog.bench.brokers import MeasurementError
 
-    try:
-        plan = partitions_bench.Plan(partitions=count, runs=runs)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    try:
-        rows = partitions_bench.compare(plan, report, directory)
-    except MeasurementError as error:
-        raise CommandError(str(error)) from None
+    with _failures_told():
+        rows = partitions_bench.compare(partitions_bench.Plan(partitions=count, runs=runs), report, directory)
     _show(rows, markdown, json)
 
 
 @bench.command(epilog="Example: tidelog bench groups --groups 100 --members 400")
 def groups(
-    runs: Annotated[
-        int,
-        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
-    ] = 2,
+    runs: Runs = 2,
     count: Annotated[int, typer.Option("--groups", metavar="N", min=1, help="Groups at once.")] = 500,
     members: Annotated[int, typer.Option(metavar="N", min=1, help="Members of all of them, a connection each.")] = 2000,
     seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long heartbeats are timed.")] = 20.0,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
-    ] = None,
+    directory: Directory = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Compare with Apache Kafka: heartbeats of many consumer groups, a rebalance of a large one, commits of offsets.
@@ -160,34 +121,21 @@ def groups(
     there are members and two thousand more. Takes about three minutes a run.
     """
     from tidelog.bench import groups_bench
-    from tidelog.bench.brokers import MeasurementError
 
-    try:
-        plan = groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    try:
-        rows = groups_bench.compare(plan, report, directory)
-    except MeasurementError as error:
-        raise CommandError(str(error)) from None
+    with _failures_told():
+        rows = groups_bench.compare(
+            groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds), report, directory
+        )
     _show(rows, markdown, json)
 
 
 @bench.command(epilog="Example: tidelog bench transactions --runs 2 --megabytes 50")
 def transactions(
-    runs: Annotated[
-        int,
-        typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported."),
-    ] = 4,
+    runs: Runs = 4,
     megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Batches of a run, kept in memory.")] = 300,
     interval: Annotated[int, typer.Option(metavar="MS", min=1, help="Milliseconds between commits.")] = 100,
-    directory: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")
-    ] = None,
+    directory: Directory = None,
+    markdown: Markdown = None,
     json: Json = False,
 ) -> None:
     """Compare with Apache Kafka: transactional produce with regular commits, and small transactions.
@@ -196,17 +144,23 @@ def transactions(
     runtime. Takes about two minutes.
     """
     from tidelog.bench import transactions_bench
+
+    with _failures_told():
+        rows = transactions_bench.compare(
+            transactions_bench.Plan(runs=runs, megabytes=megabytes, commit_interval_ms=interval), report, directory
+        )
+    _show(rows, markdown, json)
+
+
+@contextmanager
+def _failures_told() -> Iterator[None]:
+    """A plan that makes no sense, or a measurement that could not be made, ends as one line."""
     from tidelog.bench.brokers import MeasurementError
 
     try:
-        plan = transactions_bench.Plan(runs=runs, megabytes=megabytes, commit_interval_ms=interval)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    try:
-        rows = transactions_bench.compare(plan, report, directory)
+        yield
     except MeasurementError as error:
         raise CommandError(str(error)) from None
-    _show(rows, markdown, json)
 
 
 def _show(rows: Sequence[Row], markdown: Path | None, json: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tidelog.bench import transactions_bench
 from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.stage import led_topic
 from tidelog.bench.transactions_bench import Plan, TransactionalProducer
 
 SMALL = Plan(megabytes=2, commit_interval_ms=5)
@@ -28,7 +29,7 @@ def test_every_step_is_measured_and_the_logs_are_held_against_it(
         assert samples.produce[0].records == 20 * (100_000 // 112)
         monkeypatch.setattr(transactions_bench, "_DEADLINE_S", 0.1)
         with (
-            transactions_bench._topic(broker, "lossy"),
+            led_topic(broker, "lossy", partitions=transactions_bench.PARTITIONS),
             closing(TransactionalProducer(broker, "lossy")) as producer,
         ):
             producer.make_frames(4, 1)  # and none of them is sent

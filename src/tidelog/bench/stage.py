@@ -1,0 +1,54 @@
+"""What every measurement needs around it: a place on the disk, a topic that is led, a clock."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.client.admin import Admin
+from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
+from tidelog.client.cluster import Cluster, TopicPartition
+
+
+@contextmanager
+def work_directory(directory: Path | None) -> Iterator[Path]:
+    """A new directory, within the one given or the system's for such things, that is gone afterwards."""
+    work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def led_topic(
+    broker: BrokerProcess, name: str, settings: Mapping[str, str] | None = None, partitions: int = 1
+) -> Iterator[Admin]:
+    """A topic whose partitions all have a leader that answers; deleted afterwards."""
+    with Cluster(broker.bootstrap) as cluster:
+        admin = Admin(cluster)
+        (created,) = admin.create_topics([NewTopic(name, partitions, 1, settings or {})])
+        if created.error is not None:
+            raise created.error
+        admin.wait_for_topic(name)
+        # Kafka names the leader before it leads; this asks again until it answers.
+        admin.list_offsets(
+            dict.fromkeys((TopicPartition(name, number) for number in range(partitions)), LATEST_TIMESTAMP)
+        )
+        try:
+            yield admin
+        finally:
+            admin.delete_topics([name])
+
+
+@contextmanager
+def clock(seconds: list[float]) -> Iterator[None]:
+    """Adds to the list how long what is done meanwhile takes."""
+    began = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - began)
