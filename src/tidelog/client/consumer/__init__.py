@@ -1,0 +1,1 @@
+"""The consumer: subscriptions, groups, fetching, offsets."""
