@@ -10,9 +10,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from tidelog.client.address import Address, parse_addresses
 from tidelog.client.connection import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Connection
@@ -25,6 +24,14 @@ from tidelog.client.errors import (
     RequestTimeoutError,
     error_code,
 )
+from tidelog.client.types import (
+    ClusterMetadata,
+    Node,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
+from tidelog.client.types import group_by_topic as group_by_topic
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol import Api, ErrorCode
 from tidelog.protocol.messages.k03_metadata import (
@@ -40,60 +47,6 @@ RETRY_BACKOFF_S_MAX = 1.0
 
 ResponseT = TypeVar("ResponseT")
 ResultT = TypeVar("ResultT")
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
-
-def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """The numbers of the partitions by their topics, in the order given."""
-    topics: dict[str, list[int]] = {}
-    for topic, partition in partitions:
-        topics.setdefault(topic, []).append(partition)
-    return topics
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A broker of the cluster."""
-
-    node_id: int
-    address: Address
-    rack: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    partition: int
-    leader_id: int  # -1 while there is none
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    offline_replicas: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    name: str
-    topic_id: uuid.UUID  # zero from brokers before 2.8
-    is_internal: bool
-    partitions: tuple[PartitionMetadata, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterMetadata:
-    """What one Metadata answer said."""
-
-    cluster_id: str | None
-    controller_id: int
-    nodes: Mapping[int, Node]
-    topics: Mapping[str, TopicMetadata]
-    errors: Mapping[str, ErrorCode] = field(default_factory=dict)
 
 
 class Cluster:

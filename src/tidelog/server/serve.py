@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from tidelog.common.settings import SettingError, Settings
-from tidelog.server.event_loop import new_event_loop
+from tidelog.common.event_loop import new_event_loop
 from tidelog.server.logging_setup import set_up_logging
 from tidelog.server.server import DEFAULT_DATA_DIR, BrokerServer, StartError
 

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.controller.requests import NewTopic
-from tidelog.server.event_loop import new_event_loop
+from tidelog.common.event_loop import new_event_loop
 from tidelog.server.server import BrokerServer
 from tidelog.server.settings_load import load
 

@@ -1,4 +1,4 @@
-"""Which event loop a broker runs on: uvloop where it is installed, asyncio's own otherwise."""
+"""Which event loop brokers and clients run on: uvloop where it is installed, asyncio's own otherwise."""
 
 from __future__ import annotations
 

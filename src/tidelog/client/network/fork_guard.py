@@ -1,0 +1,40 @@
+"""Clients that a fork has left behind: in the child their threads are gone and their sockets are the parent's.
+
+What always holds: after a fork, every guard of the child says so, at the cost of one attribute a look; the parent's
+say nothing. A client that was forked raises ForkedError and touches neither socket nor thread.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+
+from tidelog.client.errors import ForkedError
+
+_guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
+
+
+class ForkGuard:
+    """Whether this process is a child of the one that made the client."""
+
+    __slots__ = ("__weakref__", "forked", "owner")
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.forked = False
+        _guards.add(self)
+
+    def check(self) -> None:
+        if self.forked:
+            raise ForkedError(
+                f"this {self.owner} was made before the process forked and can't be used in the child; "
+                f"make a new {self.owner} here"
+            )
+
+
+def _mark_all() -> None:
+    for guard in _guards:
+        guard.forked = True
+
+
+os.register_at_fork(after_in_child=_mark_all)

@@ -1,0 +1,93 @@
+"""An event loop in a thread of its own, on which a synchronous client runs the asynchronous core.
+
+What always holds: `run` ends with the coroutine's result or error, or cancels it when the caller's time is up or the
+caller is interrupted; after `close` the thread has ended, and nothing that was started on the loop is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from tidelog.client.errors import ClosedError, RequestTimeoutError
+from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.common.event_loop import new_event_loop
+
+_CLOSE_TIMEOUT_S = 10.0  # what is left then is a defect: everything was cancelled
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """A daemon thread that runs an event loop until `close`."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = new_event_loop()
+        self._fork_guard = ForkGuard(name)
+        self._closed = False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the loop's own thread, which may not wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run it on the loop and wait for its end; called from any other thread."""
+        try:
+            self._check()
+        except BaseException:
+            coroutine.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():  # its own error, and not the end of our patience
+                raise
+            future.cancel()
+            raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def post(self, callback: Callable[..., object], *args: Any) -> None:
+        """Have it called on the loop soon; returns at once."""
+        self._check()
+        self.loop.call_soon_threadsafe(callback, *args)
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._fork_guard.forked:
+            return  # the thread and the loop's files are the parent's
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _check(self) -> None:
+        self._fork_guard.check()
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if self.is_current:
+            raise RuntimeError(
+                "a call that waits was made from a callback on the client's own thread; it would never end"
+            )
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        finally:
+            self.loop.close()

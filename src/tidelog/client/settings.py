@@ -1,0 +1,217 @@
+"""Settings of clients: the rows that all of them share, and how settings are read.
+
+What always holds: a setting has Kafka's name and default where Kafka has it; it can be given by that name in a mapping
+or as a keyword argument with underscores; an unknown name or a bad value raises ConfigError, which names the nearest
+right name or what would be accepted. Nothing here is read twice: a client's settings do not change while it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from tidelog.client.address import parse_addresses
+from tidelog.client.errors import ConfigError
+from tidelog.common.settings import Setting, SettingError, SettingType, at_least, nearest_name, one_of
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSetting(Setting):
+    """A setting whose value is a Python object, such as a serializer or a list of interceptors."""
+
+    def parse(self, raw: object) -> Any:
+        problem = self.check(raw) if self.check is not None and raw is not None else None
+        if problem is not None:
+            raise SettingError(f"{self.name}={raw!r}: {problem}")
+        return raw
+
+
+def object_setting(
+    name: str, help: str, *, default: object = None, check: Callable[[Any], str | None] | None = None
+) -> ObjectSetting:
+    return ObjectSetting(name, SettingType.CLASS, default, help, check=check)
+
+
+def is_callable(value: object) -> str | None:
+    return None if callable(value) else "expected something that can be called"
+
+
+class ClientOptions(TypedDict, total=False):
+    """The settings that every client has, as keyword arguments."""
+
+    bootstrap_servers: str | Sequence[str]
+    client_id: str
+    request_timeout_ms: int
+    default_api_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    reconnect_backoff_ms: int
+    reconnect_backoff_max_ms: int
+    socket_connection_setup_timeout_ms: int
+    connections_max_idle_ms: int
+    metadata_max_age_ms: int
+    send_buffer_bytes: int
+    receive_buffer_bytes: int
+    security_protocol: str
+
+
+def _addresses(value: list[str]) -> str | None:
+    try:
+        parse_addresses(",".join(value))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+CLIENT_SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "bootstrap.servers",
+        SettingType.LIST,
+        ["127.0.0.1:9092"],
+        "Brokers to ask first, as HOST:PORT; the others are found through them.",
+        check=_addresses,
+    ),
+    Setting("client.id", SettingType.STRING, "tidelog", "The name under which brokers log and count this client."),
+    Setting(
+        "request.timeout.ms",
+        SettingType.INT,
+        30_000,
+        "How long to wait for an answer before the connection is given up.",
+        check=at_least(1),
+    ),
+    Setting(
+        "default.api.timeout.ms",
+        SettingType.INT,
+        60_000,
+        "How long a call that is given no time-out of its own tries, retries included.",
+        check=at_least(0),
+    ),
+    Setting("retry.backoff.ms", SettingType.LONG, 100, "The pause before the first retry.", check=at_least(0)),
+    Setting(
+        "retry.backoff.max.ms",
+        SettingType.LONG,
+        1_000,
+        "The longest pause between retries; pauses double until then, with a fifth of chance.",
+        check=at_least(0),
+    ),
+    Setting(
+        "reconnect.backoff.ms",
+        SettingType.LONG,
+        50,
+        "The pause before a broker is connected to again after it could not be reached.",
+        check=at_least(0),
+    ),
+    Setting(
+        "reconnect.backoff.max.ms",
+        SettingType.LONG,
+        1_000,
+        "The longest such pause; it doubles with each failure until then.",
+        check=at_least(0),
+    ),
+    Setting(
+        "socket.connection.setup.timeout.ms",
+        SettingType.LONG,
+        10_000,
+        "How long a connection may take to be made.",
+        check=at_least(1),
+    ),
+    Setting(
+        "connections.max.idle.ms",
+        SettingType.LONG,
+        540_000,
+        "Connections that were not used for this long are closed; -1: never.",
+        check=at_least(-1),
+    ),
+    Setting(
+        "metadata.max.age.ms",
+        SettingType.LONG,
+        300_000,
+        "How old the knowledge of topics and leaders may get before brokers are asked again.",
+        check=at_least(1),
+    ),
+    Setting(
+        "send.buffer.bytes",
+        SettingType.INT,
+        -1,
+        "The socket's send buffer (SO_SNDBUF); -1: what the system chooses.",
+        check=at_least(-1),
+    ),
+    Setting(
+        "receive.buffer.bytes",
+        SettingType.INT,
+        -1,
+        "The socket's receive buffer (SO_RCVBUF); -1: what the system chooses.",
+        check=at_least(-1),
+    ),
+    Setting(
+        "security.protocol",
+        SettingType.STRING,
+        "PLAINTEXT",
+        "How brokers are talked to; only PLAINTEXT is known so far.",
+        check=one_of("PLAINTEXT"),
+    ),
+)
+
+
+class ClientSettingsTable:
+    """The rows of one kind of client."""
+
+    def __init__(self, owner: str, rows: Iterable[Setting]) -> None:
+        self.owner = owner
+        self.rows: dict[str, Setting] = {}
+        for row in rows:
+            if row.name in self.rows:
+                raise ValueError(f"setting {row.name} stands twice in the table of {owner}")
+            self.rows[row.name] = row
+
+    def read(self, given: Mapping[str, object] | None, options: Mapping[str, object]) -> ClientSettings:
+        """The settings from a mapping with dotted names and keyword arguments; the latter win."""
+        values: dict[str, Any] = {}
+        for name, raw in (given or {}).items():
+            self._set(values, name, name, raw)
+        for option, raw in options.items():
+            self._set(values, option.replace("_", "."), option, raw)
+        return ClientSettings(self, values)
+
+    def _set(self, values: dict[str, Any], name: str, shown: str, raw: object) -> None:
+        row = self.rows.get(name) or self.rows.get(name.replace("_", "."))
+        if row is None:
+            near = nearest_name(name, self.rows)
+            if near is not None and "_" in shown:
+                near = near.replace(".", "_")
+            raise ConfigError(f"{self.owner} has no setting {shown!r}" + (f"; did you mean {near!r}?" if near else ""))
+        try:
+            values[row.name] = row.parse(raw)
+        except SettingError as error:
+            raise ConfigError(str(error)) from None
+
+
+class ClientSettings:
+    """The values of a client's settings: what was given, over the defaults."""
+
+    def __init__(self, table: ClientSettingsTable, values: dict[str, Any]) -> None:
+        self.table = table
+        self._values = values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name] if name in self._values else self.table.rows[name].default
+
+    def is_set(self, name: str) -> bool:
+        return name in self._values
+
+    def get_int(self, name: str) -> int:
+        value = self[name]
+        if not isinstance(value, int):
+            raise TypeError(f"setting {name} holds {value!r}, not an integer")
+        return value
+
+    def get_str(self, name: str) -> str:
+        return str(self[name])
+
+    def get_bool(self, name: str) -> bool:
+        return bool(self[name])
+
+    def get_seconds(self, name: str) -> float:
+        """A setting in milliseconds, as the seconds that event loops count in."""
+        return float(self[name]) / 1000

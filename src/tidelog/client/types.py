@@ -1,0 +1,108 @@
+"""The values that clients take and give: partitions, offsets, what became of a record, the cluster as it was told.
+
+They are plain and immutable; what they mean is Kafka's meaning.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tidelog.client.address import Address
+from tidelog.protocol import ErrorCode
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetAndMetadata(NamedTuple):
+    """What a group commits for a partition: the offset of the next record to read, and a note."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a time."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int = -1
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record was stored. With acks=0 nobody knows the offset: it is -1."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    serialized_key_size: int
+    serialized_value_size: int
+
+
+class ConsumerGroupMetadata(NamedTuple):
+    """Who commits offsets inside a transaction; a broker refuses a member that its group has gone on without."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker of the cluster."""
+
+    node_id: int
+    address: Address
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """Who leads a partition and who follows."""
+
+    partition: int
+    leader_id: int  # -1 while there is none
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline_replicas: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic and its partitions, in their order."""
+
+    name: str
+    topic_id: uuid.UUID  # zero from brokers before 2.8
+    is_internal: bool
+    partitions: tuple[PartitionMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """What one Metadata answer said."""
+
+    cluster_id: str | None
+    controller_id: int
+    nodes: Mapping[int, Node]
+    topics: Mapping[str, TopicMetadata]
+    errors: Mapping[str, ErrorCode] = field(default_factory=dict)
+
+
+def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """The numbers of the partitions by their topics, in the order given."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, []).append(partition)
+    return topics
