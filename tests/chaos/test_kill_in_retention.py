@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidelog.client.cluster import Cluster, TopicPartition
 from tidelog.client.consume import BEGINNING, Consumer

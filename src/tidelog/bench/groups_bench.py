@@ -29,7 +29,7 @@ from tidelog.bench.group_members import (
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import clock, work_directory
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import NewTopic
 from tidelog.client.cluster import Cluster
 from tidelog.protocol import ErrorCode

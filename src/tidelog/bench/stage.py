@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidelog.bench.brokers import BrokerProcess
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
 from tidelog.client.cluster import Cluster, TopicPartition
 

@@ -20,7 +20,7 @@ from tidelog.bench.processes import cpu_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory
 from tidelog.bench.workload import Throughput
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.client.cluster import Cluster, TopicPartition
 from tidelog.protocol import ErrorCode

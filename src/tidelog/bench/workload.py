@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidelog.bench.brokers import BrokerProcess, MeasurementError, PeerUnavailableError
 from tidelog.bench.processes import Cpu, cpu_of
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.client.cluster import Cluster, TopicPartition
 

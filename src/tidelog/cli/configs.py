@@ -56,7 +56,7 @@ def describe(
     json: Json = False,
 ) -> None:
     """Show settings, where their values come from, and which can't be changed while the broker runs."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
 
     resource = _resource(topic, broker, all_brokers)
     with connected(bootstrap, timeout) as cluster:
@@ -119,7 +119,7 @@ def _change(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
 
     with connected(bootstrap, timeout_s) as cluster:
         Admin(cluster).alter_configs(resource, changes, validate_only=validate_only)

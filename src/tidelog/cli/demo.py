@@ -266,7 +266,7 @@ def _compare(partition: int, records: list[Record]) -> int:
 
 
 def _create_topic(bootstrap: str, topic: str) -> None:
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.admin_types import NewTopic
 
     with connected(bootstrap, TIMEOUT_S) as cluster:
@@ -279,7 +279,7 @@ def _create_topic(bootstrap: str, topic: str) -> None:
 
 def _delete_topic(bootstrap: str, topic: str) -> None:
     """On a connection of its own: the other may have been left in the middle of an answer."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
 
     with connected(bootstrap, STOP_DEADLINE_S) as cluster:
         (outcome,) = Admin(cluster).delete_topics([topic])

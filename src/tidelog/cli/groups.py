@@ -15,7 +15,7 @@ from tidelog.cli.text import count_text, duration_text, parse_timestamp, plural,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.cluster import Cluster, TopicPartition
     from tidelog.client.group_types import CommittedOffset, GroupDescription, GroupMember, Rebalance
     from tidelog.client.offset_reset import PlannedOffset, Targets
@@ -93,7 +93,7 @@ def describe(
 
 
 def _document(cluster: Cluster, group_id: str, *, members: bool, lag: bool, history: bool) -> dict[str, object]:
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.admin_groups import GroupAdmin
 
     admin = GroupAdmin(cluster)
@@ -296,7 +296,7 @@ def reset_offsets(
 ) -> None:
     """Set a group's committed offsets anew. Shows what would be done; --execute does it."""
     from tidelog.client import offset_reset
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.admin_groups import GroupAdmin
 
     ways: list[Targets] = []

@@ -24,7 +24,7 @@ from tidelog.cli.text import count_text, parse_pair, plural, size_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.admin_types import ConfigEntry, ListedOffset, TopicOutcome
     from tidelog.client.cluster import TopicMetadata, TopicPartition
     from tidelog.protocol import ErrorCode
@@ -64,7 +64,7 @@ def create(
     json: Json = False,
 ) -> None:
     """Create topics."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.admin_types import NewTopic
     from tidelog.protocol import ErrorCode
 
@@ -97,7 +97,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """List topics."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
 
     with connected(bootstrap, timeout) as cluster:
         listed = Admin(cluster).list_topics(include_internal=internal)
@@ -130,7 +130,7 @@ def describe(
     json: Json = False,
 ) -> None:
     """Show partitions, leaders, replicas, offsets, sizes, and the settings that differ from their defaults."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
 
     documents = []
     with connected(bootstrap, timeout) as cluster:
@@ -164,7 +164,7 @@ def alter(
     json: Json = False,
 ) -> None:
     """Add partitions to a topic, change its settings."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
     changes = [ConfigChange(key, AlterOperation.SET, value) for key, value in map(_pair, config or [])]
@@ -199,7 +199,7 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete topics with all their records."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.protocol import ErrorCode
 
     names = list(dict.fromkeys(names))

@@ -159,7 +159,7 @@ def find_hanging(
 
 def _partitions(cluster: Cluster, broker: int | None, topic: str | None, partition: int | None) -> list[TopicPartition]:
     """Those to be searched, internal topics included: offsets are committed in transactions, too."""
-    from tidelog.client.admin import Admin
+    from tidelog.client.admin_calls import Admin
     from tidelog.client.cluster import TopicPartition
 
     admin = Admin(cluster)

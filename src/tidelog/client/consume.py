@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidelog.client.cluster import RETRY_BACKOFF_S, RETRY_BACKOFF_S_MAX, Cluster, TopicPartition, is_passing
 from tidelog.client.connection import Connection, InFlight

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from tidelog.client.cluster import TopicPartition
 from tidelog.client.errors import ClientError

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import LATEST_TIMESTAMP
 from tidelog.client.cluster import RETRY_BACKOFF_S, RETRY_BACKOFF_S_MAX, Cluster, TopicPartition, is_passing
 from tidelog.client.consume import BEGINNING, Consumer, FetchedRecords, Start

@@ -14,7 +14,7 @@ import pytest
 
 import tidelog
 from tidelog.client import table as table_module
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.cluster import Cluster, TopicPartition
 from tidelog.client.consume import Consumer
 from tidelog.client.errors import ClientError, NoSuchPartitionError

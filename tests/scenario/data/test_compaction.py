@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonTopicPartition
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.cluster import Cluster
 from tidelog.log import PartitionLog
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from tidelog.client.admin import Admin
+from tidelog.client.admin_calls import Admin
 from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NewTopic
 from tidelog.client.cluster import Cluster
 from tidelog.client.cluster import TopicPartition as Partition
