@@ -1,0 +1,297 @@
+"""What a consumer reads, and where it stands in each partition: subscription, assignment, positions.
+
+What always holds: a partition's position is the offset of the next record that `poll` will hand out; what was fetched
+for a position that has since been changed by a seek, a reset or a new assignment is never handed out, because every
+such change gives the partition a new `version` and fetched data carries the version it was fetched for. All methods may
+be called from any thread. No requests are made here: whoever finds out an offset calls back with the version it began
+with, so that an answer that comes after a seek changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tidelog.client.consumer.rebalance import RebalanceListener
+from tidelog.client.errors import ClientError
+from tidelog.client.types import OffsetAndMetadata, TopicPartition
+
+NO_EPOCH = -1
+NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """Where to begin without an offset: at a timestamp of ListOffsets (-2 the beginning, -1 the end, or a time)."""
+
+    timestamp: int
+    # A reset by duration is counted back from the moment of the reset.
+    back_ms: int | None = None
+
+    def timestamp_at(self, now_ms: int) -> int:
+        return self.timestamp if self.back_ms is None else now_ms - self.back_ms
+
+
+TO_BEGINNING = OffsetReset(-2)
+TO_END = OffsetReset(-1)
+
+
+class PartitionState:
+    """Where one assigned partition stands. Plain data; `SubscriptionState` and the fetcher change it."""
+
+    __slots__ = (
+        "checked_leader_epoch",
+        "fetch_offset",
+        "high_watermark",
+        "is_paused",
+        "last_stable_offset",
+        "leader_epoch",
+        "log_start_offset",
+        "position",
+        "queued_bytes",
+        "reset",
+        "retry_at_s",
+        "topic_partition",
+        "version",
+    )
+
+    def __init__(self, topic_partition: TopicPartition, version: int) -> None:
+        self.topic_partition = topic_partition
+        self.version = version
+        self.position = NO_OFFSET
+        self.leader_epoch = NO_EPOCH  # of the last record before the position
+        self.fetch_offset = NO_OFFSET  # the next offset to ask the broker for, at or behind the position
+        self.reset: OffsetReset | None = None  # set: an offset is to be looked up before anything is fetched
+        self.is_paused = False
+        # The epoch of the leader whose log is known to hold the position; a newer leader is asked first.
+        self.checked_leader_epoch = NO_EPOCH
+        self.high_watermark = NO_OFFSET
+        self.last_stable_offset = NO_OFFSET
+        self.log_start_offset = NO_OFFSET
+        self.queued_bytes = 0  # fetched and not handed out yet
+        self.retry_at_s = 0.0
+
+    @property
+    def has_position(self) -> bool:
+        return self.position >= 0
+
+    @property
+    def is_fetchable(self) -> bool:
+        return self.position >= 0 and not self.is_paused
+
+
+class SubscriptionState:
+    """What is asked for, what is assigned, and every partition's position."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._partitions: dict[TopicPartition, PartitionState] = {}
+        self._versions = 0
+        self._topics: frozenset[str] = frozenset()
+        self.pattern: re.Pattern[str] | None = None
+        self.listener: RebalanceListener | None = None
+        self.is_manual = False  # by assign(): no group decides
+        # Grows with every change of the subscription or the assignment, never with a position.
+        self.generation = 0
+        # Told of every change that may give the fetcher something to do or to drop.
+        self.on_change: Callable[[], None] = _nothing
+
+    # What is asked for
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics subscribed to: those named, or those that matched the pattern in the last metadata."""
+        return self._topics
+
+    @property
+    def is_subscribed(self) -> bool:
+        return bool(self._topics) or self.pattern is not None
+
+    def subscribe(self, topics: Iterable[str], listener: RebalanceListener | None = None) -> None:
+        """Read these topics as a member of the group, instead of whatever was subscribed before."""
+        with self._lock:
+            self._refuse_mixing(manual=False)
+            self._topics = frozenset(topics)
+            self.pattern = None
+            self.listener = listener
+            self.generation += 1
+
+    def subscribe_pattern(self, pattern: re.Pattern[str], listener: RebalanceListener | None = None) -> None:
+        """Read every topic whose whole name the pattern matches; `match` says which those are."""
+        with self._lock:
+            self._refuse_mixing(manual=False)
+            self._topics = frozenset()
+            self.pattern = pattern
+            self.listener = listener
+            self.generation += 1
+
+    def match(self, names: Iterable[str]) -> bool:
+        """Take over which of all topics the pattern matches; whether that changed the subscription.
+
+        The consumer's core calls it with every new metadata, and tells the group when it gave True.
+        """
+        with self._lock:
+            if self.pattern is None:
+                return False
+            matched = frozenset(name for name in names if self.pattern.fullmatch(name))
+            if matched == self._topics:
+                return False
+            self._topics = matched
+            self.generation += 1
+            return True
+
+    def unsubscribe(self) -> None:
+        with self._lock:
+            self._topics = frozenset()
+            self.pattern = None
+            self.listener = None
+            self.is_manual = False
+            self.generation += 1
+            self._replace(())
+        self.on_change()
+
+    def assign_manually(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            self._refuse_mixing(manual=True)
+            self.is_manual = True
+            self.generation += 1
+            self._replace(partitions)
+        self.on_change()
+
+    def _refuse_mixing(self, *, manual: bool) -> None:
+        if manual and self.is_subscribed:
+            raise ClientError("assign() and subscribe() can't be used together; call unsubscribe() first")
+        if not manual and self.is_manual:
+            raise ClientError("subscribe() and assign() can't be used together; call unsubscribe() first")
+
+    # What is assigned
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        with self._lock:
+            return frozenset(self._partitions)
+
+    def is_assigned(self, topic_partition: TopicPartition) -> bool:
+        return topic_partition in self._partitions
+
+    def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these and no others. Those that stay keep their state; new ones have no position yet."""
+        with self._lock:
+            self.generation += 1
+            self._replace(partitions)
+        self.on_change()
+
+    def _replace(self, partitions: Iterable[TopicPartition]) -> None:
+        wanted = {TopicPartition(*each): None for each in partitions}
+        for topic_partition in [each for each in self._partitions if each not in wanted]:
+            # What is still queued or under way for it carries an older version and is dropped.
+            self._partitions.pop(topic_partition).version = self._next_version()
+        for topic_partition in wanted:
+            if topic_partition not in self._partitions:
+                self._partitions[topic_partition] = PartitionState(topic_partition, self._next_version())
+
+    def _next_version(self) -> int:
+        self._versions += 1
+        return self._versions
+
+    # Positions
+
+    def state(self, topic_partition: TopicPartition) -> PartitionState:
+        """Raises ClientError unless the partition is assigned."""
+        state = self._partitions.get(topic_partition)
+        if state is None:
+            raise ClientError(f"partition {TopicPartition(*topic_partition)} is not assigned to this consumer")
+        return state
+
+    def states(self) -> list[PartitionState]:
+        with self._lock:
+            return list(self._partitions.values())
+
+    def position(self, topic_partition: TopicPartition) -> int | None:
+        """The offset of the next record to be handed out; None while it is not known."""
+        state = self.state(topic_partition)
+        return state.position if state.has_position else None
+
+    def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What a commit of everything handed out commits: the position of every partition that has one."""
+        with self._lock:
+            return {
+                topic_partition: OffsetAndMetadata(state.position, state.leader_epoch)
+                for topic_partition, state in self._partitions.items()
+                if state.has_position
+            }
+
+    def needs_position(self) -> list[TopicPartition]:
+        """Partitions for which the committed offset is to be looked up: no position, and no reset asked for."""
+        with self._lock:
+            return [
+                topic_partition
+                for topic_partition, state in self._partitions.items()
+                if not state.has_position and state.reset is None
+            ]
+
+    def needs_reset(self) -> list[PartitionState]:
+        with self._lock:
+            return [state for state in self._partitions.values() if state.reset is not None]
+
+    def seek(self, topic_partition: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+        """Go on from `offset`; `leader_epoch` is that of the record before it, where known."""
+        if offset < 0:
+            raise ValueError(f"an offset is 0 or more, not {offset}; seek_to_beginning() and seek_to_end() go there")
+        with self._lock:
+            self._move(self.state(topic_partition), offset, leader_epoch)
+        self.on_change()
+
+    def found(self, topic_partition: TopicPartition, version: int, offset: int, leader_epoch: int = NO_EPOCH) -> bool:
+        """A look-up that began at `version` gave this offset. False when the partition has moved since."""
+        with self._lock:
+            state = self._partitions.get(topic_partition)
+            if state is None or state.version != version:
+                return False
+            self._move(state, offset, leader_epoch)
+        self.on_change()
+        return True
+
+    def request_reset(self, topic_partition: TopicPartition, reset: OffsetReset, version: int | None = None) -> bool:
+        """Have the position looked up anew, unless the partition has moved since `version`."""
+        with self._lock:
+            state = self.state(topic_partition) if version is None else self._partitions.get(topic_partition)
+            if state is None or (version is not None and state.version != version):
+                return False
+            self._move(state, NO_OFFSET, NO_EPOCH)
+            state.reset = reset
+        self.on_change()
+        return True
+
+    def _move(self, state: PartitionState, offset: int, leader_epoch: int) -> None:
+        state.version = self._next_version()
+        state.position = state.fetch_offset = offset
+        state.leader_epoch = leader_epoch
+        state.checked_leader_epoch = NO_EPOCH
+        state.reset = None
+        state.queued_bytes = 0
+        state.retry_at_s = 0.0
+
+    # Pausing
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of these until `resume`; what was fetched stays."""
+        with self._lock:
+            for state in [self.state(topic_partition) for topic_partition in partitions]:
+                state.is_paused = True
+        self.on_change()
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._lock:
+            for state in [self.state(topic_partition) for topic_partition in partitions]:
+                state.is_paused = False
+        self.on_change()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        with self._lock:
+            return frozenset(key for key, state in self._partitions.items() if state.is_paused)
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""
