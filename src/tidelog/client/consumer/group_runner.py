@@ -1,13 +1,16 @@
 """A consumer's membership in its group, run on the event loop: heartbeats, rebalances, commits.
 
-How a consumer uses it. `poll()` calls `poll_started(now_ms)` first, then looks at `has_turn`: a rebalance step, or an automatic
-commit, that may only happen while the user is inside `poll()`. While it is true, `poll()` awaits `take_turn(timeout_s)` on the
-loop and hands out no records; listeners are called from there by `call_user`. `wake` is called on the loop when `has_turn` turns
-true, so that a `poll()` that waits for records notices.
+How a consumer uses it. `poll()` calls `poll_started(now_ms)` first, then looks at `has_turn`: a rebalance step, or an
+automatic commit, that may only happen while the user is inside `poll()`. While it is true, `poll()` awaits
+`take_turn(timeout_s)` on the loop and hands out no records; listeners are called from there by `call_user`. A `poll()`
+that has to wait for records says so by `poll_waits`, and `poll_ended` when it returns, so that its waiting does not
+count against `max.poll.interval.ms`. `wake` is called on the loop when `has_turn` turns true, so that a `poll()` that
+waits notices.
 
-What always holds: heartbeats go on while the user's code runs; the assignment in `subscription` only changes within a turn, so
-what a poll returns belongs to the assignment that the user was told; all but `poll_started`, `has_turn` and `group_metadata` is
-called on the loop.
+What always holds: heartbeats go on while the user's code runs; the assignment in `subscription` only changes within a
+turn, so what a poll returns belongs to the assignment that the user was told. Only `poll_started`, `poll_waits`,
+`poll_ended`, `has_turn` and `group_metadata` may be used from other threads than the loop's. Patterns are matched by
+whoever owns the subscription, who then calls `subscription_changed`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,6 @@ class GroupSettings:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     isolation_level: str = "read_uncommitted"  # read_committed waits for open transactions when it asks for offsets
-    exclude_internal_topics: bool = True
     client_rack: str | None = None
 
 
@@ -73,7 +75,10 @@ class GroupRunner:
         """Commit what is due, tell the listener, leave the group; ends within the time."""
 
     async def unsubscribe(self) -> None:
-        """Tell the listener and leave the group; the runner may be started again. The caller then clears the subscription."""
+        """Tell the listener and leave the group; the runner may be started again.
+
+        The caller clears the subscription afterwards, so that the listener still sees the assignment.
+        """
 
     def subscription_changed(self) -> None:
         """The user subscribed to something else; the member joins anew with it."""
@@ -85,6 +90,12 @@ class GroupRunner:
 
     def poll_started(self, now_ms: float) -> None:
         """Every poll says so, from the user's thread: restarts `max.poll.interval.ms`; raises what is fatal."""
+
+    def poll_waits(self) -> None:
+        """The poll waits for records: until `poll_ended` the time does not count."""
+
+    def poll_ended(self, now_ms: float) -> None:
+        """The poll that waited returns to the user's code."""
 
     @property
     def has_turn(self) -> bool:

@@ -1,18 +1,18 @@
 """What a rebalance tells the user's code: the listener, and the calls made to it.
 
-What always holds: a call to a listener is only made while the user is inside `poll()`, `close()` or `unsubscribe()`, so a
-listener never runs beside the user's own code; partitions are told revoked or lost before they leave the assignment, and
-assigned after they joined it.
+What always holds: a call to a listener is only made while the user is inside `poll()`, `close()` or `unsubscribe()`, so
+a listener never runs beside the user's own code; partitions are told revoked or lost before they leave the assignment,
+and assigned after they joined it.
 
 When which method is called:
 
-- classic, eager assignors (range, round-robin, sticky): all owned partitions are revoked before the member joins anew, then
-  all of the new assignment is told as assigned;
-- classic, cooperative-sticky: nothing is revoked before the join, only what goes elsewhere is revoked after it, and only what
-  is new is told as assigned (`on_partitions_assigned` is called with nothing where nothing is new);
-- the consumer protocol: what goes is revoked when the coordinator says so, what is new is assigned, in steps of its own;
-- when the member was thrown out of the group (it was silent for too long, or polled too late) its partitions may have another
-  owner already: they are told lost, not revoked, and nothing is committed for them.
+- classic group, eager assignors (range, round-robin, sticky): all owned partitions are revoked before the member joins
+  anew, then all of the new assignment is told as assigned;
+- classic group, cooperative-sticky: what goes elsewhere is revoked after the join, and what is new is told as assigned,
+  with no partitions where nothing is new; a topic that is no longer subscribed to is revoked before the join;
+- the consumer protocol: what the coordinator takes away is revoked, what it gives is assigned, each time it says so;
+- when the member was thrown out of the group (it was silent for too long, or polled too late) its partitions may have
+  another owner already: they are told lost, not revoked, and nothing is committed for them.
 """
 
 from __future__ import annotations
