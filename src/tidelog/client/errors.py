@@ -125,7 +125,7 @@ class BrokerError(ClientError):
     def __new__(cls, code: ErrorCode | str, *_: object, **__: object) -> Self:
         if cls is BrokerError and isinstance(code, ErrorCode):
             fitting = _CLASSES.get(code, RetriableBrokerError if code.retriable else BrokerError)
-            return super().__new__(fitting)  # type: ignore[return-value,arg-type]  # each is a subclass of this class
+            return super().__new__(fitting)  # type: ignore[return-value]  # each is a subclass of this class
         return super().__new__(cls)
 
     def __init__(self, code: ErrorCode, message: str | None = None, *, subject: str | None = None) -> None:

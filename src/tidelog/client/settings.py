@@ -28,9 +28,9 @@ class ObjectSetting(Setting):
 
 
 def object_setting(
-    name: str, help: str, *, default: object = None, check: Callable[[Any], str | None] | None = None
+    name: str, help_text: str, *, default: object = None, check: Callable[[Any], str | None] | None = None
 ) -> ObjectSetting:
-    return ObjectSetting(name, SettingType.CLASS, default, help, check=check)
+    return ObjectSetting(name, SettingType.CLASS, default, help_text, check=check)
 
 
 def is_callable(value: object) -> str | None:

@@ -40,6 +40,8 @@ class LoopThread:
         """Run it on the loop and wait for its end; called from any other thread."""
         try:
             self._check()
+            if self.is_current:
+                raise RuntimeError("a callback on the client's own thread made a call that waits; it would never end")
         except BaseException:
             coroutine.close()
             raise
@@ -74,10 +76,6 @@ class LoopThread:
         self._fork_guard.check()
         if self._closed:
             raise ClosedError("the client is closed")
-        if self.is_current:
-            raise RuntimeError(
-                "a call that waits was made from a callback on the client's own thread; it would never end"
-            )
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

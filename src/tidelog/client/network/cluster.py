@@ -1,0 +1,403 @@
+"""The cluster as a client sees it: which brokers there are, who leads which partition, whom to ask.
+
+What always holds: there is at most one connection a broker, made when first needed and only one attempt at a time; a
+broker that could not be reached is left alone for a growing while; a request for a partition goes to its leader as last
+heard of; a retriable error makes the client look again and retry, with growing pauses, until the time is up, and then
+the last error is raised as it was. Everything runs on one event loop; only `known_topic` may be called from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tidelog.client.address import Address, parse_addresses
+from tidelog.client.errors import (
+    BrokerError,
+    ClientError,
+    ClosedError,
+    ConnectError,
+    ConnectionLostError,
+    NoSuchPartitionError,
+    RequestTimeoutError,
+    RetriableError,
+    error_code,
+)
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.metadata_cache import MetadataCache, read_metadata
+from tidelog.client.settings import ClientSettings
+from tidelog.client.types import ClusterMetadata, Node, TopicMetadata, TopicPartition
+from tidelog.protocol import Api, ErrorCode
+from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+log = logging.getLogger(__name__)
+
+# Asking names no topic that way before version 1: an empty list meant all of them.
+_NO_TOPICS_FROM = 1
+_AUTO_CREATION_SAID_FROM = 4
+# How often idle connections are looked for, at most.
+_IDLE_CHECK_S = 10.0
+# Kafka's retry.backoff.ms and reconnect.backoff.ms, with their bounds.
+_RETRY = Backoff(0.1, 1.0)
+_RECONNECT = Backoff(0.05, 1.0)
+
+T = TypeVar("T")
+ResponseT = TypeVar("ResponseT")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How brokers are reached, in the units of the event loop."""
+
+    bootstrap: tuple[Address, ...]
+    client_id: str = "tidelog"
+    connect_timeout_s: float = 10.0
+    request_timeout_s: float = 30.0
+    api_timeout_s: float = 60.0
+    retry: Backoff = _RETRY
+    reconnect: Backoff = _RECONNECT
+    max_idle_s: float | None = 540.0
+    metadata_max_age_s: float = 300.0
+    send_buffer_bytes: int = -1
+    receive_buffer_bytes: int = -1
+
+    @classmethod
+    def read(cls, settings: ClientSettings) -> ClusterSettings:
+        max_idle_s = settings.get_seconds("connections.max.idle.ms")
+        return cls(
+            bootstrap=tuple(parse_addresses(",".join(settings["bootstrap.servers"]))),
+            client_id=settings.get_str("client.id"),
+            connect_timeout_s=settings.get_seconds("socket.connection.setup.timeout.ms"),
+            request_timeout_s=settings.get_seconds("request.timeout.ms"),
+            api_timeout_s=settings.get_seconds("default.api.timeout.ms"),
+            retry=Backoff(settings.get_seconds("retry.backoff.ms"), settings.get_seconds("retry.backoff.max.ms")),
+            reconnect=Backoff(
+                settings.get_seconds("reconnect.backoff.ms"), settings.get_seconds("reconnect.backoff.max.ms")
+            ),
+            max_idle_s=max_idle_s if max_idle_s >= 0 else None,
+            metadata_max_age_s=settings.get_seconds("metadata.max.age.ms"),
+            send_buffer_bytes=settings.get_int("send.buffer.bytes"),
+            receive_buffer_bytes=settings.get_int("receive.buffer.bytes"),
+        )
+
+
+class _Peer:
+    """A broker's address: its connection, or how often it could not be reached."""
+
+    __slots__ = ("blocked_until_s", "connection", "failures", "opening")
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.opening: asyncio.Task[Connection] | None = None
+        self.failures = 0
+        self.blocked_until_s = 0.0
+
+
+class Cluster:
+    """Connections to a cluster's brokers, and the routing of requests to them."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.settings = settings
+        self.metadata = MetadataCache()
+        self._peers: dict[Address, _Peer] = {}
+        self._listeners: list[Callable[[ClusterMetadata], None]] = []
+        self._watched: frozenset[str] | None = frozenset()
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._refreshing: dict[frozenset[str] | None, asyncio.Task[ClusterMetadata]] = {}
+        self._refreshed_at_s = 0.0
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all connections; requests under way fail."""
+        if self._closed:
+            return
+        self._closed = True
+        tasks: list[asyncio.Task[None] | asyncio.Task[Connection] | asyncio.Task[ClusterMetadata]] = [*self._upkeep]
+        tasks += self._refreshing.values()
+        for peer in self._peers.values():
+            if peer.opening is not None:
+                tasks.append(peer.opening)
+            if peer.connection is not None:
+                peer.connection.close(ClosedError("the client was closed"))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise ClosedError("the client is closed")
+        if not self._upkeep:
+            self._upkeep.append(asyncio.create_task(self._keep_metadata_fresh()))
+            if self.settings.max_idle_s is not None:
+                self._upkeep.append(asyncio.create_task(self._close_idle(self.settings.max_idle_s)))
+
+    # Connections
+
+    async def any_connection(self) -> Connection:
+        """The open connection with the least under way, or one to the first broker that can be reached."""
+        self._begin()
+        open_ones = [peer.connection for peer in self._peers.values() if peer.connection and peer.connection.is_open]
+        if open_ones:
+            return min(open_ones, key=lambda connection: connection.in_flight)
+        first_error: ConnectError | None = None
+        known = [node.address for node in self.metadata.nodes.values()]
+        addresses = list(dict.fromkeys([*known, *self.settings.bootstrap]))
+        # Those that are left alone for a while come last, and are tried all the same: there is nobody else.
+        for address in sorted(addresses, key=lambda address: self._peer(address).blocked_until_s > self._now_s()):
+            try:
+                return await self._connect(address)
+            except ConnectError as error:
+                first_error = first_error or error
+        raise first_error or ConnectError("no broker address is known")
+
+    async def connection_to(self, node_id: int) -> Connection:
+        """The connection to this broker; raises ConnectError, and BrokerError for a broker that is not known."""
+        node = self.metadata.nodes.get(node_id)
+        if node is None:
+            await self.refresh([])
+            node = self.metadata.nodes.get(node_id)
+            if node is None:
+                known = ", ".join(str(known_id) for known_id in sorted(self.metadata.nodes)) or "none"
+                raise BrokerError(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE if node_id < 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                    f"broker {node_id} is not in the cluster (brokers: {known})",
+                )
+        peer = self._peers.get(node.address)
+        if peer is not None and peer.connection is not None and peer.connection.is_open:
+            peer.connection.node_id = node_id
+            return peer.connection
+        wait_s = self._peer(node.address).blocked_until_s - self._now_s()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        connection = await self._connect(node.address)
+        connection.node_id = node_id
+        return connection
+
+    def open_connection_to(self, node_id: int) -> Connection | None:
+        """The connection to this broker if there is one already; never waits."""
+        node = self.metadata.nodes.get(node_id)
+        peer = self._peers.get(node.address) if node is not None else None
+        connection = peer.connection if peer is not None else None
+        return connection if connection is not None and connection.is_open else None
+
+    def _peer(self, address: Address) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer()
+        return peer
+
+    async def _connect(self, address: Address) -> Connection:
+        self._begin()
+        peer = self._peer(address)
+        if peer.connection is not None and peer.connection.is_open:
+            return peer.connection
+        if peer.opening is None:
+            peer.opening = asyncio.create_task(self._open(address, peer))
+        # Shielded: whoever else waits for the same connection is not hurt when this caller gives up.
+        return await asyncio.shield(peer.opening)
+
+    async def _open(self, address: Address, peer: _Peer) -> Connection:
+        settings = self.settings
+        try:
+            connection = await Connection.open(
+                address,
+                client_id=settings.client_id,
+                connect_timeout_s=settings.connect_timeout_s,
+                request_timeout_s=settings.request_timeout_s,
+                send_buffer_bytes=settings.send_buffer_bytes,
+                receive_buffer_bytes=settings.receive_buffer_bytes,
+            )
+        except ClientError as error:
+            peer.failures += 1
+            peer.blocked_until_s = self._now_s() + settings.reconnect.pause_s(peer.failures)
+            if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
+                # Only versions were asked for, so trying again does no harm.
+                raise ConnectError(str(error)) from error
+            raise
+        finally:
+            peer.opening = None
+        peer.failures = 0
+        peer.blocked_until_s = 0.0
+        peer.connection = connection
+        return connection
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # Metadata
+
+    async def refresh(
+        self, topics: Iterable[str] | None, *, allow_auto_topic_creation: bool = False
+    ) -> ClusterMetadata:
+        """Ask for these topics (None: all) and remember the answer; topics with errors are in `.errors`.
+
+        Those who ask for the same at the same time share one request.
+        """
+        names = None if topics is None else frozenset(topics)
+        if allow_auto_topic_creation:
+            return await self._ask_metadata(names, True)
+        task = self._refreshing.get(names)
+        if task is None:
+            task = self._refreshing[names] = asyncio.create_task(self._ask_metadata(names, False))
+            task.add_done_callback(lambda done: self._refreshing.pop(names, None))
+        return await asyncio.shield(task)
+
+    async def _ask_metadata(self, names: frozenset[str] | None, create: bool) -> ClusterMetadata:
+        connection = await self.any_connection()
+        version = connection.version_for(METADATA)
+        rows = None if names is None else [MetadataRequestTopic(name=name) for name in sorted(names)]
+        if version < _NO_TOPICS_FROM and rows is None:
+            rows = []
+        request = MetadataRequest(topics=rows)
+        if version >= _AUTO_CREATION_SAID_FROM:  # before, asking was creating
+            request.allow_auto_topic_creation = create
+        response = await connection.request(METADATA, request, MetadataResponse, version=version)
+        if response.error_code != ErrorCode.NONE:
+            raise BrokerError(error_code(response.error_code))
+        told = read_metadata(response)
+        self.metadata.remember(told, everything=names is None)
+        self._refreshed_at_s = self._now_s()
+        for listener in tuple(self._listeners):
+            listener(told)
+        return told
+
+    def add_listener(self, listener: Callable[[ClusterMetadata], None]) -> Callable[[], None]:
+        """Call it with every answer about topics; returns the function that ends it."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def watch_topics(self, names: Iterable[str] | None) -> None:
+        """What is asked for again and again, every `metadata.max.age.ms`; None: all topics."""
+        self._watched = None if names is None else frozenset(names)
+
+    async def _keep_metadata_fresh(self) -> None:
+        while True:
+            wait_s = self._refreshed_at_s + self.settings.metadata_max_age_s - self._now_s()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                continue
+            wanted = self._watched if self._watched is None else self._watched | frozenset(self.metadata.topics)
+            try:
+                await self.refresh(wanted)
+            except ClientError as error:
+                log.warning("could not refresh metadata, trying again: %s", error)
+                await asyncio.sleep(self.settings.retry.longest_s)
+
+    async def _close_idle(self, max_idle_s: float) -> None:
+        while True:
+            await asyncio.sleep(min(max_idle_s / 2, _IDLE_CHECK_S))
+            for peer in self._peers.values():
+                connection = peer.connection
+                if connection is None or connection.in_flight or connection.unsent_bytes:
+                    continue
+                if self._now_s() - connection.last_used_s > max_idle_s:
+                    connection.close()
+                    peer.connection = None
+
+    @property
+    def nodes(self) -> Mapping[int, Node]:
+        return self.metadata.nodes
+
+    def known_topic(self, name: str) -> TopicMetadata | None:
+        """The topic as last heard of; never waits, and may be called from any thread."""
+        return self.metadata.topics.get(name)
+
+    async def topic(self, name: str, *, timeout_s: float | None = None) -> TopicMetadata:
+        """The topic as last heard of; the cluster is asked when it is unknown. Raises NoSuchPartitionError."""
+        known = self.metadata.topics.get(name)
+        if known is not None:
+            return known
+        return await self.retry(lambda: self._ask_topic(name), timeout_s=timeout_s)
+
+    async def _ask_topic(self, name: str) -> TopicMetadata:
+        metadata = await self.refresh([name])
+        code = metadata.errors.get(name)
+        if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise NoSuchPartitionError(f"there is no topic {name!r}; create it with 'tidelog topics create {name}'")
+        if code is not None:
+            raise BrokerError(code, subject=f"topic {name}")
+        topic = metadata.topics.get(name)
+        if topic is None:
+            raise BrokerError(
+                ErrorCode.UNKNOWN_SERVER_ERROR, "the broker's answer left it out", subject=f"topic {name}"
+            )
+        return topic
+
+    def topic_name(self, topic_id: object) -> str | None:
+        return self.metadata.name_of(topic_id)  # type: ignore[arg-type]  # any other value is simply not found
+
+    def forget(self, name: str) -> None:
+        """The next use asks the cluster again."""
+        self.metadata.forget(name)
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """The node that leads the partition; raises NoSuchPartitionError, or LEADER_NOT_AVAILABLE as BrokerError."""
+        topic_partition = TopicPartition(topic, partition)
+        found = self.metadata.partition(topic_partition)
+        if found is None:
+            self.forget(topic)  # it may have grown since
+            last = len((await self.topic(topic)).partitions) - 1
+            found = self.metadata.partition(topic_partition)
+            if found is None:
+                raise NoSuchPartitionError(f"topic {topic!r} has no partition {partition}; it has 0 to {last}")
+        if found.leader_id < 0:
+            self.forget(topic)
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic_partition} has no leader now")
+        return found.leader_id
+
+    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """The partitions grouped by the node that leads them."""
+        grouped: dict[int, list[TopicPartition]] = {}
+        for topic_partition in partitions:
+            leader_id = await self.leader(topic_partition.topic, topic_partition.partition)
+            grouped.setdefault(leader_id, []).append(topic_partition)
+        return grouped
+
+    def note_leader(self, topic_partition: TopicPartition, leader_id: int, leader_epoch: int) -> bool:
+        """A broker's refusal named the leader; whether that was news."""
+        return self.metadata.note_leader(topic_partition, leader_id, leader_epoch)
+
+    # Requests
+
+    async def call(self, api: Api, message: object, response_class: type[ResponseT]) -> ResponseT:
+        """Send to any broker; admin requests may go to any, which hands them on to the controller."""
+        connection = await self.any_connection()
+        return await connection.request(api, message, response_class)
+
+    async def retry(
+        self,
+        action: Callable[[], Awaitable[T]],
+        *,
+        timeout_s: float | None = None,
+        giving_up_on: frozenset[ErrorCode] = frozenset(),
+        repeatable: bool = True,
+        patient: bool = False,
+    ) -> T:
+        """Do it again while it fails for a reason that may pass, until the time is up.
+
+        When no broker at all can be reached it ends at once, unless it is `patient`: whoever waits at a terminal wants
+        to know. `repeatable` says that doing twice what was meant once does no harm, so that a lost connection may be
+        tried again.
+        """
+        timeout_s = self.settings.api_timeout_s if timeout_s is None else timeout_s
+        deadline_s = self._now_s() + timeout_s
+        failures = 0
+        while True:
+            try:
+                return await action()
+            except RetriableError as error:
+                failures += 1
+                pause_s = self.settings.retry.pause_s(failures)
+                if self._now_s() + pause_s >= deadline_s:
+                    raise
+                if isinstance(error, BrokerError) and error.code in giving_up_on:
+                    raise
+                if isinstance(error, (ConnectionLostError, RequestTimeoutError)) and not repeatable:
+                    raise
+                if isinstance(error, ConnectError) and not patient:
+                    await self.any_connection()
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,429 @@
+"""One connection to one broker on an event loop: version negotiation, and matching answers to requests.
+
+What always holds: requests are written in the order in which they were handed over, in the highest version that both
+sides know unless another is asked for; brokers answer in that order, and an answer that does not fit closes the
+connection; so does an answer that does not come in time, because those behind it can't come either. After any failure
+the connection is closed and stays so, and every request under way has failed. Records are sent from where they lie and
+stay where they were received. It does not retry and knows nothing of topics: that is `cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from tidelog import __version__
+from tidelog.client.address import Address
+from tidelog.client.errors import (
+    ClientError,
+    ConnectError,
+    ConnectionLostError,
+    InvalidResponseError,
+    RequestTimeoutError,
+    UnsupportedVersionError,
+    error_code,
+)
+from tidelog.client.network.frames import FrameError, FrameReader
+from tidelog.protocol import (
+    Api,
+    ErrorCode,
+    ProtocolError,
+    RequestHeader,
+    decode,
+    decode_response_header,
+    encode_parts,
+    encode_request_header,
+)
+from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
+
+CLIENT_SOFTWARE_NAME = "tidelog"
+
+_SIZE = struct.Struct(">i")  # of a frame; a response's correlation id has the same form
+_ERROR_CODE = struct.Struct(">h")
+_SENDMSG_PARTS_MAX = 512  # below IOV_MAX everywhere
+# Others on the loop wait while one connection receives: a fetch of 50 MB is received in turns.
+_RECEIVES_AT_ONCE = 16
+
+ResponseT = TypeVar("ResponseT")
+
+
+class _InFlight:
+    """A request that was sent, and who waits for its answer."""
+
+    __slots__ = ("api", "correlation_id", "deadline_s", "future", "response_class", "timeout_s", "version")
+
+    def __init__(
+        self,
+        api: Api,
+        version: int,
+        correlation_id: int,
+        response_class: type,
+        future: asyncio.Future[Any],
+        timeout_s: float,
+        deadline_s: float,
+    ) -> None:
+        self.api = api
+        self.version = version
+        self.correlation_id = correlation_id
+        self.response_class = response_class
+        self.future = future
+        self.timeout_s = timeout_s
+        self.deadline_s = deadline_s
+
+
+class Connection:
+    """A connected socket that has negotiated versions; made by `open`, used on one event loop."""
+
+    def __init__(self, address: Address, connected: socket.socket, client_id: str, request_timeout_s: float) -> None:
+        self.address = address
+        self.node_id = -1  # unknown until metadata names the broker
+        self.features: Mapping[str, int] = {}
+        self.last_used_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._socket: socket.socket | None = connected
+        self._client_id = client_id
+        self._request_timeout_s = request_timeout_s
+        self._next_correlation_id = 0
+        self._awaited: deque[_InFlight] = deque()
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._reader = FrameReader()
+        self._unsent: deque[memoryview] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
+        self._loop.add_reader(connected, self._on_readable)
+
+    @classmethod
+    async def open(
+        cls,
+        address: Address,
+        *,
+        client_id: str = CLIENT_SOFTWARE_NAME,
+        connect_timeout_s: float = 10.0,
+        request_timeout_s: float = 30.0,
+        send_buffer_bytes: int = -1,
+        receive_buffer_bytes: int = -1,
+    ) -> Connection:
+        """Connect and ask for the broker's versions; raises ConnectError while nothing was sent."""
+        connected = await _connect(address, connect_timeout_s, send_buffer_bytes, receive_buffer_bytes)
+        connection = cls(address, connected, client_id, request_timeout_s)
+        try:
+            await connection._negotiate(connect_timeout_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose answers have not come."""
+        return len(self._awaited)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the socket has not taken yet."""
+        return sum(len(part) for part in self._unsent)
+
+    def close(self, error: ClientError | None = None) -> None:
+        """End the connection; requests under way fail with the error."""
+        if self._socket is None:
+            return
+        self._loop.remove_reader(self._socket)
+        if self._unsent:
+            self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._socket = None
+        self._unsent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        error = error or ConnectionLostError(f"the connection to the broker at {self.address} was closed")
+        while self._awaited:
+            sent = self._awaited.popleft()
+            if not sent.future.done():
+                sent.future.set_exception(error)
+                # Whoever gave up waiting need not be told that nobody looked at the error.
+                sent.future.exception()
+
+    # Versions
+
+    def supports(self, api: Api) -> bool:
+        return self._common_versions(api) is not None
+
+    def version_for(self, api: Api, *, at_most: int | None = None) -> int:
+        """The highest version of the request that both sides know; raises UnsupportedVersionError."""
+        common = self._common_versions(api)
+        if common is None or (at_most is not None and common[0] > at_most):
+            broker = self._versions.get(api.key)
+            offered = f"versions {broker[0]}-{broker[1]}" if broker else "no version"
+            ours = api.versions
+            raise UnsupportedVersionError(
+                f"broker at {self.address} offers {offered} of {api.name}, this client speaks {ours[0]}-{ours[1]}"
+            )
+        return common[1] if at_most is None else min(common[1], at_most)
+
+    def _common_versions(self, api: Api) -> tuple[int, int] | None:
+        broker = self._versions.get(api.key)
+        if broker is None:
+            return None
+        low, high = max(api.versions[0], broker[0]), min(api.versions[1], broker[1])
+        return (low, high) if low <= high else None
+
+    async def _negotiate(self, timeout_s: float) -> None:
+        """Ask for the broker's versions with our newest request; an older broker answers 35 and its own range."""
+        request = ApiVersionsRequest(client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=__version__)
+        version = API_VERSIONS.versions[1]
+        while True:
+            response = await self.request(
+                API_VERSIONS, request, ApiVersionsResponse, version=version, timeout_s=timeout_s
+            )
+            ranges = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+            code = error_code(response.error_code)
+            if code is ErrorCode.NONE:
+                self._versions = ranges
+                self.features = {row.name: row.max_version_level for row in response.finalized_features}
+                return
+            # A broker that lists nothing with its refusal still knows version 0.
+            fallback = ranges.get(API_VERSIONS.key, (0, 0))[1]
+            if code is not ErrorCode.UNSUPPORTED_VERSION or not 0 <= fallback < version:
+                raise UnsupportedVersionError(
+                    f"broker at {self.address} refused to tell its versions: {code.description} ({code.name})"
+                )
+            version = fallback
+
+    # Requests
+
+    async def request(
+        self,
+        api: Api,
+        message: object,
+        response_class: type[ResponseT],
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> ResponseT:
+        """Send and wait for the answer."""
+        return await self.send(api, message, response_class, version=version, timeout_s=timeout_s)
+
+    def send(
+        self,
+        api: Api,
+        message: object,
+        response_class: type[ResponseT],
+        *,
+        version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> asyncio.Future[ResponseT]:
+        """Send without waiting; the future has the answer, or the error. Raises when nothing was sent."""
+        if version is None:
+            version = self.version_for(api)
+        timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
+        correlation_id, parts = self._encode(api, version, message)
+        future: asyncio.Future[ResponseT] = self._loop.create_future()
+        deadline_s = self._loop.time() + timeout_s
+        self._awaited.append(_InFlight(api, version, correlation_id, response_class, future, timeout_s, deadline_s))
+        if self._timer is None or deadline_s < self._timer_at_s:
+            self._start_timer(deadline_s)
+        self._write(parts)
+        return future
+
+    def send_unanswered(self, api: Api, message: object, *, version: int | None = None) -> None:
+        """Send a request that the broker does not answer: a produce with acks=0."""
+        version = self.version_for(api) if version is None else version
+        self._write(self._encode(api, version, message)[1])
+
+    def _encode(self, api: Api, version: int, message: object) -> tuple[int, list[memoryview]]:
+        if self._socket is None:
+            raise ConnectionLostError(f"the connection to the broker at {self.address} is closed")
+        correlation_id = self._next_correlation_id
+        header = encode_request_header(RequestHeader(api.key, version, correlation_id, self._client_id))
+        parts: list[memoryview] = [memoryview(header)]
+        for part in encode_parts(message, version):
+            if not isinstance(part, (bytes, bytearray, memoryview)):
+                raise TypeError("a client sends records from memory, not from a file")
+            parts.append(memoryview(part).cast("B"))
+        parts.insert(0, memoryview(_SIZE.pack(sum(len(part) for part in parts))))
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        return correlation_id, parts
+
+    def _write(self, parts: list[memoryview]) -> None:
+        assert self._socket is not None  # _encode has looked
+        self.last_used_s = self._loop.time()
+        waiting = bool(self._unsent)
+        self._unsent.extend(parts)
+        if not waiting:
+            self._send_unsent()
+            if self._unsent and self._socket is not None:
+                self._loop.add_writer(self._socket, self._on_writable)
+
+    def _send_unsent(self) -> None:
+        assert self._socket is not None
+        unsent = self._unsent
+        try:
+            while unsent:
+                parts = [unsent[number] for number in range(min(len(unsent), _SENDMSG_PARTS_MAX))]
+                sent = self._socket.sendmsg(parts)
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = unsent[0][sent:]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # The writer is not registered when the first attempt to send fails.
+            self._lost(_reason(error))
+
+    def _on_writable(self) -> None:
+        self._send_unsent()
+        if not self._unsent and self._socket is not None:
+            self._loop.remove_writer(self._socket)
+
+    # Answers
+
+    def _on_readable(self) -> None:
+        for _ in range(_RECEIVES_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                frames = self._reader.read(self._socket)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(_reason(error))
+                return
+            except FrameError:
+                self.close(
+                    InvalidResponseError(
+                        f"what listens at {self.address} does not speak Kafka's protocol in plain text; "
+                        "check host and port"
+                    )
+                )
+                return
+            if frames is None:
+                self._lost("closed by the broker")
+                return
+            for frame in frames:
+                self._answer(frame)
+            if frames:
+                return  # whoever waited for it comes first
+
+    def _answer(self, frame: bytearray) -> None:
+        if self._socket is None:
+            return
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        sent = self._awaited[0] if self._awaited else None
+        if sent is None or correlation_id != sent.correlation_id:
+            expected = "none" if sent is None else str(sent.correlation_id)
+            self.close(
+                InvalidResponseError(
+                    f"broker at {self.address} answered request {correlation_id} where {expected} was next"
+                )
+            )
+            return
+        self._awaited.popleft()
+        self.last_used_s = self._loop.time()
+        try:
+            _, position = decode_response_header(sent.api, sent.version, frame)
+            response: object = decode(sent.response_class, frame, _answered_version(sent, frame, position), position)
+        except ProtocolError as error:
+            unreadable = InvalidResponseError(
+                f"broker at {self.address} sent an answer to {sent.api.name} that can't be read: {error}"
+            )
+            if not sent.future.done():
+                sent.future.set_exception(unreadable)
+            self.close(unreadable)
+            return
+        if not sent.future.done():
+            sent.future.set_result(response)
+
+    # Time
+
+    def _start_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = self._loop.call_at(at_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if not self._awaited:
+            return
+        # One timer for all: it was set for a request that has been answered, as a rule.
+        due = min(self._awaited, key=lambda sent: sent.deadline_s)
+        if due.deadline_s > self._loop.time():
+            self._start_timer(due.deadline_s)
+            return
+        self.close(
+            RequestTimeoutError(
+                f"broker at {self.address} did not answer {due.api.name} within {due.timeout_s:g} s; is it overloaded?"
+            )
+        )
+
+    def _lost(self, reason: str) -> None:
+        self.close(ConnectionLostError(f"lost the connection to the broker at {self.address}: {reason}"))
+
+
+def _answered_version(sent: _InFlight, frame: bytearray, position: int) -> int:
+    """A broker that finds our ApiVersions too new answers in version 0, which only its error code tells."""
+    if sent.api.key == API_VERSIONS.key and len(frame) >= position + _ERROR_CODE.size:
+        (code,) = _ERROR_CODE.unpack_from(frame, position)
+        if code == ErrorCode.UNSUPPORTED_VERSION:
+            return 0
+    return sent.version
+
+
+async def _connect(
+    address: Address, timeout_s: float, send_buffer_bytes: int, receive_buffer_bytes: int
+) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            first_error: OSError | None = None
+            for family, kind, protocol, _, target in found:
+                try:
+                    return await _connect_to(family, kind, protocol, target, send_buffer_bytes, receive_buffer_bytes)
+                except OSError as error:
+                    first_error = first_error or error
+            raise first_error or OSError("the host has no address")
+    except socket.gaierror as error:
+        raise ConnectError(f"cannot reach broker at {address}: the host name is unknown ({error.strerror})") from error
+    except TimeoutError as error:
+        raise ConnectError(
+            f"cannot reach broker at {address}: no answer within {timeout_s:g} s - is the host right?"
+        ) from error
+    except ConnectionRefusedError as error:
+        raise ConnectError(
+            f"cannot reach broker at {address}: connection refused - is it running? start one with 'tidelog serve'"
+        ) from error
+    except OSError as error:
+        raise ConnectError(f"cannot reach broker at {address}: {_reason(error)}") from error
+
+
+async def _connect_to(
+    family: int, kind: int, protocol: int, target: Any, send_buffer_bytes: int, receive_buffer_bytes: int
+) -> socket.socket:
+    connected = socket.socket(family, kind, protocol)
+    try:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if send_buffer_bytes >= 0:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        if receive_buffer_bytes >= 0:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        await asyncio.get_running_loop().sock_connect(connected, target)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error) or type(error).__name__).lower()

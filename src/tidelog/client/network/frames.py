@@ -1,0 +1,86 @@
+"""Bytes that arrive on a connection, cut into answers.
+
+What always holds: an answer is handed out whole, in a buffer of its own that nothing writes to any more, so records may
+stay where they were received; memory for an answer is taken in the size that was announced only up to a bound, and
+beyond it as the bytes arrive, so a lying size costs nothing. Small answers share one receive, large ones are received
+where they stay.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+_SIZE = struct.Struct(">i")
+# What one receive may bring of small answers; a larger answer's rest is received into its own buffer.
+_SCRATCH_BYTES = 64 * 1024
+# A buffer grows to at most this much beyond what has arrived.
+_AHEAD_BYTES_MAX = 8 * 1024 * 1024
+FRAME_BYTES_MAX = 256 * 1024 * 1024  # no answer we ask for comes near; a larger size means another protocol
+_CORRELATION_ID_BYTES = 4
+
+
+class FrameError(Exception):
+    """The bytes are no answer of a Kafka broker."""
+
+
+class FrameReader:
+    """Receives from a non-blocking socket; `read` gives the answers that are whole."""
+
+    def __init__(self) -> None:
+        self._scratch = bytearray(_SCRATCH_BYTES)
+        self._scratch_view = memoryview(self._scratch)
+        self._scratch_filled = 0
+        self._frame: bytearray | None = None  # a large answer on its way, with the size it has so far
+        self._frame_size = 0
+        self._frame_filled = 0
+
+    def read(self, source: socket.socket) -> list[bytearray] | None:
+        """Receive once; None when the peer has closed. Raises OSError, BlockingIOError among them, and FrameError."""
+        if self._frame is not None:
+            return self._read_large(source, self._frame)
+        received = source.recv_into(self._scratch_view[self._scratch_filled :])
+        if not received:
+            return None
+        self._scratch_filled += received
+        return self._cut()
+
+    def _read_large(self, source: socket.socket, frame: bytearray) -> list[bytearray] | None:
+        if self._frame_filled == len(frame):
+            frame.extend(bytes(min(self._frame_size - len(frame), max(len(frame), _AHEAD_BYTES_MAX))))
+        with memoryview(frame) as view, view[self._frame_filled :] as rest:
+            received = source.recv_into(rest)
+        if not received:
+            return None
+        self._frame_filled += received
+        if self._frame_filled < self._frame_size:
+            return []
+        self._frame = None
+        return [frame]
+
+    def _cut(self) -> list[bytearray]:
+        frames: list[bytearray] = []
+        start, filled = 0, self._scratch_filled
+        while filled - start >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._scratch, start)
+            if not _CORRELATION_ID_BYTES <= size <= FRAME_BYTES_MAX:
+                raise FrameError(f"an answer of {size} bytes was announced")
+            body = start + _SIZE.size
+            if filled - body < size:
+                if size > _SCRATCH_BYTES - _SIZE.size:
+                    self._begin_large(size, self._scratch_view[body:filled])
+                    start = filled
+                break
+            frames.append(self._scratch[body : body + size])
+            start = body + size
+        left = filled - start
+        if start and left:
+            self._scratch[:left] = self._scratch[start:filled]
+        self._scratch_filled = left
+        return frames
+
+    def _begin_large(self, size: int, first: memoryview) -> None:
+        self._frame = bytearray(min(size, len(first) + _AHEAD_BYTES_MAX))
+        self._frame[: len(first)] = first
+        self._frame_size = size
+        self._frame_filled = len(first)
