@@ -3,6 +3,9 @@
 What always holds: a Transaction never changes; a step gives another one, which is what is written. The epoch of a
 producer id only grows, an epoch of EPOCH_MAX is never given to a producer, so that there is always one left to shut it
 out with; a transaction that is prepared to commit or abort has no other way than to the end it was prepared for.
+
+A transaction has the identity that its records carry. As a rule its producer has the same one; a transaction that was
+kept for another producer (KIP-939) is ended by that one, which has an identity of its own until then.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ EPOCH_MAX: Final = 2**15 - 1
 
 TRANSACTION_VERSION_2: Final = 2
 """The version of the protocol in which every end of a transaction raises the producer's epoch (KIP-890)."""
+
+NO_TIMEOUT_MS: Final = 2**31 - 1
+"""The time-out of transactions that take part in a two-phase commit: as in Kafka, these never end by time."""
 
 
 class TransactionState(enum.IntEnum):
@@ -63,6 +69,9 @@ class ProducerIdentity(NamedTuple):
     producer_epoch: int
 
 
+NO_IDENTITY: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """A transactional id and its last transaction, as one record says it."""
@@ -75,9 +84,12 @@ class Transaction:
     partitions: frozenset[TopicPartition] = frozenset()
     last_update_ms: int
     start_ms: int = -1
-    # The id before this one was given out, and the one that follows when the markers are written.
+    # The id that producers had before the one of `client`.
     previous_producer_id: int = NO_PRODUCER_ID
+    # What follows when the markers are written. An epoch beside the id says that a producer has them already, which
+    # the transaction is kept for; without one they are those of a fresh id.
     next_producer_id: int = NO_PRODUCER_ID
+    next_producer_epoch: int = NO_PRODUCER_EPOCH
     # The epoch that the same producer had before; it is not written down, so a new coordinator does not know it.
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     client_version: int = 0
@@ -87,9 +99,28 @@ class Transaction:
         return ProducerIdentity(self.producer_id, self.producer_epoch)
 
     @property
+    def client(self) -> ProducerIdentity:
+        """Whom requests are taken from."""
+        if self.is_kept:
+            return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
+        if self.next_producer_id != NO_PRODUCER_ID:
+            return ProducerIdentity(self.next_producer_id, 0)
+        return self.identity
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the transaction is to be ended by a producer that came after the one that wrote it."""
+        return self.next_producer_epoch != NO_PRODUCER_EPOCH
+
+    @property
+    def is_two_phase(self) -> bool:
+        """Whether its end is decided outside, however long that takes."""
+        return self.timeout_ms == NO_TIMEOUT_MS
+
+    @property
     def is_exhausted(self) -> bool:
         """Whether the next epoch could not be given to a producer."""
-        return is_epoch_exhausted(self.producer_epoch)
+        return is_epoch_exhausted(self.client.producer_epoch)
 
     # Producers come
 
@@ -117,6 +148,22 @@ class Transaction:
             last_producer_epoch=last_producer_epoch,
         )
 
+    def keep(self, client: ProducerIdentity, timeout_ms: int, now_ms: int) -> Transaction:
+        """Leave the transaction open for another producer, which gets an identity of its own and is to end it.
+
+        The longer time-out counts: what may be prepared elsewhere must not run out because of who comes to end it.
+        """
+        is_rotated = client.producer_id != self.client.producer_id
+        return replace(
+            self,
+            previous_producer_id=self.client.producer_id if is_rotated else self.previous_producer_id,
+            next_producer_id=client.producer_id,
+            next_producer_epoch=client.producer_epoch,
+            last_producer_epoch=NO_PRODUCER_EPOCH,
+            timeout_ms=max(self.timeout_ms, timeout_ms),
+            last_update_ms=now_ms,
+        )
+
     def _empty(self, timeout_ms: int, now_ms: int, **changes: int) -> Transaction:
         empty = replace(
             self,
@@ -126,6 +173,7 @@ class Transaction:
             timeout_ms=timeout_ms,
             last_update_ms=now_ms,
             next_producer_id=NO_PRODUCER_ID,
+            next_producer_epoch=NO_PRODUCER_EPOCH,
             client_version=0,
         )
         return replace(empty, **changes)  # type: ignore[arg-type]  # all of them are the numbers named above
@@ -144,20 +192,32 @@ class Transaction:
             client_version=client_version,
         )
 
-    def prepare(self, *, committed: bool, client_version: int, next_producer_id: int, now_ms: int) -> Transaction:
-        """Decide the end. In version 2 it takes the next epoch, so that requests for this transaction hit no other."""
-        bumps = client_version >= TRANSACTION_VERSION_2
-        return replace(
+    def prepare(self, *, committed: bool, client_version: int, fresh_id: int | None, now_ms: int) -> Transaction:
+        """Decide the end. In version 2 it takes the next epoch, so that requests for this transaction hit no other.
+
+        Markers of a transaction that was kept have the next epoch in every version: it shuts out who wrote it.
+        """
+        client, bumps = self.client, client_version >= TRANSACTION_VERSION_2
+        prepared = replace(
             self,
             state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
             # One that nothing was added to begins and ends at this moment.
             start_ms=self.start_ms if self.state is TransactionState.ONGOING else now_ms,
             last_update_ms=now_ms,
-            producer_epoch=self.producer_epoch + 1 if bumps else self.producer_epoch,
-            last_producer_epoch=self.producer_epoch if bumps else self.last_producer_epoch,
-            next_producer_id=next_producer_id,
+            producer_epoch=self.producer_epoch + 1 if bumps or self.is_kept else self.producer_epoch,
+            last_producer_epoch=client.producer_epoch if bumps else self.last_producer_epoch,
             client_version=client_version,
         )
+        if fresh_id is not None:
+            return replace(
+                prepared,
+                previous_producer_id=client.producer_id,
+                next_producer_id=fresh_id,
+                next_producer_epoch=0 if self.is_kept else NO_PRODUCER_EPOCH,
+            )
+        if self.is_kept and bumps:
+            return replace(prepared, next_producer_epoch=client.producer_epoch + 1)
+        return prepared
 
     def fence(self, now_ms: int, *, last_producer_epoch: int = NO_PRODUCER_EPOCH) -> Transaction:
         """Decide to abort and shut out whoever runs the transaction.
@@ -170,23 +230,23 @@ class Transaction:
             state=TransactionState.PREPARE_ABORT,
             last_update_ms=now_ms,
             producer_epoch=min(self.producer_epoch + 1, EPOCH_MAX),
+            next_producer_epoch=min(self.next_producer_epoch + 1, EPOCH_MAX) if self.is_kept else NO_PRODUCER_EPOCH,
             last_producer_epoch=last_producer_epoch,
             client_version=0,
         )
 
     def complete(self, now_ms: int) -> Transaction:
-        """All markers are written."""
-        completed = replace(
+        """All markers are written: the transaction and its producer have one identity again."""
+        client = self.client
+        return replace(
             self,
             state=TransactionState.COMPLETE_COMMIT if self.state.is_commit else TransactionState.COMPLETE_ABORT,
             partitions=frozenset(),
             last_update_ms=now_ms,
+            producer_id=client.producer_id,
+            producer_epoch=client.producer_epoch,
             next_producer_id=NO_PRODUCER_ID,
-        )
-        if self.next_producer_id == NO_PRODUCER_ID:
-            return completed
-        return replace(
-            completed, producer_id=self.next_producer_id, previous_producer_id=self.producer_id, producer_epoch=0
+            next_producer_epoch=NO_PRODUCER_EPOCH,
         )
 
     # Requests that come twice
@@ -195,13 +255,10 @@ class Transaction:
         """Whether an EndTxn of this producer is the one that was carried out last; only version 2 can tell."""
         if self.client_version < TRANSACTION_VERSION_2 or not (self.state.is_prepared or self.state.is_complete):
             return False
-        if producer.producer_id == self.producer_id:
-            return producer.producer_epoch + 1 == self.producer_epoch
-        return (
-            self.state.is_complete
-            and self.producer_epoch == 0
-            and producer == (self.previous_producer_id, EPOCH_MAX - 1)
-        )
+        client = self.client
+        if client.producer_epoch == 0:
+            return producer == (self.previous_producer_id, EPOCH_MAX - 1)
+        return producer == (client.producer_id, client.producer_epoch - 1)
 
 
 def is_epoch_exhausted(producer_epoch: int) -> bool:

@@ -2,6 +2,7 @@
 
 What always holds: a producer that says which id and epoch it has gets another one only if nobody came after it. An
 open transaction is aborted first; the epoch that is raised for that is given to nobody but the producer it belonged to.
+Only a producer that asks for it finds the transaction open still (KIP-939), and is told which one that is.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import NamedTuple
 from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Now
 from tidelog.coordinator.transaction import (
     EPOCH_MAX,
+    NO_IDENTITY,
     NO_PRODUCER_EPOCH,
+    NO_TIMEOUT_MS,
     ProducerIdentity,
     Transaction,
     TransactionState,
@@ -27,11 +30,16 @@ Resume = Callable[[Now, int], list[Action]]
 
 
 class InitProducerId(NamedTuple):
-    """What a producer asks for; `expected` is the id and epoch that it has already (KIP-360)."""
+    """What a producer asks for; `expected` is the id and epoch that it has already (KIP-360).
+
+    The others are of KIP-939: transactions without a time-out, and that what is open is not aborted.
+    """
 
     transactional_id: str
     timeout_ms: int
     expected: ProducerIdentity | None = None
+    is_two_phase: bool = False
+    keeps_prepared: bool = False
 
 
 class ProducerIdWaits:
@@ -70,8 +78,11 @@ class TransactionInit:
 
     def init(self, ask: InitProducerId, exchange: int, now: Now, fresh_id: int | None = None) -> list[Action]:
         """Answer with a ProducerResult. With a fresh id this is asked the second time, and all may be otherwise."""
-        if not 0 < ask.timeout_ms <= self._state.config.transaction_max_timeout_ms:
-            return refuse(exchange, ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        error = self._check(ask)
+        if error:
+            return refuse(exchange, error)
+        if ask.is_two_phase:
+            ask = ask._replace(timeout_ms=NO_TIMEOUT_MS)
         held = self._state.held.get(ask.transactional_id)
         if held is None:
             return self._create(ask, exchange, now, fresh_id)
@@ -82,9 +93,22 @@ class TransactionInit:
             return refuse(exchange, ErrorCode.PRODUCER_FENCED)
         if transaction.state.is_prepared:
             return refuse(exchange, ErrorCode.CONCURRENT_TRANSACTIONS)
-        if transaction.state is TransactionState.ONGOING:
-            return self._abort(held, transaction, ask.expected, exchange, now)
-        return self._renew(held, transaction, ask, exchange, now, fresh_id)
+        if transaction.state is not TransactionState.ONGOING:
+            return self._renew(held, transaction, ask, exchange, now, fresh_id)
+        if ask.keeps_prepared:
+            return self._keep(held, transaction, ask, exchange, now, fresh_id)
+        return self._abort(held, transaction, ask.expected, exchange, now)
+
+    def _check(self, ask: InitProducerId) -> ErrorCode:
+        config = self._state.config
+        if ask.is_two_phase and not config.transaction_two_phase_commit_enable:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        if ask.keeps_prepared and ask.expected is not None:
+            # Who has an identity runs the transaction itself, and has nothing to come back to.
+            return ErrorCode.INVALID_REQUEST
+        if not ask.is_two_phase and not 0 < ask.timeout_ms <= config.transaction_max_timeout_ms:
+            return ErrorCode.INVALID_TRANSACTION_TIMEOUT
+        return ErrorCode.NONE
 
     def _create(self, ask: InitProducerId, exchange: int, now: Now, fresh_id: int | None) -> list[Action]:
         if fresh_id is None:
@@ -121,8 +145,28 @@ class TransactionInit:
             renewed = transaction.initialize(ask.timeout_ms, now.wall_ms, is_same_producer=expected is not None)
         return self._give(held, renewed, exchange)
 
+    def _keep(
+        self,
+        held: HeldTransaction,
+        transaction: Transaction,
+        ask: InitProducerId,
+        exchange: int,
+        now: Now,
+        fresh_id: int | None,
+    ) -> list[Action]:
+        """Give the producer an identity, and leave to it how the transaction ends that another one wrote."""
+        if transaction.is_exhausted:
+            if fresh_id is None:
+                return self._ask_again_with_id(ask, exchange)
+            client = ProducerIdentity(fresh_id, 0)
+        else:
+            producer_id, producer_epoch = transaction.client
+            client = ProducerIdentity(producer_id, producer_epoch + 1)
+        return self._give(held, transaction.keep(client, ask.timeout_ms, now.wall_ms), exchange)
+
     def _give(self, held: HeldTransaction, renewed: Transaction, exchange: int) -> list[Action]:
-        answer = Answer(exchange, ProducerResult(ErrorCode.NONE, *renewed.identity))
+        ongoing = renewed.identity if renewed.is_kept else NO_IDENTITY
+        answer = Answer(exchange, ProducerResult(ErrorCode.NONE, *renewed.client, ongoing=ongoing))
         return [
             self._state.write(held, renewed, lambda now: [answer], lambda error, now: refuse(exchange, error)),
         ]
@@ -136,7 +180,7 @@ class TransactionInit:
         now: Now,
     ) -> list[Action]:
         """End what is open; the producer asks again, and finds the transaction complete."""
-        if expected is not None and expected != transaction.identity:
+        if expected is not None and expected != transaction.client:
             return refuse(exchange, ErrorCode.PRODUCER_FENCED)
         last_epoch = NO_PRODUCER_EPOCH if expected is None else expected.producer_epoch
         return self._completion.decide(
@@ -152,10 +196,11 @@ class TransactionInit:
 
 def _may_ask(expected: ProducerIdentity, transaction: Transaction) -> bool:
     """Whether nobody came after the producer: it has the current epoch, or never got the answer that gave it that."""
-    if expected == transaction.identity:
+    client = transaction.client
+    if expected == client:
         return True
     if expected.producer_epoch != transaction.last_producer_epoch or expected.producer_epoch == NO_PRODUCER_EPOCH:
         return False
-    if expected.producer_id == transaction.producer_id:
+    if expected.producer_id == client.producer_id:
         return True
     return expected.producer_id == transaction.previous_producer_id and is_epoch_exhausted(expected.producer_epoch)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from tidelog.coordinator.actions import GroupRecord
 from tidelog.coordinator.group_records import record_number
-from tidelog.coordinator.transaction import Transaction, TransactionState
+from tidelog.coordinator.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction, TransactionState
 from tidelog.protocol.codec import decode, encode
 from tidelog.protocol.declare import declaration_of, message, struct, v
 from tidelog.protocol.errors import ProtocolError
@@ -67,6 +67,7 @@ def encode_transaction(transaction: Transaction) -> GroupRecord:
         previous_producer_id=transaction.previous_producer_id,
         next_producer_id=transaction.next_producer_id,
         producer_epoch=transaction.producer_epoch,
+        next_producer_epoch=transaction.next_producer_epoch,
         transaction_timeout_ms=transaction.timeout_ms,
         transaction_status=transaction.state,
         transaction_partitions=_partitions(transaction),
@@ -115,14 +116,18 @@ def _partitions(transaction: Transaction) -> list[PartitionsSchema] | None:
 def _transaction(transactional_id: str, value: TransactionLogValue) -> Transaction:
     if value.transaction_status not in _WRITTEN_STATES:
         raise ProtocolError(f"a transaction is written in state {value.transaction_status}, which none is")
+    state = TransactionState(value.transaction_status)
+    is_given_fresh_id = value.next_producer_id != NO_PRODUCER_ID and value.next_producer_epoch == NO_PRODUCER_EPOCH
     return Transaction(
         transactional_id=transactional_id,
         producer_id=value.producer_id,
-        previous_producer_id=value.previous_producer_id,
+        # Kafka writes it when the transaction is complete; its producer has the fresh id before that.
+        previous_producer_id=value.producer_id if is_given_fresh_id else value.previous_producer_id,
         next_producer_id=value.next_producer_id,
         producer_epoch=value.producer_epoch,
+        next_producer_epoch=value.next_producer_epoch,
         timeout_ms=value.transaction_timeout_ms,
-        state=TransactionState(value.transaction_status),
+        state=state,
         partitions=frozenset(
             (topic.topic, partition)
             for topic in value.transaction_partitions or ()

@@ -1,7 +1,8 @@
 """What a producer asks for within its transactions: partitions added, verified, and the end.
 
-What always holds: only the producer with the current id and epoch is served; an end that was decided is answered the
-same however often it is asked for, and never carried out twice.
+What always holds: only the producer with the current id and epoch is served, and one that a transaction was kept for
+(KIP-939) can do nothing but end it; an end that was decided is answered the same however often it is asked for, and
+never carried out twice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import NamedTuple
 
 from tidelog.coordinator.actions import Action, Answer, Now, TopicPartition
 from tidelog.coordinator.transaction import (
-    NO_PRODUCER_ID,
     TRANSACTION_VERSION_2,
     ProducerIdentity,
     Transaction,
@@ -67,7 +67,7 @@ class TransactionRequests:
             self._state.write(
                 held,
                 added,
-                lambda now: [Answer(exchange, ErrorCode.NONE), *self._state.watch(now)],
+                lambda now: [Answer(exchange, ErrorCode.NONE), *self._state.watch(added, now)],
                 lambda error, now: [Answer(exchange, error)],
             )
         ]
@@ -93,11 +93,12 @@ class TransactionRequests:
         # Asked first: what is being written may be the very id that the producer has.
         if held.is_busy or held.transaction is None:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        if producer.producer_id != held.transaction.producer_id:
-            return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if producer.producer_epoch != held.transaction.producer_epoch:
-            return ErrorCode.PRODUCER_FENCED
-        return ErrorCode.CONCURRENT_TRANSACTIONS if held.transaction.state.is_prepared else ErrorCode.NONE
+        if producer != held.transaction.client:
+            return _stranger_error(producer, held.transaction)
+        if held.transaction.state.is_prepared:
+            return ErrorCode.CONCURRENT_TRANSACTIONS
+        # What was kept for a producer may be prepared elsewhere, so it is ended as it is.
+        return ErrorCode.INVALID_TXN_STATE if held.transaction.is_kept else ErrorCode.NONE
 
     # The end
 
@@ -111,14 +112,15 @@ class TransactionRequests:
             return refuse(exchange, ErrorCode.CONCURRENT_TRANSACTIONS)
         if transaction.is_retry_of_end(ask.producer):
             return _answer_retry(ask, transaction, exchange)
-        if ask.producer.producer_id != transaction.producer_id:
-            return refuse(exchange, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if not _has_epoch(ask.producer, transaction):
-            return refuse(exchange, ErrorCode.PRODUCER_FENCED)
+        if ask.producer != transaction.client:
+            return refuse(exchange, _stranger_error(ask.producer, transaction))
         if transaction.state is not TransactionState.ONGOING:
             is_version_2 = transaction.client_version >= TRANSACTION_VERSION_2
             if not is_version_2 and (transaction.state.is_prepared or transaction.state.is_complete):
                 return _answer_retry(ask, transaction, exchange)
+            if transaction.state.is_prepared:
+                # The producer has been told its next epoch, and is faster than the markers of the end before.
+                return refuse(exchange, ErrorCode.CONCURRENT_TRANSACTIONS)
             if ask.committed or ask.client_version < TRANSACTION_VERSION_2:
                 return refuse(exchange, ErrorCode.INVALID_TXN_STATE)
             # A producer of version 2 does not know whether anything it sent was added before it failed.
@@ -133,19 +135,16 @@ class TransactionRequests:
         now: Now,
         fresh_id: int | None,
     ) -> list[Action]:
-        next_producer_id = NO_PRODUCER_ID
-        if ask.client_version >= TRANSACTION_VERSION_2 and transaction.is_exhausted:
-            if fresh_id is None:
-                return self._ids.start(partial(self.end, ask, exchange), exchange)
-            next_producer_id = fresh_id
+        needs_id = ask.client_version >= TRANSACTION_VERSION_2 and transaction.is_exhausted
+        if needs_id and fresh_id is None:
+            return self._ids.start(partial(self.end, ask, exchange), exchange)
         prepared = transaction.prepare(
             committed=ask.committed,
             client_version=ask.client_version,
-            next_producer_id=next_producer_id,
+            fresh_id=fresh_id if needs_id else None,
             now_ms=now.wall_ms,
         )
-        # The producer goes on with the identity that the transaction has when it is complete.
-        result = ProducerResult(ErrorCode.NONE, *prepared.complete(now.wall_ms).identity)
+        result = ProducerResult(ErrorCode.NONE, *prepared.client)
         return self._completion.decide(
             held,
             prepared,
@@ -154,12 +153,11 @@ class TransactionRequests:
         )
 
 
-def _has_epoch(producer: ProducerIdentity, transaction: Transaction) -> bool:
-    is_version_2 = transaction.client_version >= TRANSACTION_VERSION_2
-    if is_version_2 and transaction.state.is_prepared:
-        # The epoch that is written already is that of the next transaction, of which nobody knows yet.
-        return False
-    return producer.producer_epoch == transaction.producer_epoch
+def _stranger_error(producer: ProducerIdentity, transaction: Transaction) -> ErrorCode:
+    """What to tell one that requests are not taken from."""
+    if producer.producer_id in (transaction.client.producer_id, transaction.producer_id):
+        return ErrorCode.PRODUCER_FENCED
+    return ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 def _answer_retry(ask: EndTxn, transaction: Transaction, exchange: int) -> list[Action]:
@@ -168,4 +166,4 @@ def _answer_retry(ask: EndTxn, transaction: Transaction, exchange: int) -> list[
         return refuse(exchange, ErrorCode.INVALID_TXN_STATE)
     if transaction.state.is_prepared:
         return refuse(exchange, ErrorCode.CONCURRENT_TRANSACTIONS)
-    return [Answer(exchange, ProducerResult(ErrorCode.NONE, *transaction.identity))]
+    return [Answer(exchange, ProducerResult(ErrorCode.NONE, *transaction.client))]

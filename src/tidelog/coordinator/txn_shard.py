@@ -83,7 +83,7 @@ class TransactionShard:
             if transaction.state.is_prepared:
                 actions += self._completion.start(held, now)
             elif transaction.state is TransactionState.ONGOING:
-                actions += self.state.watch(now)
+                actions += self.state.watch(transaction, now)
         return actions
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
@@ -163,10 +163,10 @@ class TransactionShard:
     def _abort_timed_out(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         for held, transaction in self._written():
-            if transaction.state is not TransactionState.ONGOING:
+            if transaction.state is not TransactionState.ONGOING or transaction.is_two_phase:
                 continue
             # Also of one that is aborted now: that may fail, and is tried again then.
-            actions += self.state.watch(now)
+            actions += self.state.watch(transaction, now)
             if not held.is_busy and transaction.start_ms + transaction.timeout_ms < now.wall_ms:
                 logger.info(
                     "transaction %s of producer %d is aborted, as it was open for longer than its %d ms",

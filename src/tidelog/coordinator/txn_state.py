@@ -12,7 +12,13 @@ from typing import Final, NamedTuple
 
 from tidelog.coordinator.actions import Action, Answer, Append, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import Appends, coordinator_error
-from tidelog.coordinator.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, Transaction
+from tidelog.coordinator.transaction import (
+    NO_IDENTITY,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    ProducerIdentity,
+    Transaction,
+)
 from tidelog.coordinator.txn_records import encode_transaction
 from tidelog.protocol import ErrorCode
 
@@ -27,14 +33,16 @@ class TransactionConfig:
     transactional_id_expiration_ms: int = 604_800_000
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+    transaction_two_phase_commit_enable: bool = False
 
 
 class ProducerResult(NamedTuple):
-    """What InitProducerId and EndTxn are answered with."""
+    """What InitProducerId and EndTxn are answered with; `ongoing` is the transaction that was kept for the producer."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
     producer_epoch: int = NO_PRODUCER_EPOCH
+    ongoing: ProducerIdentity = NO_IDENTITY
 
 
 class HeldTransaction:
@@ -61,12 +69,12 @@ class TransactionShardState:
         self.config = config
         self.held: dict[str, HeldTransaction] = {}
         self.appends = Appends()
-        # Whether the timer of time-outs is set: it is while a transaction is open.
+        # Whether the timer of time-outs is set: it is while a transaction is open that has one.
         self.is_watching = False
 
-    def watch(self, now: Now) -> list[Action]:
-        """A transaction is open: see to it that its time is looked at."""
-        if self.is_watching:
+    def watch(self, transaction: Transaction, now: Now) -> list[Action]:
+        """A transaction is open: see to it that its time is looked at, if it has one."""
+        if self.is_watching or transaction.is_two_phase:
             return []
         self.is_watching = True
         interval_ms = self.config.transaction_abort_timed_out_transaction_cleanup_interval_ms

@@ -29,6 +29,7 @@ from tidelog.coordinator.actions import (
 )
 from tidelog.coordinator.transaction import (
     EPOCH_MAX,
+    NO_IDENTITY,
     NO_PRODUCER_EPOCH,
     ProducerIdentity,
     Transaction,
@@ -43,7 +44,7 @@ from tidelog.protocol import ErrorCode
 
 IDS = ("a", "worn")
 PARTITIONS = (("t", 0), ("t", 1), ("u", 0))
-CONFIG = TransactionConfig(transactional_id_expiration_ms=3_000_000)
+CONFIG = TransactionConfig(transactional_id_expiration_ms=3_000_000, transaction_two_phase_commit_enable=True)
 TIMEOUT_MS = 60_000
 
 State = TransactionState
@@ -89,7 +90,9 @@ class Transactions(RuleBasedStateMachine):
         # By identity that was given out: the one that its producer had before.
         self.parents: dict[ProducerIdentity, ProducerIdentity | None] = {}
         self.forgotten: set[int] = set()
+        # Those that may abort what is open.
         self.asked_inits: set[tuple[str, ProducerIdentity | None]] = set()
+        self.asked_to_keep: set[str] = set()
         self.asked_ends: set[tuple[str, ProducerIdentity, bool, int]] = set()
         self.marked: dict[str, set[TopicPartition]] = {id_: set() for id_ in IDS}
         self.tried_to_add: dict[str, set[TopicPartition]] = {id_: set() for id_ in IDS}
@@ -167,26 +170,46 @@ class Transactions(RuleBasedStateMachine):
             assert after.state in NEXT_STATES[None if before is None else before.state]
             if before is not None:
                 assert after.identity >= before.identity, "an identity went back"
+                assert after.client >= before.client, "the identity of a producer went back"
                 self._check_step(id_, before, after)
             self.written[id_] = after
 
     def _check_step(self, id_: str, before: Transaction, after: Transaction) -> None:
         if after.state is State.ONGOING and before.state is not State.ONGOING:
             self.added[id_] = set()
+        if before.is_kept and after.state is State.ONGOING:
+            assert after.partitions == before.partitions, "something was added to what may be prepared"
+        if after.is_kept and after.state is State.ONGOING:
+            assert id_ in self.asked_to_keep
+            assert after.client > before.client, "who had the transaction is not shut out"
+            kept = replace(
+                after,
+                next_producer_id=before.next_producer_id,
+                next_producer_epoch=before.next_producer_epoch,
+                previous_producer_id=before.previous_producer_id,
+                timeout_ms=before.timeout_ms,
+                last_update_ms=before.last_update_ms,
+            )
+            assert kept == before, "a transaction was changed by being kept"
+            assert after.timeout_ms >= before.timeout_ms
         if after.state.is_prepared:
+            assert after.producer_id == before.producer_id
+            assert after.producer_epoch - before.producer_epoch in ((1,) if before.is_kept else (0, 1))
             assert self.added[id_] <= after.partitions if before.state is State.ONGOING else not after.partitions
             assert after.partitions <= self.tried_to_add[id_]
             self.tried_to_add[id_] = set()
             self.marked[id_] = set()
-            if (id_, before.identity, after.state.is_commit, after.client_version) in self.asked_ends:
-                self.decisions.setdefault((id_, before.identity), set()).add(after.state.is_commit)
+            if (id_, before.client, after.state.is_commit, after.client_version) in self.asked_ends:
+                self.decisions.setdefault((id_, before.client), set()).add(after.state.is_commit)
             else:
                 assert not after.state.is_commit, "a commit that nobody asked for"
-                assert after.producer_epoch > before.producer_epoch, "aborted, and its producer is not shut out"
-                is_asked = (id_, None) in self.asked_inits or (id_, before.identity) in self.asked_inits
-                assert is_asked or before.start_ms + before.timeout_ms < self.wall_ms, "aborted by a zombie"
+                assert after.client > before.client, "aborted, and its producer is not shut out"
+                is_asked = (id_, None) in self.asked_inits or (id_, before.client) in self.asked_inits
+                is_late = before.start_ms + before.timeout_ms < self.wall_ms and not before.is_two_phase
+                assert is_asked or is_late, "aborted by a zombie, or by time where there is none"
         if after.state.is_complete:
             assert self.marked[id_] == before.partitions, "a transaction is complete without all its markers"
+            assert after.client == before.client, "a producer was told another identity than it got"
 
     def _check_markers(self, action: SendMarkers) -> None:
         _, transaction = self._transaction_of(action)
@@ -211,7 +234,10 @@ class Transactions(RuleBasedStateMachine):
         self.waiting.add(exchange)
         self.given_before[exchange] = max(self.given[ask.transactional_id], default=None)
         if isinstance(ask, InitProducerId):
-            self.asked_inits.add((ask.transactional_id, ask.expected))
+            if ask.keeps_prepared:
+                self.asked_to_keep.add(ask.transactional_id)
+            else:
+                self.asked_inits.add((ask.transactional_id, ask.expected))
             self._run(self.shard.init_producer_id(ask, self._now(), exchange))
         elif isinstance(ask, AddPartitions):
             self.tried_to_add[ask.transactional_id] |= ask.partitions
@@ -245,6 +271,10 @@ class Transactions(RuleBasedStateMachine):
             if ask.expected is not None and newest is not None and newest.producer_id not in self.forgotten:
                 assert self._is_same_producer(newest, ask.expected), "an older producer got a new epoch"
             self.parents.setdefault(identity, ask.expected)
+            written = self.written[id_]
+            assert written.client == identity
+            assert result.ongoing == (written.identity if ask.keeps_prepared and written.is_kept else NO_IDENTITY)
+            assert (written.state is State.ONGOING) == (result.ongoing != NO_IDENTITY)
         else:
             assert ask.committed in self.decisions[id_, ask.producer], "success without a decision"
             assert ask.client_version == 0 or identity > ask.producer or newest == identity
@@ -265,10 +295,15 @@ class Transactions(RuleBasedStateMachine):
         known = sorted(set(self.given[id_]), reverse=True)
         return known[min(index // 10, len(known) - 1)] if known else ProducerIdentity(5, 0)
 
-    @rule(id_=ids, index=indexes, names_itself=st.booleans(), is_calm=st.booleans())
-    def init(self, id_: str, index: int, names_itself: bool, is_calm: bool) -> None:
+    @rule(id_=ids, index=indexes, names_itself=st.booleans(), is_two_phase=st.booleans(), is_calm=st.booleans())
+    def init(self, id_: str, index: int, names_itself: bool, is_two_phase: bool, is_calm: bool) -> None:
         expected = self._identity(id_, index) if names_itself else None
-        self._ask(InitProducerId(id_, TIMEOUT_MS, expected), is_calm=is_calm)
+        self._ask(InitProducerId(id_, TIMEOUT_MS, expected, is_two_phase), is_calm=is_calm)
+
+    @rule(id_=ids, is_two_phase=st.booleans(), is_calm=st.booleans())
+    def keep(self, id_: str, is_two_phase: bool, is_calm: bool) -> None:
+        """A producer comes back after a crash, and wants to know what it had open."""
+        self._ask(InitProducerId(id_, TIMEOUT_MS, None, is_two_phase, keeps_prepared=True), is_calm=is_calm)
 
     @rule(id_=ids, index=indexes, partitions=partition_sets, version=versions, is_calm=st.booleans())
     def add(self, id_: str, index: int, partitions: frozenset[TopicPartition], version: int, is_calm: bool) -> None:
@@ -287,13 +322,14 @@ class Transactions(RuleBasedStateMachine):
         before = len(self.log), len(self.appends), dict(self.written)
         known = len(self.succeeded_ends)
         self._ask(ask)
-        if ask.client_version:
+        # In version 2 a decision takes an epoch; without one it was the answer to an end of version 0, told once more.
+        if ask.client_version and result[1:3] != ask.producer:
             is_last = (
                 held is not None
                 and held.transaction is not None
                 and held.transaction.state.is_complete
                 and held.transaction.client_version == ask.client_version
-                and held.transaction.identity == result[1:]
+                and held.transaction.identity == result[1:3]
             )
             if is_last and held is not None and not held.is_busy:
                 assert self.succeeded_ends[known:] == [(ask, result)]
@@ -387,16 +423,22 @@ class Transactions(RuleBasedStateMachine):
             assert replace(transaction, last_producer_epoch=NO_PRODUCER_EPOCH) == self.written[id_]
 
     def teardown(self) -> None:
-        """With nothing failing any more everybody is answered, and every transaction comes to its end."""
+        """With nothing failing any more everybody is answered, and every transaction comes to its end.
+
+        Those without a time-out do when somebody comes for them, who may end them as he likes.
+        """
         for _ in range(60):
             self.let_all_succeed()
             self.advance(2)
         assert not self.waiting
-        assert not [
-            transaction
-            for transaction in self.written.values()
-            if transaction.state.is_prepared or transaction.state is State.ONGOING
-        ]
+        for id_, transaction in list(self.written.items()):
+            if transaction.state is State.ONGOING:
+                assert transaction.is_two_phase
+                self.keep(id_, is_two_phase=True, is_calm=True)
+                self.end(id_, 0, committed=True, version=2, is_calm=True)
+                assert self.written[id_].state is State.COMPLETE_COMMIT
+                assert self.marked[id_] == transaction.partitions
+            assert not transaction.state.is_prepared
 
 
 Transactions.TestCase.settings = settings(
