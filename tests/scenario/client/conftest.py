@@ -1,0 +1,56 @@
+"""The cluster that the client suite runs against: Tidelog, or Apache Kafka where the environment names a version.
+
+`TIDELOG_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+
+# Groups form at once, as in a test broker; both brokers know the setting.
+_SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
+
+
+@pytest.fixture(scope="session")
+def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
+    broker = make_broker(tmp_path_factory.mktemp("cluster"))
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker for one test alone, which may stop, kill and start it again on the same port."""
+    broker = make_broker(tmp_path / "cluster")
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.kill()
+
+
+def make_broker(directory: Path) -> BrokerProcess:
+    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    if peer:
+        return KafkaBroker(directory, jars=kafka_jars(peer), settings=_SETTINGS)
+    return TidelogBroker(directory, settings=_SETTINGS)
+
+
+@pytest.fixture
+def fresh_name() -> Callable[[str], str]:
+    """Names of topics and groups that no other test has used, with a word that tells what they are for."""
+    numbers = itertools.count()
+    test = uuid.uuid4().hex[:8]
+    return lambda word: f"{word}-{test}-{next(numbers)}"
