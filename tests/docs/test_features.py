@@ -35,6 +35,8 @@ def api_table() -> str:
         versions = str(handler.version_min)
         if handler.version_max > handler.version_min:
             versions += f" to {handler.version_max}"
+        if handler.unstable_version is not None:
+            versions += f", {handler.unstable_version} where unstable versions are enabled"
         file = f"{handler.handle.__module__.rsplit('.', 1)[1]}.py"
         lines.append(f"| {api.key} | {api.name} | {versions} | [{file}](../src/tidelog/broker/handlers/{file}) |")
     return "\n".join(lines) + "\n"

@@ -119,7 +119,7 @@ class Dispatcher:
         if handler is None:
             raise CloseConnection(f"asked for API key {api_key}, which is not served")
         exchange = Exchange(handler, version, correlation_id)
-        if not handler.version_min <= version <= handler.version_max:
+        if not handler.version_min <= version <= handler.version_max and not self._is_unstable(handler, version):
             self._refuse_version(exchange)
             return exchange
         client_id, body_offset = decode_client_id(frame, has_tags=version >= handler.request_tags_from)
@@ -142,12 +142,15 @@ class Dispatcher:
             self._answer(exchange, result)
         return exchange
 
+    def _is_unstable(self, handler: Handler, version: int) -> bool:
+        return handler.version_max < version <= handler.last_version(self._services.settings)
+
     def _refuse_version(self, exchange: Exchange) -> None:
         handler = exchange.handler
         if handler.api.key != _API_VERSIONS_KEY:
             raise CloseConnection(
                 f"asked for {handler.api.name} version {exchange.version}; "
-                f"served are {handler.version_min} to {handler.version_max}"
+                f"served are {handler.version_min} to {handler.last_version(self._services.settings)}"
             )
         from tidelog.broker.handlers.k18_api_versions import refuse_version
 

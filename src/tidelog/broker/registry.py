@@ -2,6 +2,7 @@
 
 What always holds: an API has one handler; the versions a handler is registered for lie within those its messages are
 declared for; ApiVersions answers from here and the dispatcher looks up here, so what is advertised is what is served.
+A version that Kafka may still change is served only by brokers whose unstable.api.versions.enable is true.
 It does not import the handlers: `tidelog.broker.handlers.load_all` does, once, when a broker starts.
 """
 
@@ -16,6 +17,7 @@ from tidelog.protocol import Api, Message, request_class, response_header_has_ta
 
 if TYPE_CHECKING:
     from tidelog.broker.request_context import RequestContext
+    from tidelog.common.settings import Settings
 
 # A handler takes one API's request and the context; keeping its exact type lets tests call it with checked arguments.
 HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
@@ -42,6 +44,8 @@ class Handler:
     version_max: int
     # The types of one API's messages are known to its handler only; the dispatcher passes them through.
     handle: Callable[[Any, RequestContext], Any]
+    # One version more, which Kafka has not settled yet.
+    unstable_version: int | None = None
     may_overlap: bool = False
     may_be_cut: bool = False
     # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
@@ -57,22 +61,35 @@ class Handler:
 
     def _first_version(self, holds: Callable[[int], bool]) -> int:
         """The first version of which something holds, as of all after it; past the last where it never does."""
-        versions = range(self.version_min, self.version_max + 1)
-        return next((version for version in versions if holds(version)), self.version_max + 1)
+        last = self.version_max if self.unstable_version is None else self.unstable_version
+        return next((version for version in range(self.version_min, last + 1) if holds(version)), last + 1)
+
+    def last_version(self, settings: Settings) -> int:
+        """The last version that a broker with these settings serves."""
+        if self.unstable_version is not None and settings.get_bool("unstable.api.versions.enable"):
+            return self.unstable_version
+        return self.version_max
 
 
 _handlers: dict[int, Handler] = {}
 
 
-def handles(api: Api, versions: str) -> Callable[[HandlerT], HandlerT]:
+def handles(api: Api, versions: str, *, unstable: int | None = None) -> Callable[[HandlerT], HandlerT]:
     """Register a function as the handler of an API for versions "first-last" (or one version).
 
+    `unstable` is the one after these if Kafka has not settled it yet.
     The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
     peer expects no answer. A future is cancelled when its connection goes away.
     """
     version_min, version_max = _parse_versions(versions)
     declared_min, declared_max = api.versions
-    if not declared_min <= version_min <= version_max <= declared_max:
+    if (
+        not declared_min
+        <= version_min
+        <= version_max
+        <= (version_max if unstable is None else unstable)
+        <= declared_max
+    ):
         raise ValueError(f"{api.name} is declared for {declared_min}-{declared_max}, not for {versions}")
 
     def register(handle: HandlerT) -> HandlerT:
@@ -84,6 +101,7 @@ def handles(api: Api, versions: str) -> Callable[[HandlerT], HandlerT]:
             version_min,
             version_max,
             handle,
+            unstable,
             may_overlap=api.key in _OVERLAPPING_API_KEYS,
             may_be_cut=api.key in _CUTTABLE_API_KEYS,
         )

@@ -76,7 +76,10 @@ class TransactionService(CoordinatorService[TransactionShard]):
             compression=Compression.NONE,
         )
         self._settings = settings
-        self._config = TransactionConfig(**{name.replace(".", "_"): settings.get_int(name) for name in _SETTINGS})
+        self._config = TransactionConfig(
+            transaction_two_phase_commit_enable=settings.get_bool("transaction.two.phase.commit.enable"),
+            **{name.replace(".", "_"): settings.get_int(name) for name in _SETTINGS},
+        )
         self._load_buffer_bytes = settings.get_int("transaction.state.log.load.buffer.size")
         self._producer_ids = producer_ids
         self._markers = markers

@@ -109,6 +109,13 @@ def _topic_creation_rows() -> Iterator[Setting]:
         "Whether a client that asks for the metadata of a topic that does not exist gets it created.",
     )
     yield _row("delete.topic.enable", SettingType.BOOLEAN, True, "Whether topics may be deleted.")
+    yield _row(
+        "unstable.api.versions.enable",
+        SettingType.BOOLEAN,
+        False,
+        "Whether clients are offered versions of requests that Kafka may still change: of those that are served, "
+        "InitProducerId 6 for two-phase commit (KIP-939).",
+    )
 
 
 def _network_rows() -> Iterator[Setting]:

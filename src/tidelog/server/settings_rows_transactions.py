@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tidelog.common.settings import Check, Setting, SettingType, at_least, between
 
 
-def _row(name: str, kind: SettingType, default: int, check: Check, help_text: str) -> Setting:
+def _row(name: str, kind: SettingType, default: int, check: Check | None, help_text: str) -> Setting:
     return Setting(name, kind, default, help_text, check=check)
 
 
@@ -84,4 +84,13 @@ def transaction_rows() -> Iterator[Setting]:
         3_600_000,
         at_least(1),
         "How often transactional ids are looked at; those that nobody used for long are forgotten.",
+    )
+    yield _row(
+        "transaction.two.phase.commit.enable",
+        SettingType.BOOLEAN,
+        False,
+        None,
+        "Whether producers may have transactions without a time-out, which a coordinator of their own decides "
+        "(two-phase commit, KIP-939); read_committed consumers wait for those as long as it takes. Clients ask for "
+        "them by a version of InitProducerId that is unstable: set unstable.api.versions.enable, too.",
     )

@@ -8,6 +8,7 @@ header is that of version 0 always, so that a client can read either.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from tidelog.broker.registry import find_handler, handles, registered_handlers
 from tidelog.broker.request_context import RequestContext
@@ -21,6 +22,9 @@ from tidelog.protocol.messages.k18_api_versions import (
     SupportedFeatureKey,
 )
 
+if TYPE_CHECKING:
+    from tidelog.common.settings import Settings
+
 _PRODUCE_KEY = 0
 _SOFTWARE_NAME = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -33,7 +37,7 @@ def handle_api_versions(request: ApiVersionsRequest, context: RequestContext) ->
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         context.session.client_software_name = name
         context.session.client_software_version = version
-    response = ApiVersionsResponse(api_keys=_served())
+    response = ApiVersionsResponse(api_keys=_served(context.services.settings))
     if context.version >= 3:
         _add_features(response, context)
     return response
@@ -47,13 +51,13 @@ def refuse_version() -> ApiVersionsResponse:
     return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own_range])
 
 
-def _served() -> list[ApiVersion]:
+def _served(settings: Settings) -> list[ApiVersion]:
     return [
         ApiVersion(
             api_key=handler.api.key,
             # librdkafka compresses only for brokers that list Produce 0, though nobody sends it any more (KAFKA-18659).
             min_version=0 if handler.api.key == _PRODUCE_KEY else handler.version_min,
-            max_version=handler.version_max,
+            max_version=handler.last_version(settings),
         )
         for handler in registered_handlers()
     ]

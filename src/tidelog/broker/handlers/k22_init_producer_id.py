@@ -1,8 +1,8 @@
-"""InitProducerId, versions 0 to 6.
+"""InitProducerId, versions 0 to 5, and 6 where unstable versions are served.
 
 1 changes nothing in the fields, 2 is flexible. 3 lets a producer name the id and epoch it had (KIP-360), 4 may answer
-PRODUCER_FENCED (KIP-588), 5 TRANSACTION_ABORTABLE (KIP-890), 6 is for two-phase commit (KIP-939), which is not served:
-it is answered as by a Kafka broker that does not allow it.
+PRODUCER_FENCED (KIP-588), 5 TRANSACTION_ABORTABLE (KIP-890). 6 is for two-phase commit (KIP-939): transactions without
+a time-out, and producers that find open what they had prepared. Kafka has not settled it yet.
 
 Without a transactional id the answer is always a fresh producer id at epoch 0. With one it comes from the coordinator
 of the transactional id: the same producer id each time, at an epoch that shuts out whoever had it before.
@@ -27,7 +27,7 @@ from tidelog.protocol.messages.k22_init_producer_id import (
 _FENCED_FROM_VERSION = 4
 
 
-@handles(INIT_PRODUCER_ID, "0-6")
+@handles(INIT_PRODUCER_ID, "0-5", unstable=6)
 async def handle_init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
     try:
         if request.transactional_id is None:
@@ -39,19 +39,26 @@ async def handle_init_producer_id(request: InitProducerIdRequest, context: Reque
         return _failure(ErrorCode.INVALID_PRODUCER_EPOCH)
     if result.error:
         return _failure(result.error)
-    return InitProducerIdResponse(producer_id=result.producer_id, producer_epoch=result.producer_epoch)
+    return InitProducerIdResponse(
+        producer_id=result.producer_id,
+        producer_epoch=result.producer_epoch,
+        ongoing_txn_producer_id=result.ongoing.producer_id,
+        ongoing_txn_producer_epoch=result.ongoing.producer_epoch,
+    )
 
 
 async def _init(request: InitProducerIdRequest, transactional_id: str, context: RequestContext) -> ProducerResult:
-    if request.enable2_pc:
-        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "two-phase commit is not allowed")
-    if request.keep_prepared_txn:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, "two-phase commit is not served")
     has_id, has_epoch = request.producer_id != NO_PRODUCER_ID, request.producer_epoch != NO_PRODUCER_EPOCH
     if has_id != has_epoch:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a producer names its id and its epoch, or neither")
     expected = ProducerIdentity(request.producer_id, request.producer_epoch) if has_id else None
-    ask = InitProducerId(transactional_id, request.transaction_timeout_ms, expected)
+    ask = InitProducerId(
+        transactional_id,
+        request.transaction_timeout_ms,
+        expected,
+        is_two_phase=request.enable2_pc,
+        keeps_prepared=request.keep_prepared_txn,
+    )
     answer = context.services.transactions.ask(
         transactional_id, lambda shard, now, exchange: shard.init_producer_id(ask, now, exchange)
     )

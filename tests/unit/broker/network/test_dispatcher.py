@@ -30,6 +30,7 @@ from tidelog.protocol.messages.k12_heartbeat import HEARTBEAT, HeartbeatRequest,
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.k29_describe_acls import DESCRIBE_ACLS
 from tidelog.protocol.messages.k42_delete_groups import DELETE_GROUPS, DeleteGroupsRequest
+from tidelog.server.settings_load import load
 
 Handle = Callable[[Any, RequestContext], Any]
 
@@ -45,7 +46,7 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Handler]:
 
 def _dispatcher(loop: asyncio.AbstractEventLoop | None = None, **services: object) -> Dispatcher:
     controller = SimpleNamespace(image=SimpleNamespace(revision=7))
-    parts = SimpleNamespace(controller=controller, **({"features": {}} | services))
+    parts = SimpleNamespace(controller=controller, **({"features": {}, "settings": load(environ={})} | services))
     return Dispatcher(cast(BrokerServices, parts), loop or cast(asyncio.AbstractEventLoop, None))
 
 
@@ -126,6 +127,23 @@ class TestBadRequests:
         _heartbeat(handlers, lambda request, context: HeartbeatResponse())
         with pytest.raises(CloseConnection, match="version 4; served are 0 to 3"):
             _dispatcher().start(memoryview(struct.pack(">hhi", HEARTBEAT.key, 4, 5)), ClientSession())
+
+    def test_an_unstable_version_is_served_where_the_settings_say_so(self, handlers: dict[int, Handler]) -> None:
+        handle = cast(Handle, lambda request, context: HeartbeatResponse(error_code=context.version))
+        handlers[HEARTBEAT.key] = Handler(HEARTBEAT, 0, 3, handle, unstable_version=4)
+        frame = _frame(HEARTBEAT.key, 4, encode(HeartbeatRequest(group_id="g"), 4))
+        with pytest.raises(CloseConnection, match="version 4; served are 0 to 3"):
+            _dispatcher().start(frame, ClientSession())
+        unstable = load(environ={}, options={"unstable.api.versions.enable": True})
+        dispatcher = _dispatcher(settings=unstable)
+        # The header of a flexible answer ends in tagged fields, of which there are none.
+        answer = _answer(dispatcher.start(frame, ClientSession()))[1:]
+        assert decode(HeartbeatResponse, answer, 4).error_code == 4
+        listing = dispatcher.start(_frame(18, 0, encode(ApiVersionsRequest(), 0)), ClientSession())
+        served = {row.api_key: row.max_version for row in decode(ApiVersionsResponse, _answer(listing), 0).api_keys}
+        assert served == {HEARTBEAT.key: 4, API_VERSIONS.key: 4}
+        with pytest.raises(CloseConnection, match="version 5; served are 0 to 4"):
+            dispatcher.start(memoryview(struct.pack(">hhi", HEARTBEAT.key, 5, 5)), ClientSession())
 
     def test_truncated_requests_and_stray_bytes_close(self, handlers: dict[int, Handler]) -> None:
         frame = bytes(_heartbeat(handlers, lambda request, context: HeartbeatResponse()))
