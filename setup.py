@@ -8,7 +8,16 @@ import os
 
 from setuptools import Extension, setup
 
-KERNEL = ("kernel", "kernel_arrow", "kernel_offset_map", "kernel_walk", "kernel_compact", "kernel_small", "kernel_build")
+KERNEL = (
+    "kernel",
+    "kernel_arrow",
+    "kernel_offset_map",
+    "kernel_walk",
+    "kernel_compact",
+    "kernel_small",
+    "kernel_consume",
+    "kernel_build",
+)
 
 
 def kernel_extensions() -> list[Extension]:
