@@ -1,6 +1,7 @@
 """The cluster that the client suite runs against: Tidelog, or Apache Kafka where the environment names a version.
 
-`TIDELOG_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does so.
+`TIDELOG_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does
+so.
 """
 
 from __future__ import annotations

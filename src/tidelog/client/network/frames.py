@@ -27,13 +27,18 @@ class FrameError(Exception):
 class FrameReader:
     """Receives from a non-blocking socket; `read` gives the answers that are whole."""
 
-    def __init__(self) -> None:
-        self._scratch = bytearray(_SCRATCH_BYTES)
+    def __init__(self, scratch_bytes: int = _SCRATCH_BYTES) -> None:
+        self._scratch = bytearray(scratch_bytes)
         self._scratch_view = memoryview(self._scratch)
         self._scratch_filled = 0
         self._frame: bytearray | None = None  # a large answer on its way, with the size it has so far
         self._frame_size = 0
         self._frame_filled = 0
+
+    @property
+    def buffered_bytes_max(self) -> int:
+        """What is held in memory for answers that are not whole."""
+        return len(self._scratch) + (len(self._frame) if self._frame is not None else 0)
 
     def read(self, source: socket.socket) -> list[bytearray] | None:
         """Receive once; None when the peer has closed. Raises OSError, BlockingIOError among them, and FrameError."""
@@ -67,7 +72,7 @@ class FrameReader:
                 raise FrameError(f"an answer of {size} bytes was announced")
             body = start + _SIZE.size
             if filled - body < size:
-                if size > _SCRATCH_BYTES - _SIZE.size:
+                if size > len(self._scratch) - _SIZE.size:
                     self._begin_large(size, self._scratch_view[body:filled])
                     start = filled
                 break
