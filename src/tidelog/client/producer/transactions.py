@@ -1,0 +1,537 @@
+"""Transactions of a producer: the requests to the coordinators of its transactional id and of consumer groups.
+
+What always holds: a partition's batches go out only after the coordinator has added the partition to the transaction,
+or to a broker that adds it itself (KIP-890, `transaction.version` 2); a transaction ends only when all its batches are
+stored or given up; a commit whose answer was lost is asked for again and carried out once. Where it stands is in
+`transaction_state`; the sender knows it as `TransactionHooks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
+
+from tidelog.client.errors import (
+    AbortableError,
+    BrokerError,
+    ClientError,
+    FatalError,
+    RetriableError,
+    TransactionStateError,
+    error_code,
+    raise_for,
+)
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.transaction_state import State, TransactionAbortedError, TransactionState
+from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, group_by_topic
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tidelog.protocol.messages.k25_add_offsets_to_txn import (
+    ADD_OFFSETS_TO_TXN,
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
+from tidelog.protocol.messages.k28_txn_offset_commit import (
+    TXN_OFFSET_COMMIT,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+
+_IMPLICIT_FEATURE = ("transaction.version", 2)  # partitions are added by producing to them, epochs grow by themselves
+# The newest versions for a broker that does not do so; later ones mean that it does.
+_PRODUCE_AT_MOST = 11
+_ADD_PARTITIONS_AT_MOST = 3  # later ones are for brokers among themselves
+_TXN_OFFSET_COMMIT_AT_MOST = 4
+_END_TXN_AT_MOST = 4
+_EPOCH_BUMP_FROM = 3
+_TWO_PHASE_FROM = 6
+_STABLE_INIT_AT_MOST = 5
+# The transaction before is still being ended, which takes moments: a shorter pause than for real failures.
+_CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
+
+_FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+# What ends the transaction but not the producer.
+_ABORTABLE = frozenset(
+    {
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    }
+)
+
+T = TypeVar("T")
+
+
+class PreparedTransaction(NamedTuple):
+    """What an outside coordinator keeps of a transaction that was prepared (KIP-939)."""
+
+    producer_id: int
+    producer_epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}:{self.producer_epoch}"
+
+    @classmethod
+    def parse(cls, text: str) -> PreparedTransaction:
+        producer_id, _, producer_epoch = text.partition(":")
+        return cls(int(producer_id), int(producer_epoch))
+
+
+class FatalTransactionError(FatalError):
+    """The coordinator refused the producer for good; the cause is its answer."""
+
+
+class TransactionHost(Protocol):
+    """What transactions need of the producer they belong to."""
+
+    @property
+    def producer_id(self) -> int: ...
+
+    @property
+    def producer_epoch(self) -> int: ...
+
+    def set_producer_id(self, producer_id: int, producer_epoch: int) -> None:
+        """Go on with this id and epoch, and number records from 0."""
+        ...
+
+    def wake(self) -> None:
+        """Look again at what may be sent."""
+        ...
+
+    async def flush(self) -> None:
+        """Until every record appended so far was stored or given up."""
+        ...
+
+    def fail_undrained(self, error: ClientError) -> None:
+        """Give up all records that were not sent yet."""
+        ...
+
+
+class Transactions:
+    """The transactional side of one producer; runs on its event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        host: TransactionHost,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        two_phase: bool = False,
+        block_s: float = 60.0,
+    ) -> None:
+        self.state = TransactionState(transactional_id)
+        self._cluster = cluster
+        self._host = host
+        self._timeout_ms = timeout_ms
+        self._two_phase = two_phase
+        self._block_s = block_s
+        self._coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
+        self._group_coordinators: dict[str, Coordinator] = {}
+        self._adds_itself = False
+        self._needs_epoch_bump = False
+        self._adding: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._prepared: PreparedTransaction | None = None
+
+    # What the sender asks (TransactionHooks)
+
+    @property
+    def transactional_id(self) -> str:
+        return self.state.transactional_id
+
+    @property
+    def produce_version_at_most(self) -> int | None:
+        return None if self._adds_itself else _PRODUCE_AT_MOST
+
+    @property
+    def is_completing(self) -> bool:
+        return self.state.state in (State.COMMITTING, State.ABORTING)
+
+    def check_send(self) -> None:
+        self.state.check_send()
+
+    def on_append(self, topic_partition: TopicPartition) -> None:
+        self.state.note_partition(topic_partition)
+
+    def may_send(self, topic_partition: TopicPartition) -> bool:
+        if self._adds_itself or self.state.is_added(topic_partition):
+            return True
+        if self._adding is None and self.state.error is None:
+            self._adding = asyncio.get_running_loop().create_task(self._add_partitions())
+        return False
+
+    def on_delivered(self, topic_partition: TopicPartition) -> None:
+        """Nothing to do: the partition belongs to the transaction since its first batch was opened."""
+
+    def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
+        # The broker may hold a gap in the sequence, so the next transaction begins with a new epoch.
+        self._needs_epoch_bump = True
+        self._failed(error)
+
+    # What the user asks
+
+    async def init(self, *, keep_prepared: bool = False, timeout_s: float | None = None) -> PreparedTransaction | None:
+        """Get the producer id, shut out earlier producers of the transactional id, and end what they left open.
+
+        With `keep_prepared` an open transaction stays open, to be committed or aborted: it is returned.
+        """
+        self.state.check_init()
+        response = await self._ask_producer_id(keep_prepared=keep_prepared, timeout_s=timeout_s)
+        self._host.set_producer_id(response.producer_id, response.producer_epoch)
+        if response.ongoing_txn_producer_id >= 0:
+            self._prepared = PreparedTransaction(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+            self.state.kept_prepared()
+            return self._prepared
+        self.state.initialized()
+        return None
+
+    def begin(self) -> None:
+        self.state.begin()
+        self._prepared = None
+
+    async def commit(self, *, timeout_s: float | None = None) -> None:
+        """Deliver all records and commit; may be called again when the time was up before the answer came."""
+        self.state.start_commit()
+        await self._end(committed=True, timeout_s=timeout_s)
+
+    async def abort(self, *, timeout_s: float | None = None) -> None:
+        """Give up what was not sent and abort."""
+        self.state.start_abort()
+        await self._end(committed=False, timeout_s=timeout_s)
+
+    async def prepare(self, *, timeout_s: float | None = None) -> PreparedTransaction:
+        """Deliver all records; the transaction then stays open until it is committed or aborted, even by another
+        producer of the same transactional id (KIP-939)."""
+        self.state.check_prepare()
+        if not self._two_phase:
+            raise TransactionStateError("prepare_transaction needs transaction_two_phase_commit_enable=True")
+        async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
+            await self._host.flush()
+        self.state.prepared()
+        self._prepared = PreparedTransaction(self._host.producer_id, self._host.producer_epoch)
+        return self._prepared
+
+    async def complete(self, prepared: PreparedTransaction, *, timeout_s: float | None = None) -> bool:
+        """Commit the prepared transaction if it is this one, else abort it; whether it was committed."""
+        if self.state.state is not State.PREPARED:
+            raise TransactionStateError("there is no prepared transaction to complete")
+        is_this_one = self._prepared == prepared
+        await (self.commit(timeout_s=timeout_s) if is_this_one else self.abort(timeout_s=timeout_s))
+        return is_this_one
+
+    async def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: ConsumerGroupMetadata,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Make the group's offsets part of the transaction: they count once it is committed."""
+        self.state.check_send()
+        if not offsets:
+            return
+        try:
+            if not self._adds_itself and group.group_id not in self.state.groups:
+                await self._ask(lambda connection: self._add_offsets(connection, group.group_id), timeout_s=timeout_s)
+            self.state.groups.add(group.group_id)
+            self.state.has_begun_at_broker = True
+            coordinator = self._group_coordinators.setdefault(
+                group.group_id, Coordinator(self._cluster, KeyType.GROUP, group.group_id)
+            )
+            left = dict(offsets)
+            await self._ask(
+                lambda connection: self._commit_offsets(connection, left, group), coordinator, timeout_s=timeout_s
+            )
+        except RetriableError:
+            raise  # the time was up; the same call may be made again
+        except ClientError as error:
+            raise self._failed(error) from error
+
+    async def close(self) -> None:
+        """Stop asking; what is open at the broker is ended by its time-out, or by the next producer of this id."""
+        tasks = [task for task in (self._adding, self._ending) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # The end of a transaction
+
+    async def _end(self, *, committed: bool, timeout_s: float | None) -> None:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._carry_out_end(committed))
+        ending = self._ending
+        try:
+            async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
+                await asyncio.shield(ending)
+        except TimeoutError:
+            what = "commit" if committed else "abort"
+            raise TransactionTimeoutError(
+                f"the {what} of {self.transactional_id!r} was not confirmed in time; it is still under way: "
+                f"call {what}_transaction again to wait for it"
+            ) from None
+        finally:
+            if ending.done() and self._ending is ending:
+                self._ending = None
+
+    async def _carry_out_end(self, committed: bool) -> None:
+        if not committed:
+            self._host.fail_undrained(TransactionAbortedError("the transaction was aborted before the record was sent"))
+        await self._host.flush()
+        if self._adding is not None:
+            await asyncio.gather(self._adding, return_exceptions=True)
+        if committed and self.state.error is not None:
+            self.state.raise_error()  # a record failed on the way
+        try:
+            if self.state.has_begun_at_broker:
+                await self._ask(lambda connection: self._end_txn(connection, committed), timeout_s=None, forever=True)
+            if self._needs_epoch_bump and not self._adds_itself:
+                await self._bump_epoch()
+        except ClientError as error:
+            raise self._failed(error) from error
+        self._needs_epoch_bump = False
+        self.state.ended()
+
+    async def _end_txn(self, connection: Connection, committed: bool) -> None:
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self._host.producer_id,
+            producer_epoch=self._host.producer_epoch,
+            committed=committed,
+        )
+        version = connection.version_for(END_TXN, at_most=None if self._adds_itself else _END_TXN_AT_MOST)
+        response = await connection.request(END_TXN, request, EndTxnResponse, version=version)
+        raise_for(response.error_code, subject=self._subject)
+        if response.producer_id >= 0:
+            self._host.set_producer_id(response.producer_id, response.producer_epoch)
+
+    async def _bump_epoch(self) -> None:
+        response = await self._ask_producer_id(
+            producer=(self._host.producer_id, self._host.producer_epoch), timeout_s=None, forever=True
+        )
+        self._host.set_producer_id(response.producer_id, response.producer_epoch)
+
+    # Requests
+
+    @property
+    def _subject(self) -> str:
+        return f"transactional id {self.transactional_id!r}"
+
+    async def _ask_producer_id(
+        self,
+        *,
+        producer: tuple[int, int] = (-1, -1),
+        keep_prepared: bool = False,
+        timeout_s: float | None,
+        forever: bool = False,
+    ) -> InitProducerIdResponse:
+        two_phase = self._two_phase or keep_prepared
+
+        async def ask(connection: Connection) -> InitProducerIdResponse:
+            version = connection.version_for(INIT_PRODUCER_ID, at_most=None if two_phase else _STABLE_INIT_AT_MOST)
+            if two_phase and version < _TWO_PHASE_FROM:
+                raise TransactionStateError(
+                    f"broker at {connection.address} does not offer two-phase commit; it needs "
+                    "transaction.two.phase.commit.enable=true and unstable.api.versions.enable=true there"
+                )
+            request = InitProducerIdRequest(
+                transactional_id=self.transactional_id,
+                transaction_timeout_ms=self._timeout_ms,
+            )
+            if version >= _EPOCH_BUMP_FROM:
+                request.producer_id, request.producer_epoch = producer
+            if version >= _TWO_PHASE_FROM:
+                request.enable2_pc = two_phase
+                request.keep_prepared_txn = keep_prepared
+            response = await connection.request(INIT_PRODUCER_ID, request, InitProducerIdResponse, version=version)
+            raise_for(response.error_code, subject=self._subject)
+            self._note_features(connection)
+            return response
+
+        try:
+            return await self._ask(ask, timeout_s=timeout_s, forever=forever)
+        except RetriableError:
+            raise
+        except ClientError as error:
+            raise self._failed(error) from error
+
+    def _note_features(self, connection: Connection) -> None:
+        name, level = _IMPLICIT_FEATURE
+        self._adds_itself = connection.features.get(name, 0) >= level
+
+    async def _add_partitions(self) -> None:
+        """Tell the coordinator of new partitions, until there are none; then batches may go out."""
+        try:
+            while partitions := self.state.take_new():
+                left = set(partitions)
+                await self._ask(
+                    lambda connection, left=left: self._add_partitions_once(connection, left),  # type: ignore[misc]
+                    timeout_s=None,
+                    forever=True,
+                )
+                self.state.added(partitions)
+                self._host.wake()
+        except ClientError as error:
+            self._host.fail_undrained(self._failed(error))
+        finally:
+            self._adding = None
+            self._host.wake()
+
+    async def _add_partitions_once(self, connection: Connection, left: set[TopicPartition]) -> None:
+        topics = [
+            AddPartitionsToTxnTopic(name=name, partitions=numbers)
+            for name, numbers in group_by_topic(sorted(left)).items()
+        ]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self._host.producer_id,
+            v3_and_below_producer_epoch=self._host.producer_epoch,
+            v3_and_below_topics=topics,
+        )
+        version = connection.version_for(ADD_PARTITIONS_TO_TXN, at_most=_ADD_PARTITIONS_AT_MOST)
+        response = await connection.request(ADD_PARTITIONS_TO_TXN, request, AddPartitionsToTxnResponse, version=version)
+        errors: list[BrokerError] = []
+        for topic in response.results_by_topic_v3_and_below:
+            for row in topic.results_by_partition:
+                topic_partition = TopicPartition(topic.name, row.partition_index)
+                code = error_code(row.partition_error_code)
+                if code is ErrorCode.NONE:
+                    left.discard(topic_partition)
+                elif code is not ErrorCode.OPERATION_NOT_ATTEMPTED:
+                    errors.append(BrokerError(code, subject=f"partition {topic_partition}"))
+        if errors:
+            raise next((error for error in errors if not _may_pass(error)), errors[0])
+        if left:
+            raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's answer left partitions out")
+
+    async def _add_offsets(self, connection: Connection, group_id: str) -> None:
+        request = AddOffsetsToTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self._host.producer_id,
+            producer_epoch=self._host.producer_epoch,
+            group_id=group_id,
+        )
+        response = await connection.request(ADD_OFFSETS_TO_TXN, request, AddOffsetsToTxnResponse)
+        raise_for(response.error_code, subject=f"group {group_id!r}")
+
+    async def _commit_offsets(
+        self, connection: Connection, left: dict[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
+    ) -> None:
+        topics = [
+            TxnOffsetCommitRequestTopic(
+                name=name,
+                partitions=[_offset_row(number, left[TopicPartition(name, number)]) for number in numbers],
+            )
+            for name, numbers in group_by_topic(left).items()
+        ]
+        at_most = None if self._adds_itself else _TXN_OFFSET_COMMIT_AT_MOST
+        version = connection.version_for(TXN_OFFSET_COMMIT, at_most=at_most)
+        request = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group.group_id,
+            producer_id=self._host.producer_id,
+            producer_epoch=self._host.producer_epoch,
+            topics=topics,
+        )
+        if version >= 3:
+            request.generation_id = group.generation_id
+            request.member_id = group.member_id
+            request.group_instance_id = group.group_instance_id
+        response = await connection.request(TXN_OFFSET_COMMIT, request, TxnOffsetCommitResponse, version=version)
+        errors: list[BrokerError] = []
+        for topic in response.topics:
+            for row in topic.partitions:
+                topic_partition = TopicPartition(topic.name, row.partition_index)
+                if row.error_code == ErrorCode.NONE:
+                    left.pop(topic_partition, None)
+                else:
+                    subject = f"group {group.group_id!r}, partition {topic_partition}"
+                    errors.append(BrokerError(error_code(row.error_code), subject=subject))
+        if errors:
+            raise next((error for error in errors if not _may_pass(error)), errors[0])
+
+    async def _ask(
+        self,
+        ask: Callable[[Connection], Awaitable[T]],
+        coordinator: Coordinator | None = None,
+        *,
+        timeout_s: float | None,
+        forever: bool = False,
+    ) -> T:
+        """Ask the coordinator until it answers what is not passing, or the time is up."""
+        coordinator = coordinator or self._coordinator
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + (self._block_s if timeout_s is None else timeout_s)
+        failures = 0
+        while True:
+            try:
+                return await ask(await coordinator.connection())
+            except ClientError as error:
+                coordinator.note_error(error)
+                if not _may_pass(error):
+                    raise
+                failures += 1
+                is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
+                pause_s = (_CONCURRENT_BACKOFF if is_busy else self._cluster.settings.retry).pause_s(failures)
+                if not forever and loop.time() + pause_s >= deadline_s:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    # Failures
+
+    def _failed(self, error: ClientError) -> ClientError:
+        """Note what the error means for the transaction; returns the error that the user is shown."""
+        shown = error
+        if isinstance(error, BrokerError) and error.code not in _FENCED:
+            if error.code in _ABORTABLE:
+                if not isinstance(error, AbortableError):
+                    shown = TransactionAbortedError(f"the transaction can only be aborted: {error}")
+            elif not error.retriable and not isinstance(error, FatalError):
+                shown = FatalTransactionError(f"{self._subject} can't go on, make a new producer: {error}")
+            if shown is not error:
+                shown.__cause__ = error
+        self.state.failed(shown)
+        return shown
+
+
+class TransactionTimeoutError(RetriableError):
+    """The end of a transaction was not confirmed in time; it is still under way."""
+
+
+def _may_pass(error: ClientError) -> bool:
+    if isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
+        return True
+    return isinstance(error, RetriableError)
+
+
+def _offset_row(number: int, offset: OffsetAndMetadata) -> TxnOffsetCommitRequestPartition:
+    return TxnOffsetCommitRequestPartition(
+        partition_index=number,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        committed_metadata=offset.metadata,
+    )
