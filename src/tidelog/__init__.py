@@ -8,14 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidelog.client.admin import Admin, AsyncAdmin, NewTopic
+    from tidelog.client.processing.async_deduplicator import AsyncDeduplicator
+    from tidelog.client.processing.deduplicator import Deduplicator
     from tidelog.client.table import Table
 
-__all__ = ["Table", "__version__"]
+__all__ = ["Admin", "AsyncAdmin", "AsyncDeduplicator", "Deduplicator", "NewTopic", "Table", "__version__"]
 
 __version__ = "0.1.0"
 
 # What people import from here, and where it is; it is imported when it is first asked for.
-_HOMES = {"Table": "tidelog.client.table"}
+_HOMES = {
+    "Admin": "tidelog.client.admin.admin",
+    "AsyncAdmin": "tidelog.client.admin.async_admin",
+    "NewTopic": "tidelog.client.admin.topic_types",
+    "AsyncDeduplicator": "tidelog.client.processing.async_deduplicator",
+    "Deduplicator": "tidelog.client.processing.deduplicator",
+    "Table": "tidelog.client.table",
+}
 
 
 # Type checkers would take every name for granted.

@@ -12,10 +12,18 @@ class ResourceType(enum.IntEnum):
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+    @property
+    def label(self) -> str:
+        """For people: "broker logger"."""
+        return self.name.lower().replace("_", " ")
 
 
 class ConfigResource(NamedTuple):
-    """A topic by name, or a broker by id; a broker without a name stands for the default of all brokers."""
+    """What settings belong to, by its name; a broker's name is its id, and without one all brokers are meant."""
 
     type: ResourceType
     name: str
@@ -23,7 +31,20 @@ class ConfigResource(NamedTuple):
     def __str__(self) -> str:
         if self.type is ResourceType.BROKER and not self.name:
             return "all brokers"
-        return f"{self.type.name.lower()} {self.name}"
+        return f"{self.type.label} {self.name}"
+
+    @classmethod
+    def topic(cls, name: str) -> ConfigResource:
+        return cls(ResourceType.TOPIC, name)
+
+    @classmethod
+    def broker(cls, node_id: int | None = None) -> ConfigResource:
+        """A broker by its id; None: the default of all brokers."""
+        return cls(ResourceType.BROKER, "" if node_id is None else str(node_id))
+
+    @classmethod
+    def group(cls, group_id: str) -> ConfigResource:
+        return cls(ResourceType.GROUP, group_id)
 
 
 class ConfigSource(enum.IntEnum):

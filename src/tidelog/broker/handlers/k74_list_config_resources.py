@@ -23,8 +23,8 @@ from tidelog.protocol.messages.k74_list_config_resources import (
 )
 
 _TYPES_FROM_VERSION = 1
-# Loggers (8), client metrics (16) and groups (32) are asked for too; none of them has settings here.
-_KNOWN_TYPES: Final = (ResourceType.TOPIC, ResourceType.BROKER, 8, 16, 32)
+# Loggers, client metrics and groups are asked for too; none of them has settings here.
+_KNOWN_TYPES: Final = tuple(ResourceType)
 
 
 @handles(LIST_CONFIG_RESOURCES, "0-1")

@@ -1,0 +1,289 @@
+"""The synchronous admin client: the calls of `AsyncAdmin`, run on an event loop in a thread of its own.
+
+What always holds: it may be used by several threads at once; a call that is interrupted is given up.
+"""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from tidelog.client.admin.async_admin import AsyncAdmin
+from tidelog.client.admin.settings import AdminOptions
+from tidelog.client.errors import ClientError, ClosedError
+from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.client.network.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from tidelog.client.admin.cluster_types import ClusterDescription, FeatureMetadata, LogDir
+    from tidelog.client.admin.config_types import ConfigEntry, ConfigResource, ResourceType
+    from tidelog.client.admin.configs import Changes
+    from tidelog.client.admin.group_types import GroupDescription, GroupListing
+    from tidelog.client.admin.offset_types import DeletedRecords, IsolationLevel, ListedOffset, TimeOrSpec
+    from tidelog.client.admin.results import Results
+    from tidelog.client.admin.topic_types import CreatedTopic, DeletedTopic, NewPartitions, NewTopic
+    from tidelog.client.admin.transaction_types import (
+        OpenTransaction,
+        PartitionProducer,
+        ProducerIdAndEpoch,
+        TransactionDescription,
+        TransactionListing,
+    )
+    from tidelog.client.types import OffsetAndMetadata, TopicMetadata, TopicPartition
+
+ResultT = TypeVar("ResultT")
+TopicT = TypeVar("TopicT", str, uuid.UUID)
+
+
+class Admin:
+    """Everything that brokers do for those who look after a cluster.
+
+    A call about several things gives `Results`: a mapping in which each has its value, or raises its error.
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[AdminOptions]) -> None:
+        self._thread: LoopThread | None = None
+        self._fork_guard = ForkGuard("Admin")
+        self._admin = AsyncAdmin(settings, **options)
+        self.settings = self._admin.settings
+        self._thread = LoopThread("tidelog-admin")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all connections and the thread; once is enough."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        if not self._fork_guard.forked:
+            thread.run(self._admin.close())
+        thread.close()
+
+    def __del__(self) -> None:
+        if self._thread is not None and not self._fork_guard.forked:
+            warnings.warn("Admin was not closed", ResourceWarning, source=self, stacklevel=2)
+            self.close()
+
+    def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
+        thread = self._thread
+        try:
+            self._fork_guard.check()
+            if thread is None:
+                raise ClosedError("this admin client is closed")
+        except ClientError:
+            call.close()
+            raise
+        return thread.run(call)
+
+    # Topics
+
+    def create_topics(
+        self, topics: Iterable[NewTopic | str], *, validate_only: bool = False
+    ) -> Results[str, CreatedTopic]:
+        """Make topics; one that is only named gets the brokers' default numbers of partitions and replicas."""
+        return self._run(self._admin.create_topics(topics, validate_only=validate_only))
+
+    def delete_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, DeletedTopic]:
+        """Delete topics by their names or their ids."""
+        return self._run(self._admin.delete_topics(topics))
+
+    def list_topics(self, *, include_internal: bool = False) -> list[TopicMetadata]:
+        """All topics with their partitions, sorted by name."""
+        return self._run(self._admin.list_topics(include_internal=include_internal))
+
+    def describe_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, TopicMetadata]:
+        """Topics by their names or their ids, with leaders and replicas of their partitions."""
+        return self._run(self._admin.describe_topics(topics))
+
+    def create_partitions(
+        self, counts: Mapping[str, int | NewPartitions], *, validate_only: bool = False
+    ) -> Results[str, None]:
+        """Grow topics to these numbers of partitions."""
+        return self._run(self._admin.create_partitions(counts, validate_only=validate_only))
+
+    def wait_for_topics(self, topics: str | Iterable[str]) -> None:
+        """Until brokers have heard of topics that were just made and their partitions have leaders."""
+        return self._run(self._admin.wait_for_topics(topics))
+
+    # Settings
+
+    def describe_configs(
+        self,
+        resources: ConfigResource | Iterable[ConfigResource],
+        names: Sequence[str] | None = None,
+        *,
+        include_documentation: bool = False,
+        include_synonyms: bool = False,
+    ) -> Results[ConfigResource, Mapping[str, ConfigEntry]]:
+        """The settings of topics, brokers, groups..., by name; only those named, when names are given."""
+        return self._run(
+            self._admin.describe_configs(
+                resources, names, include_documentation=include_documentation, include_synonyms=include_synonyms
+            )
+        )
+
+    def incremental_alter_configs(
+        self, changes: Mapping[ConfigResource, Changes], *, validate_only: bool = False
+    ) -> Results[ConfigResource, None]:
+        """Change settings and leave the others as they are: a mapping of new values (None: back to the default), or
+        `ConfigChange` rows, which can also add to lists and take away from them."""
+        return self._run(self._admin.incremental_alter_configs(changes, validate_only=validate_only))
+
+    def list_config_resources(self, types: Iterable[ResourceType] = ()) -> list[ConfigResource]:
+        """What has settings, of these types or of all."""
+        return self._run(self._admin.list_config_resources(types))
+
+    # Groups
+
+    def list_groups(
+        self, *, states: Iterable[str] = (), types: Iterable[str] = (), protocol_types: Iterable[str] = ()
+    ) -> list[GroupListing]:
+        """All groups, or those in these states and of these types, sorted by id; every broker is asked."""
+        return self._run(self._admin.list_groups(states=states, types=types, protocol_types=protocol_types))
+
+    def describe_consumer_groups(
+        self, group_ids: str | Iterable[str], *, include_history: bool = False
+    ) -> Results[str, GroupDescription]:
+        """State, members and what each has, of groups of either protocol; Tidelog also tells why they rebalanced."""
+        return self._run(self._admin.describe_consumer_groups(group_ids, include_history=include_history))
+
+    def delete_consumer_groups(self, group_ids: str | Iterable[str]) -> Results[str, None]:
+        """Delete groups that have no members, with their offsets."""
+        return self._run(self._admin.delete_consumer_groups(group_ids))
+
+    def remove_members_from_consumer_group(
+        self, group_id: str, group_instance_ids: Iterable[str] | None = None, *, reason: str | None = None
+    ) -> Results[str, None]:
+        """Make static members leave, by their `group.instance.id`, or all members when none are named.
+
+        Members without such an id are named by their member id in the results. One that still runs joins again.
+        """
+        return self._run(self._admin.remove_members_from_consumer_group(group_id, group_instance_ids, reason=reason))
+
+    def list_consumer_group_offsets(
+        self,
+        groups: str | Iterable[str] | Mapping[str, Iterable[TopicPartition] | None],
+        *,
+        require_stable: bool = False,
+    ) -> Results[str, Mapping[TopicPartition, OffsetAndMetadata]]:
+        """What groups have committed, of all partitions or of those given; partitions without are left out.
+
+        With `require_stable` it waits while a transaction is about to commit offsets.
+        """
+        return self._run(self._admin.list_consumer_group_offsets(groups, require_stable=require_stable))
+
+    def alter_consumer_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> Results[TopicPartition, None]:
+        """Commit these offsets for a group that has no members now."""
+        return self._run(self._admin.alter_consumer_group_offsets(group_id, offsets))
+
+    def delete_consumer_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> Results[TopicPartition, None]:
+        """Forget committed offsets of topics to which no member subscribes."""
+        return self._run(self._admin.delete_consumer_group_offsets(group_id, partitions))
+
+    # Offsets and records
+
+    def list_offsets(
+        self,
+        partitions: Mapping[TopicPartition, TimeOrSpec],
+        *,
+        isolation_level: IsolationLevel = "read_uncommitted",
+    ) -> Results[TopicPartition, ListedOffset]:
+        """The first offset at or after each time, or at one of the special ones (`OffsetSpec`)."""
+        return self._run(self._admin.list_offsets(partitions, isolation_level=isolation_level))
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> Results[TopicPartition, DeletedRecords]:
+        """Drop all records before these offsets (-1: all there are)."""
+        return self._run(self._admin.delete_records(before))
+
+    # Producers and transactions
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Results[TopicPartition, Sequence[PartitionProducer]]:
+        """The producers that the leaders of these partitions remember."""
+        return self._run(self._admin.describe_producers(partitions))
+
+    def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        older_than_ms: int | None = None,
+        transactional_id_pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """All transactional ids, or those that fit, sorted; every broker is asked.
+
+        With `older_than_ms` only transactions that have been open for longer, so unless states are given only open
+        ones. The pattern is a regular expression in the syntax of RE2.
+        """
+        return self._run(
+            self._admin.list_transactions(
+                states=states,
+                producer_ids=producer_ids,
+                older_than_ms=older_than_ms,
+                transactional_id_pattern=transactional_id_pattern,
+            )
+        )
+
+    def describe_transactions(self, transactional_ids: str | Iterable[str]) -> Results[str, TransactionDescription]:
+        """State, producer and partitions of transactional ids."""
+        return self._run(self._admin.describe_transactions(transactional_ids))
+
+    def fence_producers(self, transactional_ids: str | Iterable[str]) -> Results[str, ProducerIdAndEpoch]:
+        """End what the producers of these ids have open, and shut them out from now on."""
+        return self._run(self._admin.fence_producers(transactional_ids))
+
+    def list_open_transactions(self, partitions: Iterable[TopicPartition]) -> list[OpenTransaction]:
+        """The transactions that are open in these partitions."""
+        return self._run(self._admin.list_open_transactions(partitions))
+
+    def find_hanging_transactions(
+        self, partitions: Iterable[TopicPartition], *, written_before_ms: int
+    ) -> list[OpenTransaction]:
+        """Open transactions, last written to before this time, that no coordinator is going to end."""
+        return self._run(self._admin.find_hanging_transactions(partitions, written_before_ms=written_before_ms))
+
+    def abort_transaction(
+        self, topic_partition: TopicPartition, *, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
+    ) -> None:
+        """Have the partition's leader end what the producer has open there, as if its coordinator had aborted it.
+
+        Only for hanging transactions: the coordinator of any other would not hear of it.
+        """
+        return self._run(
+            self._admin.abort_transaction(
+                topic_partition,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                coordinator_epoch=coordinator_epoch,
+            )
+        )
+
+    # The cluster
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The cluster's id, its controller and its brokers."""
+        return self._run(self._admin.describe_cluster())
+
+    def describe_features(self) -> FeatureMetadata:
+        """What the cluster has agreed on, as `metadata.version` and `transaction.version`, and what could be."""
+        return self._run(self._admin.describe_features())
+
+    def describe_log_dirs(
+        self, broker_ids: Iterable[int] | None = None, *, partitions: Iterable[TopicPartition] | None = None
+    ) -> Results[int, Sequence[LogDir]]:
+        """The log directories of these brokers or of all, with the replicas of these partitions or of all."""
+        return self._run(self._admin.describe_log_dirs(broker_ids, partitions=partitions))
