@@ -1,0 +1,137 @@
+"""What a deduplicator asks of a database: claims on keys that end by themselves, and marks of what is done.
+
+A key is absent, claimed (by an owner, until its lease ends) or done (until the mark expires). What always holds: of all
+that ask for a key at once, one gets it; every claim of a key has a greater fence than those before it; only the
+database's clock counts; every call may be repeated with the same owner, so that a lost connection does no harm.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tidelog.client.errors import ConfigError
+from tidelog.client.processing.errors import ClaimBusyError
+
+# Marks that have expired are removed by those who make new ones: after so many, twice as many at once.
+PURGE_AFTER = 64
+
+_WAIT_S_MIN = 0.005
+_WAIT_S_MAX = 0.2
+# Table names go into SQL as they are, so they are what every database takes without quotes.
+_TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,47}\.)?[a-z_][a-z0-9_]{0,47}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class ClaimState(enum.IntEnum):
+    FIRST = 0
+    DONE = 1
+    BUSY = 2
+
+
+class ClaimResult(NamedTuple):
+    """What became of one key: its fence when it was claimed, how long the other's lease lasts when it is busy."""
+
+    state: ClaimState
+    fence: int = 0
+    busy_ms: int = 0
+
+
+class ClaimStore(Protocol):
+    """Keys of one name in one database, for use by many threads."""
+
+    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+        """Claim all keys; unless `partly`, none when one of them is busy."""
+
+    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+        """Mark keys as done; False for one that another owner has taken meanwhile."""
+
+    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+        """Let the leases last so long from now; False for a claim that is not there any more."""
+
+    def release(self, keys: Sequence[bytes], owner: str) -> None:
+        """Give up claims; marks and the claims of others stay."""
+
+    def purge(self, limit: int, connection: Any = None) -> int:
+        """Remove at most so many expired rows, in the caller's transaction if it would be in the way; how many went."""
+
+    def close(self) -> None: ...
+
+    def begin_marks(
+        self, connection: Any, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
+    ) -> list[ClaimResult]:
+        """Mark keys as done in the caller's transaction, behind a savepoint that stays only when this succeeds."""
+
+    def end_marks(self, connection: Any, *, undo: bool) -> None:
+        """Let go of the savepoint, or go back to it."""
+
+
+class AsyncClaimStore(Protocol):
+    """The same for asyncio."""
+
+    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]: ...
+    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]: ...
+    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]: ...
+    async def release(self, keys: Sequence[bytes], owner: str) -> None: ...
+    async def purge(self, limit: int, connection: Any = None) -> int: ...
+    async def close(self) -> None: ...
+    async def begin_marks(
+        self, connection: Any, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
+    ) -> list[ClaimResult]: ...
+    async def end_marks(self, connection: Any, *, undo: bool) -> None: ...
+
+
+class WhenBusy(enum.StrEnum):
+    """What to do about a key that another process works on."""
+
+    WAIT = "wait"
+    SKIP = "skip"
+    RAISE = "raise"
+
+
+class Waiting:
+    """How long to pause before busy keys are asked for again, until it has taken too long."""
+
+    def __init__(self, when_busy: WhenBusy, wait_s: float, now_s: float) -> None:
+        self._deadline_s = now_s + (wait_s if when_busy is WhenBusy.WAIT else 0)
+        self._pause_s = _WAIT_S_MIN
+        self.may_skip = when_busy is WhenBusy.SKIP
+
+    def left_ms(self, now_s: float) -> int:
+        return max(0, round((self._deadline_s - now_s) * 1000))
+
+    def pause_s(self, keys: Sequence[bytes], results: Sequence[ClaimResult], now_s: float) -> float | None:
+        """None when nothing is to be waited for; raises ClaimBusyError when it is not worth waiting."""
+        busy = [index for index, result in enumerate(results) if result.state is ClaimState.BUSY]
+        if not busy or self.may_skip:
+            return None
+        if now_s >= self._deadline_s:
+            first = busy[0]
+            more = f" and {len(busy) - 1} more" if len(busy) > 1 else ""
+            lease = f", and its lease lasts {results[first].busy_ms} ms yet" if results[first].busy_ms else ""
+            raise ClaimBusyError(
+                f"{keys[first].decode(errors='replace')}{more}: another process works on it{lease}; try again"
+            )
+        lease_s = max(results[index].busy_ms for index in busy) / 1000
+        pause_s = max(_WAIT_S_MIN, min(self._pause_s, lease_s, self._deadline_s - now_s))
+        self._pause_s = min(self._pause_s * 2, _WAIT_S_MAX)
+        return pause_s
+
+
+def checked_table(table: str) -> str:
+    """The name of a table, which may have a schema before it, fit to be put into SQL."""
+    if not _TABLE_NAME.fullmatch(table):
+        raise ConfigError(
+            f"{table!r} can't be the name of a table: take lower-case letters, digits and _, at most 48 of them, "
+            "with a schema and a dot before it if need be"
+        )
+    return table
+
+
+def checked_name(name: str) -> str:
+    """The name of what is processed, fit to be part of a key."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} can't be the name of a deduplicator: take letters, digits, '.', '_' and '-'")
+    return name

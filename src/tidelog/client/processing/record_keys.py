@@ -1,0 +1,67 @@
+"""What a record must have to be processed here, and the keys by which a repeated one is known.
+
+What always holds: a key is bytes of at most `KEY_BYTES_MAX`; a longer one is replaced by its digest, so that every
+database can index it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+# PostgreSQL indexes no more than about 2,700 bytes a row; names and rows need some of them, and short keys are fast.
+KEY_BYTES_MAX = 256
+
+
+class ConsumedRecord(Protocol):
+    """What is used of a record that a consumer gave."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def key(self) -> object: ...
+    @property
+    def value(self) -> object: ...
+    @property
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
+
+
+# From a record to what tells it from others.
+KeyFunction = Callable[[ConsumedRecord], str | bytes]
+
+
+def by_offset(record: ConsumedRecord) -> str:
+    """The place of the record in the log: knows what is delivered again, not what was written twice."""
+    return f"{record.topic}-{record.partition}-{record.offset}"
+
+
+def by_key(record: ConsumedRecord) -> str | bytes:
+    """The record's own key, for topics in which no two records share one."""
+    if isinstance(record.key, (str, bytes)):
+        return record.key
+    raise ValueError(f"{by_offset(record)} has the key {record.key!r}: only text or bytes tell records apart")
+
+
+def by_header(name: str) -> KeyFunction:
+    """The value of a header such as `message-id`: knows what a producer wrote twice, too."""
+
+    def key_of(record: ConsumedRecord) -> bytes:
+        for header, value in record.headers:
+            if header == name and value is not None:
+                return value
+        raise ValueError(f"{by_offset(record)} has no header {name!r}, which was to tell it from others")
+
+    return key_of
+
+
+def stored_key(key: str | bytes) -> bytes:
+    """The key as databases keep it."""
+    raw = key.encode() if isinstance(key, str) else bytes(key)
+    if not raw:
+        raise ValueError("an empty key tells no record from another")
+    return raw if len(raw) <= KEY_BYTES_MAX else b"sha256:" + hashlib.sha256(raw).hexdigest().encode()

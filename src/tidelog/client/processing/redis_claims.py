@@ -1,0 +1,246 @@
+"""Claims and marks in Redis: one string a key, which Redis itself removes when its time is over.
+
+What always holds: every call is one script, so it is carried out whole and in one round trip; all keys of a name lie
+in one slot, so that it works with Redis Cluster; the fence never falls behind the server's clock in microseconds, so
+that it grows also when Redis lost what it knew. There is no form in which mark and effect are one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, NoReturn, cast
+
+import redis
+import redis.asyncio
+import redis.asyncio.retry
+import redis.retry
+from redis.backoff import ExponentialWithJitterBackoff
+
+from tidelog.client.errors import ConfigError
+from tidelog.client.processing.claim_store import ClaimResult, ClaimState
+from tidelog.client.processing.errors import ClaimStoreError
+
+# A value is its state (c or d), the owner and the fence. Scripts answer with two numbers a key.
+_CLAIM = """
+local owner, lease_ms, partly = ARGV[1], ARGV[2], ARGV[3] == '1'
+local answer, is_blocked = {}, false
+for index = 2, #KEYS do
+    local value = redis.call('GET', KEYS[index])
+    local state, number = 0, 0
+    if value then
+        local kind, holder, fence = string.match(value, '^(%a):(%x+):(%d+)$')
+        if kind == 'd' then
+            state = 1
+        elseif holder == owner then
+            number = tonumber(fence)
+        else
+            state, number = 2, redis.call('PTTL', KEYS[index])
+            is_blocked = true
+        end
+    end
+    answer[2 * index - 3], answer[2 * index - 2] = state, number
+end
+if is_blocked and not partly then
+    return answer
+end
+local time = redis.call('TIME')
+local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+local now = time[1] * 1000000 + time[2]
+if last < now then
+    last = now
+end
+for index = 2, #KEYS do
+    if answer[2 * index - 3] == 0 then
+        if answer[2 * index - 2] == 0 then
+            last = last + 1
+            answer[2 * index - 2] = last
+        end
+        local value = string.format('c:%s:%.0f', owner, answer[2 * index - 2])
+        redis.call('SET', KEYS[index], value, 'PX', lease_ms)
+    end
+end
+redis.call('SET', KEYS[1], string.format('%.0f', last))
+return answer
+"""
+
+_COMPLETE = """
+local answer = {}
+for index = 1, #KEYS do
+    local value = redis.call('GET', KEYS[index])
+    local holder, fence = ARGV[1], '0'
+    if value then
+        holder, fence = string.match(value, '^%a:(%x+):(%d+)$')
+    end
+    if holder == ARGV[1] then
+        redis.call('SET', KEYS[index], 'd:' .. ARGV[1] .. ':' .. fence, 'PX', ARGV[2])
+        answer[index] = 1
+    else
+        answer[index] = 0
+    end
+end
+return answer
+"""
+
+_EXTEND = """
+local answer = {}
+for index = 1, #KEYS do
+    local value = redis.call('GET', KEYS[index])
+    if value and string.match(value, '^c:(%x+):') == ARGV[1] then
+        answer[index] = redis.call('PEXPIRE', KEYS[index], ARGV[2])
+    else
+        answer[index] = 0
+    end
+end
+return answer
+"""
+
+_RELEASE = """
+for index = 1, #KEYS do
+    local value = redis.call('GET', KEYS[index])
+    if value and string.match(value, '^c:(%x+):') == ARGV[1] then
+        redis.call('DEL', KEYS[index])
+    end
+end
+return 0
+"""
+
+_RETRIES = 5
+
+
+class _RedisKeys:
+    """What the synchronous and the asynchronous store share: names of keys, and what answers mean."""
+
+    def __init__(self, name: str) -> None:
+        # The braces make Redis Cluster choose the slot by the name alone.
+        self._prefix = f"tidelog:dedup:{{{name}}}:"
+        self._fence_key = f"{self._prefix}fence".encode()
+
+    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
+        prefix = f"{self._prefix}key:".encode()
+        return [prefix + key for key in keys]
+
+    @staticmethod
+    def _claimed(answer: Sequence[int]) -> list[ClaimResult]:
+        return [
+            ClaimResult(ClaimState.FIRST, fence=number)
+            if code == ClaimState.FIRST
+            else ClaimResult(ClaimState(code), busy_ms=max(0, number))
+            for code, number in zip(answer[::2], answer[1::2], strict=True)
+        ]
+
+    @staticmethod
+    def _refuse_transactions() -> NoReturn:
+        raise ConfigError("Redis can't be part of your transaction: connection= needs a deduplicator over SQL")
+
+    @staticmethod
+    def _failure(error: redis.RedisError) -> ClaimStoreError:
+        return ClaimStoreError(f"Redis could not be asked: {error}; is it running, and is its address right?")
+
+
+class RedisClaims(_RedisKeys):
+    """The store over a synchronous client; see `ClaimStore`."""
+
+    def __init__(self, client: redis.Redis, name: str, *, is_own: bool) -> None:
+        super().__init__(name)
+        self._client = client
+        self._is_own = is_own
+        self._claim = client.register_script(_CLAIM)
+        self._complete = client.register_script(_COMPLETE)
+        self._extend = client.register_script(_EXTEND)
+        self._release = client.register_script(_RELEASE)
+
+    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+        names = [self._fence_key, *self._names(keys)]
+        return self._claimed(self._run(self._claim, names, [owner, lease_ms, int(partly)]))
+
+    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+        return [bool(code) for code in self._run(self._complete, self._names(keys), [owner, expiry_ms])]
+
+    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+        return [bool(code) for code in self._run(self._extend, self._names(keys), [owner, lease_ms])]
+
+    def release(self, keys: Sequence[bytes], owner: str) -> None:
+        self._run(self._release, self._names(keys), [owner])
+
+    def purge(self, limit: int, connection: object = None) -> int:
+        return 0
+
+    def close(self) -> None:
+        if self._is_own:
+            self._client.close()
+
+    def begin_marks(self, *_: Any, **__: Any) -> list[ClaimResult]:
+        self._refuse_transactions()
+
+    def end_marks(self, *_: Any, **__: Any) -> None:
+        self._refuse_transactions()
+
+    def _run(self, script: Any, names: list[bytes], values: list[str | int]) -> list[int]:
+        try:
+            return cast("list[int]", script(keys=names, args=values))
+        except redis.RedisError as error:
+            raise self._failure(error) from error
+
+
+class AsyncRedisClaims(_RedisKeys):
+    """The store over a client for asyncio; see `AsyncClaimStore`."""
+
+    def __init__(self, client: redis.asyncio.Redis, name: str, *, is_own: bool) -> None:
+        super().__init__(name)
+        self._client = client
+        self._is_own = is_own
+        self._claim = client.register_script(_CLAIM)
+        self._complete = client.register_script(_COMPLETE)
+        self._extend = client.register_script(_EXTEND)
+        self._release = client.register_script(_RELEASE)
+
+    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+        names = [self._fence_key, *self._names(keys)]
+        return self._claimed(await self._run(self._claim, names, [owner, lease_ms, int(partly)]))
+
+    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+        return [bool(code) for code in await self._run(self._complete, self._names(keys), [owner, expiry_ms])]
+
+    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+        return [bool(code) for code in await self._run(self._extend, self._names(keys), [owner, lease_ms])]
+
+    async def release(self, keys: Sequence[bytes], owner: str) -> None:
+        await self._run(self._release, self._names(keys), [owner])
+
+    async def purge(self, limit: int, connection: object = None) -> int:
+        return 0
+
+    async def close(self) -> None:
+        if self._is_own:
+            await self._client.aclose()
+
+    async def begin_marks(self, *_: Any, **__: Any) -> list[ClaimResult]:
+        self._refuse_transactions()
+
+    async def end_marks(self, *_: Any, **__: Any) -> None:
+        self._refuse_transactions()
+
+    async def _run(self, script: Any, names: list[bytes], values: list[str | int]) -> list[int]:
+        try:
+            return await cast("Awaitable[list[int]]", script(keys=names, args=values))
+        except redis.RedisError as error:
+            raise self._failure(error) from error
+
+
+def open_redis(target: str | redis.Redis, name: str, timeout_s: float) -> RedisClaims:
+    """The store at a URL, with connections of its own, or over the caller's client."""
+    if isinstance(target, redis.Redis):
+        return RedisClaims(target, name, is_own=False)
+    retry = redis.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
+    client = redis.Redis.from_url(target, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
+    return RedisClaims(client, name, is_own=True)
+
+
+def open_redis_async(target: str | redis.asyncio.Redis, name: str, timeout_s: float) -> AsyncRedisClaims:
+    if isinstance(target, redis.asyncio.Redis):
+        return AsyncRedisClaims(target, name, is_own=False)
+    retry = redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
+    client = redis.asyncio.Redis.from_url(
+        target, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry
+    )
+    return AsyncRedisClaims(client, name, is_own=True)
