@@ -25,7 +25,11 @@ from copiers.report import STALLED, TO_ABORT, TO_COMMIT, Options
 SOURCE, TARGET, GROUP = "source", "target", "copiers"
 PARTITIONS = 4
 DEADLINE_S = 40.0
-PROGRAMS = {"aiokafka": "aiokafka_copier", "kafka-python": "kafka_python_copier"}
+PROGRAMS = {
+    "aiokafka": "aiokafka_copier",
+    "confluent-kafka": "confluent_copier",
+    "kafka-python": "kafka_python_copier",
+}
 JAVA_PROGRAM = "io.tidelog.compat.TransactionalCopier"
 
 

@@ -38,7 +38,7 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-@pytest.mark.parametrize("family", ["aiokafka", "kafka-python"])
+@pytest.mark.parametrize("family", ["aiokafka", "confluent-kafka", "kafka-python"])
 def test_each_record_is_copied_once(family: str, broker: Broker, tmp_path: Path) -> None:
     # See the copier on aiokafka for why it needs them.
     shares = ([0, 1], [2, 3]) if family == "aiokafka" else (None, None)
