@@ -1,0 +1,77 @@
+"""What members of a classic group tell each other, as bytes: subscriptions to the leader, assignments from it.
+
+Written in the newest version, as Apache Kafka's Java client does: readers of older versions skip what they do not know.
+What another member wrote may be anything: what can't be read counts as nothing, and is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterable
+
+from tidelog.client.consumer.assignors import MemberSubscription
+from tidelog.client.types import TopicPartition, group_by_topic
+from tidelog.protocol import ProtocolError, encode
+from tidelog.protocol.messages.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolAssignmentTopicPartition,
+    ConsumerProtocolSubscription,
+    ConsumerProtocolSubscriptionTopicPartition,
+    read_member_bytes,
+)
+
+log = logging.getLogger(__name__)
+
+_VERSION = struct.Struct(">h")
+_NEWEST = 3
+
+
+def write_subscription(subscription: MemberSubscription) -> bytes:
+    message = ConsumerProtocolSubscription(
+        topics=sorted(subscription.topics),
+        user_data=subscription.user_data,
+        owned_partitions=[
+            ConsumerProtocolSubscriptionTopicPartition(topic=topic, partitions=numbers)
+            for topic, numbers in group_by_topic(sorted(subscription.owned)).items()
+        ],
+        generation_id=subscription.generation,
+        rack_id=subscription.rack,
+    )
+    return _VERSION.pack(_NEWEST) + encode(message, _NEWEST)
+
+
+def read_subscription(member_id: str, data: bytes, instance_id: str | None) -> MemberSubscription:
+    try:
+        message = read_member_bytes(ConsumerProtocolSubscription, bytes(data))
+    except ProtocolError as error:
+        log.warning("member %s is given no partitions, its subscription can't be read: %s", member_id, error)
+        return MemberSubscription(frozenset(), instance_id=instance_id)
+    return MemberSubscription(
+        topics=frozenset(message.topics),
+        owned=tuple(TopicPartition(row.topic, number) for row in message.owned_partitions for number in row.partitions),
+        generation=message.generation_id,
+        user_data=None if message.user_data is None else bytes(message.user_data),
+        instance_id=instance_id,
+        rack=message.rack_id,
+    )
+
+
+def write_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    message = ConsumerProtocolAssignment(
+        assigned_partitions=[
+            ConsumerProtocolAssignmentTopicPartition(topic=topic, partitions=numbers)
+            for topic, numbers in group_by_topic(sorted(partitions)).items()
+        ]
+    )
+    return _VERSION.pack(_NEWEST) + encode(message, _NEWEST)
+
+
+def read_assignment(data: bytes) -> frozenset[TopicPartition]:
+    """Raises ProtocolError. No bytes are no partitions: some leaders leave out whom they have nothing for."""
+    if not data:
+        return frozenset()
+    message = read_member_bytes(ConsumerProtocolAssignment, bytes(data))
+    return frozenset(
+        TopicPartition(row.topic, number) for row in message.assigned_partitions for number in row.partitions
+    )
