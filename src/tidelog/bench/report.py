@@ -58,7 +58,7 @@ HEADINGS = ("what", "unit", "Tidelog", "peer", "ratio", "goal", "")
 
 def cells(row: Row) -> tuple[str, ...]:
     goal = "" if row.target is None else f"{row.target:g}x"
-    return (row.what, row.unit, _number(row.ours), _number(row.theirs), f"{row.ratio:.2f}x", goal, row.verdict)
+    return (row.what, row.unit, figure(row.ours), figure(row.theirs), f"{row.ratio:.2f}x", goal, row.verdict)
 
 
 def markdown(rows: Sequence[Row], peer: str) -> str:
@@ -68,7 +68,8 @@ def markdown(rows: Sequence[Row], peer: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _number(value: float) -> str:
+def figure(value: float) -> str:
+    """A figure with as many digits as tell something."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"

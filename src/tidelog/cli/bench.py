@@ -152,6 +152,32 @@ def transactions(
     _show(rows, markdown, json)
 
 
+@bench.command(epilog="Example: tidelog bench client --runs 2 --records 500000")
+def client(
+    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each client; medians are reported.")] = 4,
+    records: Annotated[int, typer.Option(metavar="N", min=100_000, help="Records of 100 B in a load.")] = 2_000_000,
+    directory: Directory = None,
+    markdown: Markdown = None,
+    json: Json = False,
+) -> None:
+    """Compare the Python client with confluent-kafka, aiokafka and kafka-python: send, poll, Arrow, latency, memory.
+
+    All of them talk to one Tidelog broker, each load in a process of its own. Needs the other clients: pip install
+    'tidelog[bench]'. Takes about ten minutes.
+    """
+    from tidelog.bench import client_bench
+
+    with _failures_told():
+        rows = client_bench.compare(client_bench.Plan(runs=runs, records=records), report, directory)
+    if markdown is not None:
+        markdown.write_text(client_bench.markdown(rows))
+    if json:
+        print_json({"rows": [row.as_data() for row in rows]})
+        return
+    cells = [row.cells() for row in rows]
+    print_table(client_bench.HEADINGS, cells, title="Python clients", numeric=client_bench.HEADINGS[2:8])
+
+
 @contextmanager
 def _failures_told() -> Iterator[None]:
     """A plan that makes no sense, or a measurement that could not be made, ends as one line."""
