@@ -1,0 +1,75 @@
+"""What was asked for lately, kept so that it is asked for once.
+
+What always holds: it is safe for threads; no more than `size` entries are kept, those unused the longest go first;
+threads that want the same missing entry at once wait for one of them to bring it, while others are not held up. What
+raises is not kept.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+class BoundedCache(Generic[KeyT, ValueT]):
+    """Up to `size` entries, each good for `lifetime_s` seconds, or for ever."""
+
+    def __init__(
+        self, size: int, *, lifetime_s: float | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._size = size
+        self._lifetime_s = lifetime_s
+        self._clock = clock
+        self._entries: OrderedDict[KeyT, tuple[ValueT, float]] = OrderedDict()
+        self._loading: dict[KeyT, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get_or_load(self, key: KeyT, load: Callable[[], ValueT]) -> ValueT:
+        """The entry, brought by `load` if it is not there or too old."""
+        entry = self._fresh(key)
+        if entry is not None:
+            return entry[0]
+        with self._guard:
+            turn = self._loading.setdefault(key, threading.Lock())
+        with turn:
+            entry = self._fresh(key)
+            if entry is not None:
+                return entry[0]
+            try:
+                value = load()
+                self.put(key, value)
+            finally:
+                with self._guard:
+                    self._loading.pop(key, None)
+        return value
+
+    def put(self, key: KeyT, value: ValueT) -> None:
+        with self._guard:
+            self._entries[key] = (value, self._clock())
+            self._entries.move_to_end(key)
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._guard:
+            self._entries.clear()
+
+    def _fresh(self, key: KeyT) -> tuple[ValueT, float] | None:
+        with self._guard:
+            entry = self._entries.get(key)
+            if entry is None:
+                return None
+            if self._lifetime_s is not None and self._clock() - entry[1] >= self._lifetime_s:
+                del self._entries[key]
+                return None
+            self._entries.move_to_end(key)
+            return entry

@@ -1,0 +1,54 @@
+"""JSON without a schema, by orjson: the whole value is one JSON document in UTF-8.
+
+What always holds: what is written is compact and valid JSON (NaN and infinities are written as null, as orjson does);
+dataclasses, datetimes, UUIDs and enums are taken as they are. For values with a schema see `json_schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+import orjson
+
+from tidelog.client.serialization.contract import Headers, cannot_deserialize, cannot_serialize
+from tidelog.client.serialization.objects import Builder, builder_of
+
+T = TypeVar("T")
+
+
+class JsonSerializer:
+    """An object as JSON; `default` is asked for what JSON has no word for, and gives something that it has."""
+
+    def __init__(self, default: Callable[[Any], Any] | None = None, *, sort_keys: bool = False) -> None:
+        self._default = default
+        self._options = orjson.OPT_SORT_KEYS if sort_keys else 0
+
+    def __call__(self, topic: str, value: object, headers: Headers = (), /) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            return orjson.dumps(value, self._default, self._options)
+        except orjson.JSONEncodeError as error:
+            raise cannot_serialize(topic, value, str(error)) from error
+
+
+class JsonDeserializer(Generic[T]):
+    """An object from JSON: dicts, lists and plain values, or what `into` makes of them."""
+
+    @overload
+    def __init__(self: JsonDeserializer[Any]) -> None: ...
+    @overload
+    def __init__(self: JsonDeserializer[T], into: Builder[T]) -> None: ...
+    def __init__(self, into: Builder[Any] | None = None) -> None:
+        self._build = builder_of(into)
+
+    def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
+        if data is None:
+            return None
+        try:
+            value = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise cannot_deserialize(topic, data, f"they are not JSON ({error})") from error
+        built: T = value if self._build is None else self._build(topic, value)
+        return built

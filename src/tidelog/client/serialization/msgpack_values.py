@@ -1,0 +1,58 @@
+"""msgpack: compact binary values without a schema.
+
+What always holds: str and bytes stay apart (msgpack's `use_bin_type`); lengths that a message claims are checked
+against its size before memory is taken, so a broken record costs no more than its own bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+from tidelog.client.serialization.contract import Headers, cannot_deserialize, cannot_serialize, missing_extra
+from tidelog.client.serialization.objects import Builder, builder_of, to_plain
+
+try:
+    import msgpack
+except ImportError as missing:
+    raise missing_extra("MsgpackSerializer", "msgpack", "msgpack") from missing
+
+T = TypeVar("T")
+
+
+class MsgpackSerializer:
+    """An object as msgpack; datetimes with a time zone are its timestamps, dataclasses are maps."""
+
+    def __init__(self, default: Callable[[Any], Any] | None = None) -> None:
+        self._default = default
+
+    def __call__(self, topic: str, value: object, headers: Headers = (), /) -> bytes | None:
+        if value is None:
+            return None
+        try:
+            packed: bytes = msgpack.packb(to_plain(value), default=self._default, use_bin_type=True, datetime=True)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise cannot_serialize(topic, value, str(error)) from error
+        return packed
+
+
+class MsgpackDeserializer(Generic[T]):
+    """An object from msgpack: dicts, lists and plain values, or what `into` makes of them."""
+
+    @overload
+    def __init__(self: MsgpackDeserializer[Any]) -> None: ...
+    @overload
+    def __init__(self: MsgpackDeserializer[T], into: Builder[T]) -> None: ...
+    def __init__(self, into: Builder[Any] | None = None) -> None:
+        self._build = builder_of(into)
+
+    def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
+        if data is None:
+            return None
+        try:
+            value = msgpack.unpackb(data, raw=False, timestamp=3, strict_map_key=False)
+        except (msgpack.UnpackException, ValueError, TypeError) as error:
+            reason = str(error) or type(error).__name__
+            raise cannot_deserialize(topic, data, f"they are not msgpack ({reason})") from error
+        built: T = value if self._build is None else self._build(topic, value)
+        return built

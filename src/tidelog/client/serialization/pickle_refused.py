@@ -1,0 +1,45 @@
+"""Pickle, which is refused: whoever may write to a topic could run code in everyone who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tidelog.client.errors import SerializationError
+from tidelog.client.serialization.contract import Headers
+
+_WHY = (
+    "pickle is not supported: unpickling runs whatever code the bytes ask for, so anyone who can write to a topic would"
+    " own its readers; use JsonSerializer or MsgpackSerializer for plain values, AvroSerializer or ProtobufSerializer"
+    " for typed ones"
+)
+
+# Modules whose functions unpickle, or make what only unpickling reads.
+_PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
+
+
+def refuse_pickle(function: Callable[..., Any]) -> None:
+    """Raise SerializationError for a function of a module that pickles, as `pickle.loads`."""
+    module = getattr(function, "__module__", None) or ""
+    if module.split(".")[0] in _PICKLES:
+        raise SerializationError(_WHY)
+
+
+class PickleSerializer:
+    """Can't be made; says why and what to use."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise SerializationError(_WHY)
+
+    def __call__(self, topic: str, value: object, headers: Headers = (), /) -> NoReturn:
+        raise SerializationError(_WHY)
+
+
+class PickleDeserializer:
+    """Can't be made; says why and what to use."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise SerializationError(_WHY)
+
+    def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> NoReturn:
+        raise SerializationError(_WHY)
