@@ -104,6 +104,37 @@ class OffsetOutOfRangeError(ClientError):
     """A partition no longer holds, or does not hold yet, the offset that was to be read."""
 
 
+class LogTruncationError(OffsetOutOfRangeError):
+    """The records before a partition's position are not the ones that were read: a new leader has less of the log."""
+
+
+class CorruptRecordError(ClientError):
+    """A partition holds a batch that can't be read; seek to `next_offset` to go on behind it."""
+
+    def __init__(self, message: str, topic: str, partition: int, offset: int, next_offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.next_offset = next_offset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.topic, self.partition, self.offset, self.next_offset))
+
+
+class RecordDeserializationError(SerializationError):
+    """A deserializer could not read a record; seek to the offset behind it to go on."""
+
+    def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.topic, self.partition, self.offset))
+
+
 class CommitFailedError(ClientError):
     """The offsets were not committed: the group has gone on without this member."""
 

@@ -7,8 +7,8 @@ imports pyarrow, so nothing on a broker's path does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, TypedDict, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -71,7 +71,29 @@ class BatchOptions(TypedDict, total=False):
     now_ms: int | None
 
 
-_OpenBatch = tuple[BatchHeader, Buffer]  # with its records, decompressed
+class OpenBatch(NamedTuple):
+    """A batch whose records were decompressed, and what its header says of them; rows begin at `from_offset`."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    records: Buffer
+    records_count: int
+    base_offset: int
+    base_timestamp: int
+    max_timestamp: int
+    is_stamped: bool
+
+    def reader(self) -> RecordReader:
+        """Refuses a count that the bytes can't hold."""
+        return RecordReader(
+            self.records,
+            self.records_count,
+            self.base_offset,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.is_stamped,
+        )
 
 
 def to_arrow(
@@ -91,8 +113,7 @@ def to_arrow(
     """
     if isinstance(buffers, bytes | bytearray | memoryview):
         buffers = (buffers,)
-    batches: list[_OpenBatch] = []
-    rows_max = 0
+    batches: list[OpenBatch] = []
     size_max = 0
     for buffer in buffers:
         for position, header in iter_headers(buffer, allow_partial=allow_partial):
@@ -101,13 +122,21 @@ def to_arrow(
             if header.is_control or header.last_offset < from_offset:
                 continue
             records = _records_of(buffer, header, position, max_bytes - size_max)
-            _reader(header, records)  # refuses a count that the bytes can't hold, before anything is allocated for it
-            batches.append((header, records))
-            rows_max += header.records_count
+            batches.append(
+                OpenBatch(
+                    topic,
+                    partition,
+                    from_offset,
+                    records,
+                    header.records_count,
+                    header.base_offset,
+                    header.base_timestamp,
+                    header.max_timestamp,
+                    header.timestamp_type is TimestampType.LOG_APPEND_TIME,
+                )
+            )
             size_max += len(records)
-    if size_max > COLUMN_BYTES_MAX:
-        raise ValueError(f"{size_max} bytes of records are too many for one Arrow batch, pass fewer buffers")
-    return _fill(batches, rows_max, topic, partition, from_offset)
+    return batches_to_arrow(batches)
 
 
 def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> Buffer:
@@ -116,19 +145,14 @@ def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: i
     return open_records(buffer, header, position, max_bytes)
 
 
-def _reader(header: BatchHeader, records: Buffer) -> RecordReader:
-    return RecordReader(
-        records,
-        header.records_count,
-        header.base_offset,
-        header.base_timestamp,
-        header.max_timestamp,
-        header.timestamp_type is TimestampType.LOG_APPEND_TIME,
-    )
-
-
-def _fill(batches: list[_OpenBatch], rows_max: int, topic: str, partition: int, from_offset: int) -> pa.RecordBatch:
-    data = [pa.py_buffer(records) for _, records in batches]
+def batches_to_arrow(batches: Sequence[OpenBatch]) -> pa.RecordBatch:
+    """The records of all batches, in their order, as one Arrow record batch."""
+    readers = [batch.reader() for batch in batches]  # all counts are checked before anything is allocated for them
+    rows_max = sum(batch.records_count for batch in batches)
+    size_max = sum(len(batch.records) for batch in batches)
+    if size_max > COLUMN_BYTES_MAX:
+        raise ValueError(f"{size_max} bytes of records are too many for one Arrow batch, pass fewer buffers")
+    data = [pa.py_buffer(batch.records) for batch in batches]
     key, value = _ViewBuffers(rows_max), _ViewBuffers(rows_max)
     offset, timestamp = pa.allocate_buffer(8 * rows_max), pa.allocate_buffer(8 * rows_max)
     timestamp_type, headers_offsets = pa.allocate_buffer(4 * rows_max), pa.allocate_buffer(4 * (rows_max + 1))
@@ -140,16 +164,18 @@ def _fill(batches: list[_OpenBatch], rows_max: int, topic: str, partition: int, 
         _view(timestamp_type, "i"),
         _view(headers_offsets, "i"),
     )
-    for number, (header, records) in enumerate(batches):
-        fill_columns(columns, _reader(header, records), header.records_count, from_offset, number)
+    runs = _Runs()
+    for number, (batch, reader) in enumerate(zip(batches, readers, strict=True)):
+        fill_columns(columns, reader, batch.records_count, batch.from_offset, number)
+        runs.extend_to(columns.rows, batch.topic, batch.partition)
     rows = columns.rows
-    elements = _header_elements(batches, data, columns.headers, from_offset)
+    elements = _header_elements(batches, data, columns.headers)
     return pa.RecordBatch.from_arrays(
         [
             key.array(data, pa.binary()),
             value.array(data, pa.binary()),
-            pa.repeat(pa.scalar(topic, pa.string()), rows),
-            pa.repeat(pa.scalar(partition, pa.int32()), rows),
+            runs.topics(),
+            runs.partitions(),
             pa.Array.from_buffers(pa.int64(), rows, [None, offset]),
             pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, timestamp]),
             pa.Array.from_buffers(pa.int32(), rows, [None, timestamp_type]),
@@ -159,12 +185,39 @@ def _fill(batches: list[_OpenBatch], rows_max: int, topic: str, partition: int, 
     )
 
 
-def _header_elements(batches: list[_OpenBatch], data: list[pa.Buffer], headers: int, from_offset: int) -> pa.Array:
+class _Runs:
+    """Rows of the same topic and partition behind one another: two columns that need no loop over rows."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[str, int, int]] = []  # topic, partition, rows
+        self._rows = 0
+
+    def extend_to(self, rows: int, topic: str, partition: int) -> None:
+        added, self._rows = rows - self._rows, rows
+        if self._runs and self._runs[-1][:2] == (topic, partition):
+            added += self._runs.pop()[2]
+        self._runs.append((topic, partition, added))
+
+    def topics(self) -> pa.Array:
+        return _joined([pa.repeat(pa.scalar(topic, pa.string()), rows) for topic, _, rows in self._runs], pa.string())
+
+    def partitions(self) -> pa.Array:
+        repeated = [pa.repeat(pa.scalar(partition, pa.int32()), rows) for _, partition, rows in self._runs]
+        return _joined(repeated, pa.int32())
+
+
+def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
+    if not arrays:
+        return pa.array([], kind)
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _header_elements(batches: Sequence[OpenBatch], data: list[pa.Buffer], headers: int) -> pa.Array:
     """All headers behind one another. Most topics have none, so they are read in a pass of their own, if at all."""
     key, value = _ViewBuffers(headers), _ViewBuffers(headers)
     if headers:
-        for number, (header, records) in enumerate(batches):
-            fill_headers(key.column, value.column, _reader(header, records), header.records_count, from_offset, number)
+        for number, batch in enumerate(batches):
+            fill_headers(key.column, value.column, batch.reader(), batch.records_count, batch.from_offset, number)
     try:
         keys = key.array(data, pa.string())
     except pa.ArrowInvalid as error:

@@ -55,8 +55,13 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
     return bytes(cramjam.zstd.compress(data, level=_checked_level(codec, level, ZSTD_LEVEL_DEFAULT, -131072, 22)))
 
 
-def decompress(codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """`data` decompressed; CorruptBatchError when it is damaged, OversizedBatchError above `max_bytes`."""
+def decompress(
+    codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX, *, expected_bytes: int = 0
+) -> bytes:
+    """`data` decompressed; CorruptBatchError when it is damaged, OversizedBatchError above `max_bytes`.
+
+    A caller that knows about how much comes out says so by `expected_bytes`, and spares a second attempt.
+    """
     if codec is Compression.NONE:
         return bytes(data)
     if not len(data):
@@ -66,7 +71,7 @@ def decompress(codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_B
     if codec is Compression.SNAPPY:
         return _decompress_snappy(data, max_bytes)
     modules = {Compression.GZIP: cramjam.gzip, Compression.LZ4: cramjam.lz4, Compression.ZSTD: cramjam.zstd}
-    return _decompress_growing(codec, modules[codec], data, max_bytes)
+    return _decompress_growing(codec, modules[codec], data, max_bytes, expected_bytes)
 
 
 def _checked_level(codec: Compression, level: int | None, default: int, least: int, most: int) -> int:
@@ -77,14 +82,16 @@ def _checked_level(codec: Compression, level: int | None, default: int, least: i
     return level
 
 
-def _decompress_growing(codec: Compression, module: ModuleType, data: Buffer, max_bytes: int) -> bytes:
+def _decompress_growing(
+    codec: Compression, module: ModuleType, data: Buffer, max_bytes: int, expected_bytes: int
+) -> bytes:
     """Decompress into an output of a guessed size and try a four times larger one when it does not fit.
 
     The sizes that frames announce are not used: they come from whoever sent the data.
     """
     import cramjam
 
-    size = min(max_bytes, max(_OUTPUT_SIZE_MIN, 4 * len(data)))
+    size = min(max_bytes, expected_bytes or max(_OUTPUT_SIZE_MIN, 4 * len(data)))
     while True:
         output = bytearray(size)
         try:

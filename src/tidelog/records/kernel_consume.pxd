@@ -22,6 +22,7 @@ cdef int COMPRESSION_MASK
 cdef int TIMESTAMP_TYPE_BIT
 cdef int TRANSACTIONAL_BIT
 cdef int CONTROL_BIT
+cdef int64_t INT64_MAX
 cdef Py_ssize_t CONTROL_KEY_SIZE
 cdef int ABORT_MARKER
 cdef object CREATE_TIME
@@ -76,6 +77,7 @@ cdef class BatchCursor:
     cdef Py_ssize_t take_of_batch(self, list out, Py_ssize_t count) except -1
     cdef bint begin_batch(self) except -1
     cpdef int end_batch(self) except -1
+    cpdef int move_to(self, int64_t offset) except -1
     @cython.locals(length=int64_t)
     cpdef bint next_batch(self) except -1
     @cython.locals(at=Py_ssize_t, delta=int64_t)
@@ -87,9 +89,20 @@ cdef class BatchCursor:
     cdef int note_skipped(self) except -1
     @cython.locals(records=bytes, reader=RecordReader)
     cdef int note_marker(self) except -1
-    @cython.locals(number=int64_t, index=Py_ssize_t)
-    cdef int64_t number_at(self, Py_ssize_t at, Py_ssize_t size) except? -998877
 
+
+@cython.final
+cdef class BatchesEnd:
+    cdef readonly int64_t next_offset
+    cdef readonly Py_ssize_t size
+    cdef readonly int32_t leader_epoch
+
+
+@cython.locals(end=BatchesEnd, size=Py_ssize_t, length=int64_t, base_offset=int64_t, delta=int64_t)
+cpdef BatchesEnd find_end(const unsigned char[::1] data)
+
+@cython.locals(number=int64_t, index=Py_ssize_t)
+cdef int64_t read_number(const unsigned char[::1] data, Py_ssize_t at, Py_ssize_t size) except? -998877
 
 @cython.locals(index=Py_ssize_t, record=ConsumerRecord)
 cpdef Py_ssize_t deserialize(list records, Py_ssize_t first, object key, object value) except -1

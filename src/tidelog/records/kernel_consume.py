@@ -35,6 +35,8 @@ TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+
 CONTROL_KEY_SIZE = 4  # version and type
 ABORT_MARKER = 0
 
@@ -292,10 +294,19 @@ class BatchCursor:
         if self.batch_next_offset > self.next_offset:
             self.next_offset = self.batch_next_offset
 
+    def move_to(self, offset: int) -> None:
+        """Go on from an offset of the batch that was read last, or from behind it."""
+        self.reader = None
+        self.records = b""
+        self.left = 0
+        self.position = self.batch_at
+        self.next_offset = offset
+
     def next_batch(self) -> bool:
         """Stand before the next batch with records to hand out, its header read; `end_batch` then goes behind it."""
+        self.reader = None
         while self.size - self.position >= LOG_OVERHEAD:
-            length = self.number_at(self.position + 8, 4)
+            length = read_number(self.data, self.position + 8, 4)
             if length >= BATCH_LENGTH_MIN and length > self.size - self.position - LOG_OVERHEAD:
                 return False  # a fetch may cut the last batch
             self.read_header(length)
@@ -321,28 +332,28 @@ class BatchCursor:
             raise UnsupportedMagicError(f"the batch has magic {self.data[at + MAGIC_AT]}, only {MAGIC} is supported")
         self.batch_at = at
         self.batch_end = at + LOG_OVERHEAD + length
-        self.base_offset = self.number_at(at, 8)
-        self.batch_epoch = self.number_at(at + LEADER_EPOCH_AT, 4)
-        self.attributes = self.number_at(at + ATTRIBUTES_AT, 2)
-        delta = self.number_at(at + LAST_OFFSET_DELTA_AT, 4)
-        self.records_count = self.number_at(at + RECORDS_COUNT_AT, 4)
-        if self.base_offset < 0 or delta < 0 or self.base_offset > 0x7FFFFFFFFFFFFFFF - delta - 1:
+        self.base_offset = read_number(self.data, at, 8)
+        self.batch_epoch = read_number(self.data, at + LEADER_EPOCH_AT, 4)
+        self.attributes = read_number(self.data, at + ATTRIBUTES_AT, 2)
+        delta = read_number(self.data, at + LAST_OFFSET_DELTA_AT, 4)
+        self.records_count = read_number(self.data, at + RECORDS_COUNT_AT, 4)
+        if self.base_offset < 0 or delta < 0 or self.base_offset > INT64_MAX - delta - 1:
             raise CorruptBatchError(f"the batch runs from offset {self.base_offset} for {delta} more")
         if self.records_count < 0:
             raise CorruptBatchError(f"records count {self.records_count} is negative")
         self.batch_next_offset = self.base_offset + delta + 1
-        self.base_timestamp = self.number_at(at + BASE_TIMESTAMP_AT, 8)
-        self.max_timestamp = self.number_at(at + MAX_TIMESTAMP_AT, 8)
+        self.base_timestamp = read_number(self.data, at + BASE_TIMESTAMP_AT, 8)
+        self.max_timestamp = read_number(self.data, at + MAX_TIMESTAMP_AT, 8)
 
     def check_crc(self) -> None:
         if self.checksum is not None:
             computed = self.checksum(self.view[self.batch_at + ATTRIBUTES_AT : self.batch_end])
-            crc = self.number_at(self.batch_at + CRC_AT, 4) & 0xFFFFFFFF
+            crc = read_number(self.data, self.batch_at + CRC_AT, 4) & 0xFFFFFFFF
             if computed != crc:
                 raise CorruptBatchError(f"the CRC is {crc:#010x} in the header but {computed:#010x} over the bytes")
 
     def producer_id(self) -> int:
-        return self.number_at(self.batch_at + PRODUCER_ID_AT, 8)
+        return read_number(self.data, self.batch_at + PRODUCER_ID_AT, 8)
 
     def note_aborted(self) -> None:
         """From the first offset of an aborted transaction on, its producer's batches are not to be handed out."""
@@ -374,28 +385,63 @@ class BatchCursor:
             if records[reader.key_at + 2] == 0 and records[reader.key_at + 3] == ABORT_MARKER:
                 self.aborted_ids.discard(self.producer_id())
 
-    def number_at(self, at: int, size: int) -> int:
-        """A signed number in big-endian order."""
-        number = self.data[at]
-        if number >= 0x80:
-            number -= 0x100
-        for index in range(at + 1, at + size):
-            number = number * 0x100 + self.data[index]
-        return number
+
+class BatchesEnd:
+    """How far the whole batches of a fetch go: in offsets, in bytes, and the leader epoch of the last."""
+
+    __slots__ = ("leader_epoch", "next_offset", "size")
+
+    next_offset: int
+    size: int
+    leader_epoch: int
+
+    def __init__(self) -> None:
+        self.next_offset = -1
+        self.size = 0
+        self.leader_epoch = -1
+
+
+def find_end(data: Bytes) -> BatchesEnd:
+    """Where the batches end, by their headers alone: it stops before one that is cut off or can't be right."""
+    end = BatchesEnd()
+    size = len(data)
+    while size - end.size >= BATCH_HEADER_SIZE:
+        length = read_number(data, end.size + 8, 4)
+        base_offset = read_number(data, end.size, 8)
+        delta = read_number(data, end.size + LAST_OFFSET_DELTA_AT, 4)
+        if length < BATCH_LENGTH_MIN or length > size - end.size - LOG_OVERHEAD or data[end.size + MAGIC_AT] != MAGIC:
+            break
+        if base_offset < 0 or delta < 0 or base_offset > INT64_MAX - delta - 1:
+            break
+        end.leader_epoch = read_number(data, end.size + LEADER_EPOCH_AT, 4)
+        end.next_offset = base_offset + delta + 1
+        end.size += LOG_OVERHEAD + length
+    return end
+
+
+def read_number(data: Bytes, at: int, size: int) -> int:
+    """A signed number in big-endian order."""
+    number = data[at]
+    if number >= 0x80:
+        number -= 0x100
+    for index in range(at + 1, at + size):
+        number = number * 0x100 + data[index]
+    return number
 
 
 def deserialize(records: list[ConsumerRecord], first: int, key: Deserialize | None, value: Deserialize | None) -> int:
     """Put what the deserializers make of keys and values in their place, from record `first` on.
 
-    Gives the number of records; an error that a deserializer raises comes out as DeserializeError with the index.
+    What is null stays None. Gives the number of records; an error of a deserializer comes out as DeserializeError with
+    the record's index.
     """
     index = first
     try:
         for index in range(first, len(records)):
             record = records[index]
-            if key is not None:
+            if key is not None and record.key is not None:
                 record.key = key(record.topic, record.key, record.headers)
-            if value is not None:
+            if value is not None and record.value is not None:
                 record.value = value(record.topic, record.value, record.headers)
     except Exception as error:
         raise DeserializeError(index, error) from error

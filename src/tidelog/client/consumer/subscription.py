@@ -43,6 +43,7 @@ class PartitionState:
 
     __slots__ = (
         "checked_leader_epoch",
+        "fetch_epoch",
         "fetch_offset",
         "high_watermark",
         "is_paused",
@@ -50,7 +51,6 @@ class PartitionState:
         "leader_epoch",
         "log_start_offset",
         "position",
-        "queued_bytes",
         "reset",
         "retry_at_s",
         "topic_partition",
@@ -62,7 +62,9 @@ class PartitionState:
         self.version = version
         self.position = NO_OFFSET
         self.leader_epoch = NO_EPOCH  # of the last record before the position
-        self.fetch_offset = NO_OFFSET  # the next offset to ask the broker for, at or behind the position
+        # The next offset to ask the broker for, at or behind the position; none while nothing may be fetched.
+        self.fetch_offset = NO_OFFSET
+        self.fetch_epoch = NO_EPOCH  # of the last record before it
         self.reset: OffsetReset | None = None  # set: an offset is to be looked up before anything is fetched
         self.is_paused = False
         # The epoch of the leader whose log is known to hold the position; a newer leader is asked first.
@@ -70,7 +72,6 @@ class PartitionState:
         self.high_watermark = NO_OFFSET
         self.last_stable_offset = NO_OFFSET
         self.log_start_offset = NO_OFFSET
-        self.queued_bytes = 0  # fetched and not handed out yet
         self.retry_at_s = 0.0
 
     @property
@@ -79,7 +80,7 @@ class PartitionState:
 
     @property
     def is_fetchable(self) -> bool:
-        return self.position >= 0 and not self.is_paused
+        return self.fetch_offset >= 0 and not self.is_paused
 
 
 class SubscriptionState:
@@ -267,11 +268,25 @@ class SubscriptionState:
     def _move(self, state: PartitionState, offset: int, leader_epoch: int) -> None:
         state.version = self._next_version()
         state.position = state.fetch_offset = offset
-        state.leader_epoch = leader_epoch
+        state.leader_epoch = state.fetch_epoch = leader_epoch
         state.checked_leader_epoch = NO_EPOCH
         state.reset = None
-        state.queued_bytes = 0
         state.retry_at_s = 0.0
+
+    def advance(self, state: PartitionState, version: int, offset: int, leader_epoch: int) -> None:
+        """Records up to `offset` were handed out, unless the partition was moved meanwhile."""
+        with self._lock:
+            if state.version == version:
+                state.position = offset
+                if leader_epoch >= 0:
+                    state.leader_epoch = leader_epoch
+
+    def fetch_again(self, state: PartitionState, version: int) -> None:
+        """Fetch from the position on: what was fetched beyond it is not wanted, or an error has been told."""
+        with self._lock:
+            if state.version == version and state.has_position:
+                self._move(state, state.position, state.leader_epoch)
+        self.on_change()
 
     # Pausing
 

@@ -1,0 +1,207 @@
+"""What was fetched and not handed out yet: as it was received, in the order of its arrival, bounded by bytes.
+
+What always holds: the bytes of received answers that are kept alive, together with those that brokers were allowed to
+send, stay within the bound, save that a single batch may be larger; a partition's data comes out in the order of its
+offsets; data of a partition that was moved since (`PartitionState.version`) is dropped, that of a paused one waits
+aside. The loop puts, the thread that polls takes; both may happen at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from tidelog.client.consumer.subscription import PartitionState
+from tidelog.client.errors import ClientError
+from tidelog.records.kernel_consume import BatchCursor
+
+AbortedTransactions = list[tuple[int, int]]  # first offset and producer id
+
+
+class _Frame:
+    """A received answer: its memory is kept by every chunk of it that is left."""
+
+    __slots__ = ("left", "size")
+
+    def __init__(self, size: int, left: int) -> None:
+        self.size = size
+        self.left = left
+
+
+class FetchedChunk:
+    """What one answer brought of one partition: batches, or an error in their place."""
+
+    __slots__ = ("aborted", "cursor", "error", "frame", "size", "start_offset", "state", "version", "view")
+
+    def __init__(
+        self,
+        state: PartitionState,
+        version: int,
+        start_offset: int,
+        view: memoryview,
+        aborted: AbortedTransactions,
+        error: ClientError | None = None,
+    ) -> None:
+        self.state = state
+        self.version = version
+        self.start_offset = start_offset  # what was asked for; the first batch may begin before
+        self.view = view
+        self.size = len(view)
+        self.aborted = aborted
+        self.error = error
+        self.cursor: BatchCursor | None = None  # once it is being read
+        self.frame = _Frame(self.size, 1)
+
+    @property
+    def is_stale(self) -> bool:
+        return self.state.version != self.version
+
+
+class FetchQueue:
+    """The fetched data of one consumer."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        # Called when something was taken out while `wants_room` is set; from the thread that takes.
+        self.on_room: Callable[[], None] = _nothing
+        # Called when something was put in; from the loop.
+        self.on_ready: Callable[[], None] = _nothing
+        self.wants_room = False
+        self._lock = threading.Lock()
+        self._chunks: deque[FetchedChunk] = deque()
+        self._parked: deque[FetchedChunk] = deque()  # of paused partitions
+        self._bytes = 0
+        self._reserved = 0
+        self._by_version: dict[int, int] = {}
+
+    # The loop's side
+
+    @property
+    def bytes(self) -> int:
+        """What the answers that are still kept hold."""
+        return self._bytes
+
+    @property
+    def room(self) -> int:
+        """How many bytes more may be asked for."""
+        return self.bytes_max - self._bytes - self._reserved
+
+    def reserve(self, size: int) -> None:
+        """A broker was allowed to send so much."""
+        with self._lock:
+            self._reserved += size
+
+    def release(self, size: int) -> None:
+        """It has answered, or will not."""
+        with self._lock:
+            self._reserved -= size
+
+    def bytes_of(self, state: PartitionState) -> int:
+        """What waits of one partition and is still wanted."""
+        return self._by_version.get(state.version, 0)
+
+    def put(self, chunks: Iterable[FetchedChunk], frame_size: int) -> None:
+        """Add what one answer of that size brought."""
+        chunks = [chunk for chunk in chunks if not chunk.is_stale]
+        if not chunks:
+            return
+        frame = _Frame(frame_size, len(chunks))
+        with self._lock:
+            self._bytes += frame_size
+            for chunk in chunks:
+                chunk.frame = frame
+                self._by_version[chunk.version] = self._by_version.get(chunk.version, 0) + chunk.size
+                self._chunks.append(chunk)
+        self.on_ready()
+
+    # The side of whoever polls
+
+    @property
+    def has_ready(self) -> bool:
+        return self.current() is not None
+
+    def current(self) -> FetchedChunk | None:
+        """The chunk to read from now: the oldest that is neither stale nor of a paused partition."""
+        if self._parked:
+            self._unpark()
+        while self._chunks:
+            chunk = self._chunks[0]
+            if chunk.is_stale:
+                self.done(chunk)
+            elif chunk.state.is_paused:
+                self._park(chunk)
+            else:
+                return chunk
+        if self._parked and self.wants_room:
+            self._give_up_parked()
+        return None
+
+    def done(self, chunk: FetchedChunk) -> None:
+        """The first chunk was read, or is not wanted."""
+        with self._lock:
+            if self._chunks and self._chunks[0] is chunk:
+                self._chunks.popleft()
+            self._forget(chunk)
+        if self.wants_room:
+            self.on_room()
+
+    def _forget(self, chunk: FetchedChunk) -> None:
+        left = self._by_version.get(chunk.version, 0) - chunk.size
+        if left > 0:
+            self._by_version[chunk.version] = left
+        else:
+            self._by_version.pop(chunk.version, None)
+        self._leave_frame(chunk)
+        chunk.view = memoryview(b"")
+        chunk.cursor = None
+
+    def _leave_frame(self, chunk: FetchedChunk) -> None:
+        chunk.frame.left -= 1
+        if chunk.frame.left == 0:
+            self._bytes -= chunk.frame.size
+
+    def _park(self, chunk: FetchedChunk) -> None:
+        with self._lock:
+            self._chunks.popleft()
+            # A copy, so that a long pause keeps the bytes of this partition and not those of the whole answer.
+            chunk.view = memoryview(bytes(chunk.view))
+            if chunk.cursor is not None:
+                chunk.start_offset = chunk.cursor.next_offset
+                chunk.cursor = None
+            self._leave_frame(chunk)
+            chunk.frame = _Frame(chunk.size, 1)
+            self._bytes += chunk.size
+            self._parked.append(chunk)
+        if self.wants_room:
+            self.on_room()
+
+    def _unpark(self) -> None:
+        back = [chunk for chunk in self._parked if not chunk.state.is_paused or chunk.is_stale]
+        if back:
+            with self._lock:
+                for chunk in reversed(back):
+                    self._parked.remove(chunk)
+                    self._chunks.appendleft(chunk)
+
+    def _give_up_parked(self) -> None:
+        """Paused partitions hold the room that others need: forget what waits of them, to be fetched again later."""
+        with self._lock:
+            while self._parked:
+                chunk = self._parked.popleft()
+                if not chunk.is_stale:
+                    chunk.state.fetch_offset = chunk.state.position
+                    chunk.state.fetch_epoch = chunk.state.leader_epoch
+                self._forget(chunk)
+        self.on_room()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._chunks.clear()
+            self._parked.clear()
+            self._by_version.clear()
+            self._bytes = 0
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""

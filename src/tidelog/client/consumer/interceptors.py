@@ -1,0 +1,61 @@
+"""User code around what a consumer does: it sees records before the user does, and commits after they are done.
+
+What always holds: interceptors run in the order given, each on what the one before returned; an error of one is logged
+and counts as if it had done nothing, as in Kafka's clients, because a measurement may not stop the work.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from tidelog.client.types import OffsetAndMetadata, TopicPartition
+from tidelog.records.kernel_consume import ConsumerRecord
+
+log = logging.getLogger(__name__)
+
+
+class ConsumerInterceptor:
+    """Subclass it and override what is of interest."""
+
+    def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        """Called by `poll` with what it is about to return; what this returns is returned instead."""
+        return records
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """Called after these offsets were committed, on the client's own thread or loop."""
+
+    def close(self) -> None:
+        """Called when the consumer is closed."""
+
+
+class Interceptors:
+    """All interceptors of a consumer as one."""
+
+    def __init__(self, interceptors: Sequence[ConsumerInterceptor]) -> None:
+        self._interceptors = tuple(interceptors)
+
+    def __bool__(self) -> bool:
+        return bool(self._interceptors)
+
+    def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
+        for interceptor in self._interceptors:
+            try:
+                records = interceptor.on_consume(records)
+            except Exception:
+                log.warning("interceptor %s failed in on_consume", type(interceptor).__name__, exc_info=True)
+        return records
+
+    def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        for interceptor in self._interceptors:
+            try:
+                interceptor.on_commit(offsets)
+            except Exception:
+                log.warning("interceptor %s failed in on_commit", type(interceptor).__name__, exc_info=True)
+
+    def close(self) -> None:
+        for interceptor in self._interceptors:
+            try:
+                interceptor.close()
+            except Exception:
+                log.warning("interceptor %s failed in close", type(interceptor).__name__, exc_info=True)
