@@ -131,6 +131,7 @@ class Cluster:
         if self._closed:
             raise ClosedError("the client is closed")
         if not self._upkeep:
+            self._refreshed_at_s = self._now_s()  # nothing is known yet that could be old
             self._upkeep.append(asyncio.create_task(self._keep_metadata_fresh()))
             if self.settings.max_idle_s is not None:
                 self._upkeep.append(asyncio.create_task(self._close_idle(self.settings.max_idle_s)))
