@@ -8,13 +8,14 @@ import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol import (
     Api,
+    ErrorCode,
     RequestHeader,
     decode,
     decode_response_header,
@@ -44,6 +45,30 @@ from tidelog.protocol.messages.k02_list_offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
+)
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
+from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
+from tidelog.protocol.messages.k65_describe_transactions import (
+    DESCRIBE_TRANSACTIONS,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
 )
 from tidelog.records import Compression, Record, decode_records, encode_batch, iter_headers
 from tidelog.testing import Broker
@@ -231,6 +256,102 @@ def records_of(data: PartitionData) -> list[Record]:
     ]
 
 
+class TransactionalProducer:
+    """A transactional producer, request by request."""
+
+    def __init__(self, raw: RawClient, transactional_id: str) -> None:
+        self.raw = raw
+        self.transactional_id = transactional_id
+        self.producer_id, self.epoch = -1, -1
+        self.sequence = 0
+        # What InitProducerId 6 said to be open.
+        self.ongoing = (-1, -1)
+        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
+        [found] = raw.ask(FIND_COORDINATOR, 5, find, FindCoordinatorResponse).coordinators
+        assert found.error_code == 0
+
+    def init(self, *, timeout_ms: int = 60_000, version: int = 5, names_itself: bool = False, **more: bool) -> int:
+        request = InitProducerIdRequest(
+            transactional_id=self.transactional_id, transaction_timeout_ms=timeout_ms, **more
+        )
+        if names_itself:
+            request.producer_id, request.producer_epoch = self.producer_id, self.epoch
+        answer = self.raw.ask(INIT_PRODUCER_ID, version, request, InitProducerIdResponse)
+        if not answer.error_code:
+            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
+        self.ongoing = answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch
+        return answer.error_code
+
+    def init_patiently(self, **how: Any) -> None:
+        deadline_s = time.monotonic() + 20
+        while (error := self.init(**how)) in (
+            ErrorCode.CONCURRENT_TRANSACTIONS,
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+            ErrorCode.NOT_COORDINATOR,
+        ):
+            assert time.monotonic() < deadline_s
+        assert error == 0
+
+    def add(self, topic: str, version: int = 3, *, partitions: tuple[int, ...] = (0,)) -> list[int]:
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.transactional_id,
+            v3_and_below_producer_id=self.producer_id,
+            v3_and_below_producer_epoch=self.epoch,
+            v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))],
+        )
+        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
+        [result] = answer.results_by_topic_v3_and_below
+        return [partition.partition_error_code for partition in result.results_by_partition]
+
+    def verify(self, topic: str, version: int) -> int:
+        asked = AddPartitionsToTxnTransaction(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            verify_only=True,
+            topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0])],
+        )
+        request = AddPartitionsToTxnRequest(transactions=[asked])
+        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
+        return answer.results_by_transaction[0].topic_results[0].results_by_partition[0].partition_error_code
+
+    def send(self, topic: str, value: bytes, version: int = 11) -> int:
+        batch = make_batch(
+            value,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.sequence,
+            is_transactional=True,
+        )
+        request = produce_request({(topic, 0): batch})
+        request.transactional_id = self.transactional_id
+        answer = self.raw.ask(PRODUCE, version, request, ProduceResponse).responses[0].partition_responses[0]
+        self.sequence += not answer.error_code
+        return answer.error_code
+
+    def end(self, *, commit: bool, version: int = 4) -> int:
+        request = EndTxnRequest(
+            transactional_id=self.transactional_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            committed=commit,
+        )
+        answer = self.raw.ask(END_TXN, version, request, EndTxnResponse)
+        if version >= 5 and not answer.error_code:
+            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
+        return answer.error_code
+
+    def describe(self) -> TransactionState:
+        request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
+        [state] = self.raw.ask(DESCRIBE_TRANSACTIONS, 0, request, DescribeTransactionsResponse).transaction_states
+        return state
+
+    def wait_for(self, state: str) -> None:
+        deadline_s = time.monotonic() + 20
+        while self.describe().transaction_state != state:
+            assert time.monotonic() < deadline_s, self.describe()
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
     """One broker for the tests of a file: each test makes topics of its own."""
@@ -255,6 +376,11 @@ def connect() -> Iterator[Callable[[Broker], RawClient]]:
 @pytest.fixture
 def raw(broker: Broker, connect: Callable[[Broker], RawClient]) -> RawClient:
     return connect(broker)
+
+
+@pytest.fixture
+def new_producer_at() -> Callable[[RawClient, str], TransactionalProducer]:
+    return TransactionalProducer
 
 
 _topic_numbers = itertools.count(1)

@@ -10,37 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceRequest, ProduceResponse
 from tidelog.protocol.messages.k01_fetch import PartitionData
-from tidelog.protocol.messages.k10_find_coordinator import (
-    FIND_COORDINATOR,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-)
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
-from tidelog.protocol.messages.k22_init_producer_id import (
-    INIT_PRODUCER_ID,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
-from tidelog.protocol.messages.k24_add_partitions_to_txn import (
-    ADD_PARTITIONS_TO_TXN,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
-    AddPartitionsToTxnTransaction,
-)
 from tidelog.protocol.messages.k25_add_offsets_to_txn import (
     ADD_OFFSETS_TO_TXN,
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
-)
-from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
-from tidelog.protocol.messages.k65_describe_transactions import (
-    DESCRIBE_TRANSACTIONS,
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    TransactionState,
 )
 from tidelog.protocol.messages.k66_list_transactions import (
     LIST_TRANSACTIONS,
@@ -51,10 +26,8 @@ from tidelog.records import Record
 from tidelog.testing import Broker
 
 if TYPE_CHECKING:
-    from tests.scenario.data.conftest import RawClient
+    from tests.scenario.data.conftest import RawClient, TransactionalProducer
 
-MakeBatch = Callable[..., bytearray]
-MakeProduce = Callable[..., ProduceRequest]
 ReadRecords = Callable[[PartitionData], list[Record]]
 Connect = Callable[[Broker], "RawClient"]
 
@@ -64,96 +37,8 @@ FEW_PARTITIONS = {"transaction.state.log.num.partitions": "3", "offsets.topic.nu
 IMPATIENT = FEW_PARTITIONS | {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "20"}
 
 
-class Producer:
-    """A transactional producer, request by request."""
-
-    def __init__(self, raw: RawClient, batch: MakeBatch, produce: MakeProduce, transactional_id: str) -> None:
-        self.raw = raw
-        self.make_batch = batch
-        self.make_request = produce
-        self.transactional_id = transactional_id
-        self.producer_id, self.epoch = -1, -1
-        self.sequence = 0
-        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
-        [found] = raw.ask(FIND_COORDINATOR, 5, find, FindCoordinatorResponse).coordinators
-        assert found.error_code == 0
-
-    def init(self, *, timeout_ms: int = 60_000, version: int = 5, names_itself: bool = False) -> int:
-        request = InitProducerIdRequest(transactional_id=self.transactional_id, transaction_timeout_ms=timeout_ms)
-        if names_itself:
-            request.producer_id, request.producer_epoch = self.producer_id, self.epoch
-        answer = self.raw.ask(INIT_PRODUCER_ID, version, request, InitProducerIdResponse)
-        if not answer.error_code:
-            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
-        return answer.error_code
-
-    def init_patiently(self) -> None:
-        deadline_s = time.monotonic() + 20
-        while (error := self.init()) == ErrorCode.CONCURRENT_TRANSACTIONS:
-            assert time.monotonic() < deadline_s
-        assert error == 0
-
-    def add(self, topic: str, version: int = 3, *, partitions: tuple[int, ...] = (0,)) -> list[int]:
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self.transactional_id,
-            v3_and_below_producer_id=self.producer_id,
-            v3_and_below_producer_epoch=self.epoch,
-            v3_and_below_topics=[AddPartitionsToTxnTopic(name=topic, partitions=list(partitions))],
-        )
-        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
-        [result] = answer.results_by_topic_v3_and_below
-        return [partition.partition_error_code for partition in result.results_by_partition]
-
-    def verify(self, topic: str, version: int) -> int:
-        asked = AddPartitionsToTxnTransaction(
-            transactional_id=self.transactional_id,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            verify_only=True,
-            topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0])],
-        )
-        request = AddPartitionsToTxnRequest(transactions=[asked])
-        answer = self.raw.ask(ADD_PARTITIONS_TO_TXN, version, request, AddPartitionsToTxnResponse)
-        return answer.results_by_transaction[0].topic_results[0].results_by_partition[0].partition_error_code
-
-    def send(self, topic: str, value: bytes, version: int = 11) -> int:
-        batch = self.make_batch(
-            value,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            base_sequence=self.sequence,
-            is_transactional=True,
-        )
-        request = self.make_request({(topic, 0): batch})
-        request.transactional_id = self.transactional_id
-        answer = self.raw.ask(PRODUCE, version, request, ProduceResponse).responses[0].partition_responses[0]
-        self.sequence += not answer.error_code
-        return answer.error_code
-
-    def end(self, *, commit: bool, version: int = 4) -> int:
-        request = EndTxnRequest(
-            transactional_id=self.transactional_id,
-            producer_id=self.producer_id,
-            producer_epoch=self.epoch,
-            committed=commit,
-        )
-        answer = self.raw.ask(END_TXN, version, request, EndTxnResponse)
-        if version >= 5 and not answer.error_code:
-            self.producer_id, self.epoch, self.sequence = answer.producer_id, answer.producer_epoch, 0
-        return answer.error_code
-
-    def describe(self) -> TransactionState:
-        request = DescribeTransactionsRequest(transactional_ids=[self.transactional_id])
-        [state] = self.raw.ask(DESCRIBE_TRANSACTIONS, 0, request, DescribeTransactionsResponse).transaction_states
-        return state
-
-    def wait_for(self, state: str) -> None:
-        deadline_s = time.monotonic() + 20
-        while self.describe().transaction_state != state:
-            assert time.monotonic() < deadline_s, self.describe()
-
-
-NewProducer = Callable[[str], Producer]
+NewProducer = Callable[[str], "TransactionalProducer"]
+NewProducerAt = Callable[["RawClient", str], "TransactionalProducer"]
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +49,8 @@ def broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def new_producer(raw: RawClient, batch: MakeBatch, produce: MakeProduce) -> NewProducer:
-    return lambda transactional_id: Producer(raw, batch, produce, transactional_id)
+def new_producer(raw: RawClient, new_producer_at: NewProducerAt) -> NewProducer:
+    return lambda transactional_id: new_producer_at(raw, transactional_id)
 
 
 def values(raw: RawClient, records: ReadRecords, topic: str) -> list[bytes | None]:
@@ -326,13 +211,13 @@ def test_the_version_of_transactions_is_announced(raw: RawClient) -> None:
 
 
 def test_a_transaction_that_takes_too_long_is_aborted(
-    connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+    connect: Connect, new_producer_at: NewProducerAt, records: ReadRecords
 ) -> None:
     """Behaviour 60: by the coordinator, and its producer is shut out."""
     with Broker(settings=IMPATIENT) as broker:
         broker.create_topic("t")
         raw = connect(broker)
-        producer = Producer(raw, batch, produce, "slow")
+        producer = new_producer_at(raw, "slow")
         assert producer.init(timeout_ms=1) == 0
         assert producer.add("t") == [0]
         producer.wait_for("CompleteAbort")
@@ -347,12 +232,12 @@ def test_a_transaction_that_takes_too_long_is_aborted(
 
 
 def test_transactions_wait_for_the_flush_that_the_broker_asks_for(
-    connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+    connect: Connect, new_producer_at: NewProducerAt, records: ReadRecords
 ) -> None:
     """No record and no marker is committed at once then, so that requests meet writes that are under way."""
     with Broker(settings=FEW_PARTITIONS | {"log.flush.interval.messages": "1"}) as broker:
         broker.create_topic("t")
-        producers = [Producer(connect(broker), batch, produce, "tx") for _ in range(2)]
+        producers = [new_producer_at(connect(broker), "tx") for _ in range(2)]
         for number in range(10):
             producer = producers[number % 2]
             producer.init_patiently()
@@ -364,11 +249,11 @@ def test_transactions_wait_for_the_flush_that_the_broker_asks_for(
 
 
 def test_open_transactions_and_ids_survive_restarts(
-    tmp_path: Path, connect: Connect, batch: MakeBatch, produce: MakeProduce, records: ReadRecords
+    tmp_path: Path, connect: Connect, new_producer_at: NewProducerAt, records: ReadRecords
 ) -> None:
     broker = Broker(data_dir=tmp_path, settings=FEW_PARTITIONS).start()
     broker.create_topic("t")
-    producer = Producer(connect(broker), batch, produce, "tx")
+    producer = new_producer_at(connect(broker), "tx")
     assert producer.init() == 0
     for number, end in enumerate((Broker.stop, Broker.crash)):
         assert producer.add("t") == [0]
