@@ -217,3 +217,18 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 def sql_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """Each of the SQL databases in turn, empty."""
     return new_database(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def redis_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return new_database("redis", request, tmp_path)
+
+
+@pytest.fixture
+def postgres_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return new_database("postgres", request, tmp_path)
+
+
+@pytest.fixture
+def sqlite_database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    return new_database("sqlite", request, tmp_path)

@@ -93,7 +93,8 @@ class PostgresClaims:
                 connection = self._take()
                 result = _carry_out(connection, program())
             except psycopg.Error as error:
-                is_broken = connection is None or connection.closed
+                # Whatever else is wrong, such as a missing right, is as wrong on a new connection.
+                is_broken = isinstance(error, psycopg.OperationalError) and (connection is None or connection.closed)
                 if connection is not None:
                     connection.close()
                 if not is_broken or time.monotonic() + _RETRY_S > deadline_s:
@@ -197,7 +198,8 @@ class AsyncPostgresClaims:
                 connection = await self._take()
                 result = await _carry_out_async(connection, program())
             except psycopg.Error as error:
-                is_broken = connection is None or connection.closed
+                # Whatever else is wrong, such as a missing right, is as wrong on a new connection.
+                is_broken = isinstance(error, psycopg.OperationalError) and (connection is None or connection.closed)
                 if connection is not None:
                     await connection.close()
                 if not is_broken or time.monotonic() + _RETRY_S > deadline_s:
