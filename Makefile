@@ -65,6 +65,10 @@ $(STREAMS): tests/compat/java/streams.xml
 compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS)
 	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
+	for version in $(JAVA_VERSIONS); do \
+		echo "the client suite against Apache Kafka $$version"; \
+		TIDELOG_CLIENT_PEER=$$version $(PYTEST) tests/scenario/client -m "not compat and not soak and not tidelog_only" || exit 1; \
+	done
 
 bench: setup
 	$(BIN)/tidelog bench broker

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from proxied_cluster import ProxiedCluster
+from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 
 # Groups form at once, as in a test broker; both brokers know the setting.
@@ -42,11 +44,25 @@ def own_cluster(tmp_path: Path) -> Iterator[BrokerProcess]:
         broker.kill()
 
 
-def make_broker(directory: Path) -> BrokerProcess:
+@pytest.fixture
+def proxied_cluster(tmp_path: Path) -> Iterator[ProxiedCluster]:
+    """A broker for one test alone, behind a proxy that it advertises as its address."""
+    with TcpProxy() as proxy:
+        broker = make_broker(tmp_path / "cluster", {"advertised.listeners": f"PLAINTEXT://{proxy.address}"})
+        proxy.target_port = broker.port
+        broker.start()
+        try:
+            yield ProxiedCluster(broker, proxy)
+        finally:
+            broker.kill()
+
+
+def make_broker(directory: Path, settings: Mapping[str, str] | None = None) -> BrokerProcess:
     peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    chosen = {**_SETTINGS, **(settings or {})}
     if peer:
-        return KafkaBroker(directory, jars=kafka_jars(peer), settings=_SETTINGS)
-    return TidelogBroker(directory, settings=_SETTINGS)
+        return KafkaBroker(directory, jars=kafka_jars(peer), settings=chosen)
+    return TidelogBroker(directory, settings=chosen)
 
 
 @pytest.fixture
