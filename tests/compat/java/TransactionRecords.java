@@ -45,6 +45,8 @@ public class TransactionRecords {
                 new TransactionLogValue.PartitionsSchema().setTopic("t").setPartitionIds(List.of(0, 1))))
             .setTransactionStartTimestampMs(1000).setTransactionLastUpdateTimestampMs(2000);
         print("of-version-0", MessageUtil.toVersionPrefixedBytes((short) 0, old));
-        print("with-next-epoch", MessageUtil.toVersionPrefixedBytes((short) 1, old.setNextProducerEpoch((short) 4)));
+        // Kafka 4.3 has the fields of KIP-939, and nothing yet that writes them.
+        print("kept", MessageUtil.toVersionPrefixedBytes((short) 1, old
+            .setNextProducerId(5).setNextProducerEpoch((short) 9).setClientTransactionVersion((short) 2)));
     }
 }
