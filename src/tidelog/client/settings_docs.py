@@ -22,8 +22,8 @@ _INTRODUCTION = """\
 
 This page is made from the clients' own tables by `python -m tidelog.client.settings_docs > docs/client-settings.md`.
 
-`Producer`, `Consumer`, `Admin` and their asynchronous twins take settings as keyword arguments with underscores, or as a
-mapping with Kafka's dotted names; where both name one, the keyword argument counts:
+`Producer`, `Consumer`, `Admin` and their asynchronous twins take settings as keyword arguments with underscores, or as
+a mapping with Kafka's dotted names; where both name one, the keyword argument counts:
 
 ```python
 from tidelog import Producer
