@@ -21,12 +21,12 @@ cpdef uint32_t murmur2(bytes data) except? 0
 cpdef Py_ssize_t partition_for_key(bytes key, Py_ssize_t partitions) except -1
 
 @cython.locals(raw=uint64_t, size=Py_ssize_t)
-cdef inline Py_ssize_t varint_length(int64_t value) noexcept
-cdef inline Py_ssize_t part_length(Py_ssize_t length) noexcept
+cdef Py_ssize_t varint_length(int64_t value) noexcept
+cdef Py_ssize_t part_length(Py_ssize_t length) noexcept
 @cython.locals(raw=uint64_t)
-cdef inline Py_ssize_t put_varint(unsigned char* target, Py_ssize_t at, int64_t value) noexcept
+cdef Py_ssize_t put_varint(unsigned char* target, Py_ssize_t at, int64_t value) noexcept
 @cython.locals(target="unsigned char*", source="const unsigned char*", index=Py_ssize_t)
-cdef inline Py_ssize_t put_bytes(bytearray buffer, Py_ssize_t at, bytes part, Py_ssize_t length) except -1
+cdef Py_ssize_t put_bytes(bytearray buffer, Py_ssize_t at, bytes part, Py_ssize_t length) except -1
 
 @cython.locals(pairs=list, size=Py_ssize_t, names=list, encoded=bytes, content=object, out=bytearray, at=Py_ssize_t,
                index=Py_ssize_t)
@@ -35,8 +35,12 @@ cpdef bytes encode_header_list(object headers)
 cpdef Py_ssize_t record_size_max(bytes key, bytes value, bytes headers) except -1
 
 
+cdef class RecordReceipt
+
+
 cdef class BatchBuilder:
     cdef readonly bytearray buffer
+    cdef list callbacks
     cdef readonly Py_ssize_t capacity
     cdef readonly Py_ssize_t size
     cdef readonly Py_ssize_t count
@@ -49,6 +53,7 @@ cdef class BatchBuilder:
     cpdef Py_ssize_t append(self, bytes key, bytes value, bytes headers, int64_t timestamp) except -2
     @cython.locals(old=bytearray)
     cpdef bytearray move_to(self, bytearray buffer, Py_ssize_t capacity)
+    cpdef int add_callback(self, RecordReceipt receipt) except -1
     cpdef int fill(self, Py_ssize_t size, Py_ssize_t count, int64_t base_timestamp, int64_t max_timestamp) except -1
 
 
@@ -58,6 +63,17 @@ cdef class RecordReceipt:
     cdef readonly int64_t timestamp
     cdef readonly Py_ssize_t key_size
     cdef readonly Py_ssize_t value_size
+    cdef readonly object on_delivery
+
+    cpdef int fill_in(
+        self,
+        BatchBuilder batch,
+        Py_ssize_t index,
+        int64_t timestamp,
+        Py_ssize_t key_size,
+        Py_ssize_t value_size,
+        object on_delivery,
+    ) except -1
 
 
 @cython.final
@@ -80,9 +96,16 @@ cdef class RecordAppender:
         self, object topic, object value, object key, bytes headers, object partition, object timestamp
     ) except -1
     @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, size=Py_ssize_t, index=Py_ssize_t,
-                   receipt=RecordReceipt, receipt_class=object)
+                   receipt=RecordReceipt, receipt_class=object, key_size=Py_ssize_t, value_size=Py_ssize_t)
     cpdef RecordReceipt append_with_receipt(
-        self, object topic, object value, object key, bytes headers, object partition, object timestamp
+        self,
+        object topic,
+        object value,
+        object key,
+        bytes headers,
+        object partition,
+        object timestamp,
+        object on_delivery,
     )
 
 

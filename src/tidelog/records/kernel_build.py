@@ -139,9 +139,10 @@ def record_size_max(key: bytes | None, value: bytes | None, headers: bytes | Non
 class BatchBuilder:
     """A batch being filled: a buffer with room for the header and, behind it, the records so far."""
 
-    __slots__ = ("base_timestamp", "buffer", "capacity", "count", "is_open", "max_timestamp", "size")
+    __slots__ = ("base_timestamp", "buffer", "callbacks", "capacity", "count", "is_open", "max_timestamp", "size")
 
     buffer: bytearray | None
+    callbacks: list[RecordReceipt] | None  # of records whose senders want to be told
     capacity: int
     size: int  # the room for the header is counted
     count: int
@@ -153,6 +154,7 @@ class BatchBuilder:
         if capacity < HEADER_ROOM or capacity > len(buffer):
             raise ValueError(f"a batch of {capacity} bytes does not fit a buffer of {len(buffer)}")
         self.buffer = buffer
+        self.callbacks = None
         self.capacity = capacity
         self.size = HEADER_ROOM
         self.count = 0
@@ -208,7 +210,7 @@ class BatchBuilder:
             raise ValueError("the batch has no buffer any more")
         if capacity < self.size or capacity > len(buffer):
             raise ValueError(f"{self.size} bytes do not fit a buffer of {len(buffer)}")
-        put_bytes(buffer, 0, old[: self.size], self.size)
+        buffer[: self.size] = old[: self.size]
         self.buffer = buffer
         self.capacity = capacity
         return old
@@ -226,6 +228,17 @@ class BatchBuilder:
         """Nothing is appended any more."""
         self.is_open = False
 
+    def add_callback(self, receipt: RecordReceipt) -> None:
+        """Have this record's sender told when the batch is done."""
+        if self.callbacks is None:
+            self.callbacks = []
+        self.callbacks.append(receipt)
+
+    def take_callbacks(self) -> list[RecordReceipt]:
+        callbacks = self.callbacks
+        self.callbacks = None
+        return [] if callbacks is None else callbacks
+
     def take_buffer(self) -> bytearray | None:
         """The buffer, which from now on belongs to the caller."""
         buffer = self.buffer
@@ -237,20 +250,26 @@ class BatchBuilder:
 class RecordReceipt:
     """Where a record went: its batch and its place in it, and what is told of it once it is stored."""
 
-    __slots__ = ("batch", "index", "key_size", "timestamp", "value_size")
+    __slots__ = ("batch", "index", "key_size", "on_delivery", "timestamp", "value_size")
 
     batch: BatchBuilder
     index: int
     timestamp: int
     key_size: int
     value_size: int
+    on_delivery: object
 
-    def fill_in(self, batch: BatchBuilder, index: int, timestamp: int, key_size: int, value_size: int) -> None:
+    def fill_in(
+        self, batch: BatchBuilder, index: int, timestamp: int, key_size: int, value_size: int, on_delivery: object
+    ) -> None:
         self.batch = batch
         self.index = index
         self.timestamp = timestamp
         self.key_size = key_size
         self.value_size = value_size
+        self.on_delivery = on_delivery
+        if on_delivery is not None:
+            batch.add_callback(self)
 
 
 class TopicSlots:
@@ -276,6 +295,9 @@ class TopicSlots:
 
     def get_open(self, partition: int) -> BatchBuilder | None:
         return self.open_batches[partition]
+
+    def note_sticky(self, size: int) -> None:
+        self.sticky_bytes += size
 
     def stick_to(self, partition: int) -> None:
         self.sticky_partition = partition
@@ -341,7 +363,14 @@ class RecordAppender:
         return APPENDED
 
     def append_with_receipt(
-        self, topic: object, value: object, key: object, headers: bytes | None, partition: object, timestamp: object
+        self,
+        topic: object,
+        value: object,
+        key: object,
+        headers: bytes | None,
+        partition: object,
+        timestamp: object,
+        on_delivery: object,
     ) -> RecordReceipt | None:
         """The same with a receipt, or None where the slow path is needed."""
         if not self.is_enabled or type(topic) is not str:
@@ -369,11 +398,9 @@ class RecordAppender:
             return None
         if key is None and partition is None:
             slots.sticky_bytes += batch.size - size
-        receipt.batch = batch
-        receipt.index = index
-        receipt.timestamp = stamp
-        receipt.key_size = -1 if key is None else len(key)
-        receipt.value_size = -1 if value is None else len(value)
+        key_size = -1 if key is None else len(key)
+        value_size = -1 if value is None else len(value)
+        receipt.fill_in(batch, index, stamp, key_size, value_size, on_delivery)
         return receipt
 
 

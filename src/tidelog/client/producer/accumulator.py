@@ -1,0 +1,423 @@
+"""Records that wait to be sent: a deque of batches a partition, in memory that is bounded.
+
+What always holds: records of a partition leave in the order they came, batches that are sent again before those that
+never were; only the last batch of a partition is open; a batch is handed to the sender once it is full, has lingered,
+is wanted, or memory is short. `append` may be called from any thread and never waits: without room it says how much it
+needs. Everything here is done under `lock`; the compiled appender, which fills open batches without it, is atomic, and
+where it is not compiled `fast_lock` makes it so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+from tidelog.client.errors import ClientError, DeliveryTimeoutError, RecordTooLargeError
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.buffer_pool import BufferPool
+from tidelog.client.producer.futures import DeliveryFuture
+from tidelog.client.producer.hooks import TransactionHooks
+from tidelog.client.producer.partitioners import PartitionLoad, StickyChoice
+from tidelog.client.producer.settings import ProducerSettings
+from tidelog.client.types import TopicPartition
+from tidelog.records.kernel import decode_objects
+from tidelog.records import kernel_build
+from tidelog.records.batch import BATCH_HEADER_SIZE
+from tidelog.records.kernel_build import RecordAppender, TopicSlots, encode_header_list, record_size_max
+
+_IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
+_GROWTH_FACTOR = 4  # few copies of a growing batch, and few sizes of buffers
+
+
+class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its callers wait
+    """The pool can't lend so many bytes now."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class PartitionQueue:
+    """The batches of one partition that wait, oldest first."""
+
+    __slots__ = ("batches", "growth_max", "in_flight", "is_muted", "topic", "topic_partition")
+
+    def __init__(self, topic: TopicQueues, topic_partition: TopicPartition, growth_max: int) -> None:
+        self.topic = topic
+        self.topic_partition = topic_partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.in_flight = 0
+        self.is_muted = False  # while a batch is under way that nothing may overtake
+        self.growth_max = growth_max
+
+
+class TopicQueues:
+    """The queues of one topic, made when they are first used."""
+
+    __slots__ = ("_growth_max", "name", "queues", "slots", "sticky")
+
+    def __init__(self, name: str, slots: TopicSlots, sticky: StickyChoice, partitions: int, growth_max: int) -> None:
+        self.name = name
+        self.slots = slots
+        self.sticky = sticky
+        self.queues: list[PartitionQueue | None] = [None] * partitions
+        self._growth_max = growth_max
+
+    @property
+    def partitions(self) -> int:
+        return len(self.queues)
+
+    def grow(self, partitions: int) -> None:
+        self.queues += [None] * (partitions - len(self.queues))
+        self.slots.grow(partitions)
+
+    def queue(self, partition: int) -> PartitionQueue:
+        queue = self.queues[partition]
+        if queue is None:
+            topic_partition = TopicPartition(self.name, partition)
+            queue = self.queues[partition] = PartitionQueue(self, topic_partition, self._growth_max)
+        return queue
+
+
+class Accumulator:
+    """All that waits to be sent, and the memory it is in."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        now_ms: Callable[[], float],
+        wake_sender: Callable[[], None],
+        available: Callable[[str], Iterable[int]],
+        hooks: TransactionHooks | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.fast_lock = None if _IS_COMPILED else threading.Lock()
+        self._guard: AbstractContextManager[object] = self.fast_lock or nullcontext()
+        self.pool = BufferPool(settings.buffer_memory)
+        self.appender = RecordAppender(DeliveryFuture)
+        self.active: dict[PartitionQueue, None] = {}  # queues with batches, in the order of their turns
+        self.waiting_batches = 0
+        self.ready_bytes = 0  # of batches that are full and wait
+        self.incomplete: dict[ProducerBatch, None] = {}  # all that have not ended, in the order they were opened
+        self.is_flushing = 0
+        self.hooks = hooks
+        self._settings = settings
+        self._now_ms = now_ms
+        self._wake_sender = wake_sender
+        self._available = available  # the partitions of a topic that keyless records may go to
+        self._topics: dict[str, TopicQueues] = {}
+        self._batch_capacity = max(min(settings.batch_size, settings.max_request_size), BATCH_HEADER_SIZE)
+        self._backoff: Backoff = settings.retry_backoff
+        self.next_look_ms = float("inf")  # when the sender looks by itself, as it last said
+
+    # Topics
+
+    def topic(self, name: str) -> TopicQueues | None:
+        return self._topics.get(name)
+
+    def set_partitions(self, name: str, partitions: int) -> TopicQueues:
+        """The topic has so many partitions; it never gets fewer."""
+        with self.lock, self._guard:
+            topic = self._topics.get(name)
+            if topic is None:
+                settings = self._settings
+                chooses = settings.partitioner is None
+                slots = TopicSlots(partitions, chooses and not settings.ignore_keys, chooses)
+                sticky = StickyChoice(slots, self._batch_capacity)
+                topic = TopicQueues(name, slots, sticky, partitions, settings.batch_growth_max_bytes)
+                self._topics[name] = topic
+                self.appender.add_topic(name, slots)
+            elif partitions > topic.partitions:
+                topic.grow(partitions)
+            return topic
+
+    # Appending
+
+    def append(
+        self,
+        topic: TopicQueues,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: bytes | None,
+        timestamp: int,
+        on_delivery: object,
+    ) -> DeliveryFuture:
+        """Append a record, opening a batch if need be. Without a partition it goes where keyless records go.
+
+        Raises NoRoom when there is no memory for a new batch now, and RecordTooLargeError.
+        """
+        size_max = BATCH_HEADER_SIZE + record_size_max(key, value, headers)
+        if size_max > self._settings.max_request_size:
+            raise RecordTooLargeError(
+                f"a record of {size_max} bytes to {topic.name} is larger than max.request.size, "
+                f"{self._settings.max_request_size}"
+            )
+        with self.lock, self._guard:
+            is_sticky = partition is None
+            while True:
+                if partition is None:
+                    partition = self._sticky_partition(topic)
+                queue = topic.queue(partition)
+                batch = topic.slots.get_open(partition)
+                if batch is None:
+                    batch = self._open_batch(queue, size_max)
+                assert isinstance(batch, ProducerBatch)
+                size = batch.size
+                index = batch.append(key, value, headers, timestamp)
+                if index >= 0:
+                    break
+                if self._grow(queue, batch, size_max):
+                    continue
+                self._close(queue, batch)
+                if is_sticky:
+                    partition = None
+            if is_sticky:
+                topic.slots.note_sticky(batch.size - size)
+            future = DeliveryFuture()
+            key_size = -1 if key is None else len(key)
+            future.fill_in(batch, index, timestamp, key_size, -1 if value is None else len(value), on_delivery)
+            return future
+
+    def _sticky_partition(self, topic: TopicQueues) -> int:
+        if topic.sticky.is_due:
+            topic.sticky.move(self._loads(topic))
+        return topic.slots.sticky_partition
+
+    def _loads(self, topic: TopicQueues) -> list[PartitionLoad]:
+        adaptive = self._settings.adaptive_partitioning
+        loads = []
+        for partition in self._available(topic.name):
+            if partition < topic.partitions:
+                queue = topic.queues[partition]
+                waiting = len(queue.batches) if adaptive and queue is not None else 0
+                loads.append(PartitionLoad(partition, waiting))
+        return loads or [PartitionLoad(partition, 0) for partition in range(topic.partitions)]
+
+    def _open_batch(self, queue: PartitionQueue, size_max: int) -> ProducerBatch:
+        capacity = max(self._batch_capacity, size_max)
+        if capacity > self._settings.buffer_memory:
+            raise RecordTooLargeError(
+                f"a record of {size_max} bytes to {queue.topic.name} does not fit buffer.memory, "
+                f"{self._settings.buffer_memory}"
+            )
+        if self.hooks is not None:
+            self.hooks.on_append(queue.topic_partition)
+        buffer = self.pool.lend(capacity)
+        if buffer is None:
+            raise NoRoom(capacity)
+        now_ms = self._now_ms()
+        batch = ProducerBatch(queue.topic_partition, buffer, capacity, now_ms, self._wake_sender)
+        self.add(queue, batch)
+        queue.topic.slots.set_open(queue.topic_partition.partition, batch)
+        if now_ms + self._settings.linger_ms < self.next_look_ms:
+            self._wake_sender()
+        return batch
+
+    def add(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Put a new batch behind the others of its partition."""
+        queue.batches.append(batch)
+        self.active[queue] = None
+        self.waiting_batches += 1
+        self.incomplete[batch] = None
+
+    def _grow(self, queue: PartitionQueue, batch: ProducerBatch, size_max: int) -> bool:
+        """Give a full batch more room where it has to wait anyway, so that fewer and larger ones are sent."""
+        if queue.batches[0] is batch and not queue.is_muted and queue.in_flight < self._settings.max_in_flight:
+            return False
+        needed = batch.size + size_max
+        if needed > queue.growth_max:
+            return False
+        capacity = min(max(batch.capacity * _GROWTH_FACTOR, needed), queue.growth_max)
+        buffer = self.pool.lend(capacity)
+        if buffer is None:
+            return False
+        self.pool.give_back(batch.move_to(buffer, capacity), keep=True)
+        return True
+
+    def _close(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """The batch is full: nothing more goes in, and the sender may have it."""
+        batch.close()
+        queue.topic.slots.set_open(queue.topic_partition.partition, None)
+        self.ready_bytes += batch.size
+        self._wake_sender()
+
+    # What the sender takes
+
+    def ready_at_ms(self, queue: PartitionQueue, now_ms: float) -> float:
+        """When the first batch of a partition may go: now or earlier if it is ready, infinity if it has none."""
+        if not queue.batches or queue.is_muted:
+            return float("inf")
+        batch = queue.batches[0]
+        if batch.attempts:
+            return batch.last_attempt_ms
+        if (
+            not batch.is_open
+            or batch.is_wanted
+            or len(queue.batches) > 1
+            or self.is_flushing
+            or self.pool.has_waiters
+            or (self.hooks is not None and self.hooks.is_completing)
+        ):
+            return now_ms
+        return batch.created_ms + self._settings.linger_ms
+
+    def take(self, queue: PartitionQueue, now_ms: float) -> ProducerBatch:
+        """Take the first batch, which goes out now; the partition's next turn comes after those of all others."""
+        with self.lock, self._guard:
+            batch = queue.batches.popleft()
+            if batch.is_open:
+                batch.close()
+                queue.topic.slots.set_open(queue.topic_partition.partition, None)
+            else:
+                self.ready_bytes -= batch.size
+            self.waiting_batches -= 1
+            self.active.pop(queue, None)
+            if queue.batches:
+                self.active[queue] = None
+            queue.in_flight += 1
+            batch.in_flight = True
+            batch.drained_ms = now_ms
+        return batch
+
+    def put_back(self, batch: ProducerBatch, retry_at_ms: float, order_of: Callable[[ProducerBatch], int] | None) -> None:
+        """A batch goes out again: before all that never did, and in the order of sequences with those that did."""
+        with self.lock:
+            queue = self.queue_of(batch)
+            batch.attempts += 1
+            batch.last_attempt_ms = retry_at_ms
+            self._insert(queue, [batch], order_of)
+
+    def _insert(
+        self, queue: PartitionQueue, batches: list[ProducerBatch], order_of: Callable[[ProducerBatch], int] | None
+    ) -> None:
+        if order_of is not None:
+            while queue.batches and queue.batches[0].has_sequence:
+                batches.append(queue.batches.popleft())
+                self.waiting_batches -= 1
+                self.ready_bytes -= batches[-1].size
+            batches.sort(key=order_of)
+        queue.batches.extendleft(reversed(batches))
+        self.active.setdefault(queue, None)
+        self.waiting_batches += len(batches)
+        self.ready_bytes += sum(batch.size for batch in batches)
+
+    def queue_of(self, batch: ProducerBatch) -> PartitionQueue:
+        topic = self._topics[batch.topic_partition.topic]
+        return topic.queue(batch.topic_partition.partition)
+
+    def answered(self, batch: ProducerBatch) -> None:
+        """The batch is not under way any more."""
+        if batch.in_flight:
+            batch.in_flight = False
+            self.queue_of(batch).in_flight -= 1
+
+    def split(
+        self, batch: ProducerBatch, replace: Callable[[ProducerBatch, list[ProducerBatch]], None] | None,
+        order_of: Callable[[ProducerBatch], int] | None,
+    ) -> None:
+        """Make smaller batches of one that is too large for the broker. They are outside of the pool, and go next."""
+        parts = split_records(batch, min(self._settings.batch_size, batch.size // 2))
+        if replace is not None:
+            replace(batch, parts)
+        with self.lock:
+            queue = self.queue_of(batch)
+            queue.growth_max = min(queue.growth_max, max(batch.size // 2, self._batch_capacity))
+            for part in parts:
+                self.incomplete[part] = None
+            self._insert(queue, list(parts), order_of)
+        batch.split_into(parts)
+        self.release(batch)
+
+    def release(self, batch: ProducerBatch) -> None:
+        """The batch has ended and nothing of it is under way: its memory is free."""
+        with self.lock:
+            self.incomplete.pop(batch, None)
+            buffer = batch.take_buffer()
+            if buffer is not None and batch.is_pooled:
+                self.pool.give_back(buffer, keep=self._is_kept(len(buffer)))
+
+    def _is_kept(self, size: int) -> bool:
+        """Buffers of a record larger than a batch are let go: nobody is likely to ask for just that size."""
+        return size == self._batch_capacity or (size <= self._settings.batch_growth_max_bytes and not size % _ALIGNED)
+
+    def expired(self, now_ms: float) -> list[ProducerBatch]:
+        """Take out the batches that have waited for longer than `delivery.timeout.ms`."""
+        deadline_ms = now_ms - self._settings.delivery_timeout_ms
+        taken: list[ProducerBatch] = []
+        with self.lock, self._guard:
+            for queue in list(self.active):
+                while queue.batches and queue.batches[0].created_ms <= deadline_ms:
+                    taken.append(self._remove_first(queue))
+        return taken
+
+    def take_all(self, *, unsent_only: bool) -> list[ProducerBatch]:
+        """Take out all that wait; with `unsent_only` those that have been sent before stay, to be sent again."""
+        taken: list[ProducerBatch] = []
+        with self.lock, self._guard:
+            for queue in list(self.active):
+                kept = [batch for batch in queue.batches if unsent_only and batch.attempts]
+                while queue.batches:
+                    batch = self._remove_first(queue)
+                    if batch not in kept:
+                        taken.append(batch)
+                if kept:
+                    self._insert(queue, kept, None)
+        return taken
+
+    def take_queue(self, queue: PartitionQueue) -> list[ProducerBatch]:
+        """Take out all that wait for one partition."""
+        taken: list[ProducerBatch] = []
+        with self.lock, self._guard:
+            while queue.batches:
+                taken.append(self._remove_first(queue))
+        return taken
+
+    def _remove_first(self, queue: PartitionQueue) -> ProducerBatch:
+        batch = queue.batches.popleft()
+        self.waiting_batches -= 1
+        if batch.is_open:
+            batch.close()
+            queue.topic.slots.set_open(queue.topic_partition.partition, None)
+        else:
+            self.ready_bytes -= batch.size
+        if not queue.batches:
+            self.active.pop(queue, None)
+        return batch
+
+    def timeout_error(self, batch: ProducerBatch, last_error: ClientError | None) -> DeliveryTimeoutError:
+        reason = f"; the last error was: {last_error}" if last_error is not None else ""
+        if batch.attempts == 0 and not batch.in_flight and last_error is None:
+            reason = "; it was not sent, because its broker took nothing or could not be reached"
+        return DeliveryTimeoutError(
+            f"{batch.count} records to partition {batch.topic_partition} were not acknowledged within "
+            f"delivery.timeout.ms, {self._settings.delivery_timeout_ms}{reason}"
+        )
+
+
+_ALIGNED = 4096
+
+
+def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
+    """The records of a batch in smaller ones of about this size, each with one record at least."""
+    buffer = batch.buffer
+    assert buffer is not None
+    records = decode_objects(bytes(buffer[BATCH_HEADER_SIZE : batch.size]), batch.count, 0, batch.base_timestamp, 0, False)
+    parts: list[ProducerBatch] = []
+    for record in records:
+        headers = encode_header_list(record.headers) if record.headers else None
+        if not parts or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
+            if parts:
+                parts[-1].close()
+            capacity = max(size_max, BATCH_HEADER_SIZE + record_size_max(record.key, record.value, headers))
+            part = ProducerBatch(
+                batch.topic_partition, bytearray(capacity), capacity, batch.created_ms, batch.wake_sender, is_pooled=False
+            )
+            part.attempts = batch.attempts
+            part.append(record.key, record.value, headers, record.timestamp)
+            parts.append(part)
+    parts[-1].close()
+    return parts

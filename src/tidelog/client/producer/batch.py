@@ -1,0 +1,287 @@
+"""A producer's batch: the records of one partition that are sent together, from the first of them to their end.
+
+What always holds: a batch ends once, delivered or failed, and everyone who waits for it is told, callbacks on the event
+loop's thread; its buffer belongs to it until `take_buffer`. The records are written by the compiled builder; `seal`
+writes the header over them each time the batch is sent, because producer epoch and sequence may change in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tidelog.client.errors import BrokerError, ClientError
+from tidelog.client.types import RecordMetadata, TopicPartition
+from tidelog.protocol import ErrorCode
+from tidelog.records.batch import BATCH_HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL_BIT, Compression
+from tidelog.records.compression import compress
+from tidelog.records.kernel_build import BatchBuilder, RecordReceipt
+
+if TYPE_CHECKING:
+    from tidelog.client.producer.futures import DeliveryFuture
+
+log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_CRC = struct.Struct(">I")
+_CRC_AT = 17
+_ATTRIBUTES_AT = 21
+NO_SEQUENCE = -1
+SEQUENCE_MASK = 0x7FFFFFFF  # sequences count 0 .. 2^31-1 and start over at 0
+_NO_LOG_APPEND_TIME = -1
+
+# Guards the moment at which batches end, for those who come to wait for one just then. It is held for a few steps only.
+_ending = threading.Lock()
+
+
+class ProducerBatch(BatchBuilder):
+    """The records of one partition that are sent together."""
+
+    __slots__ = (
+        "attempts",
+        "base_offset",
+        "base_sequence",
+        "created_ms",
+        "drained_ms",
+        "error",
+        "in_flight",
+        "is_done",
+        "is_pooled",
+        "is_wanted",
+        "last_attempt_ms",
+        "leader_epoch",
+        "log_append_time",
+        "parts",
+        "payload",
+        "producer_epoch",
+        "producer_id",
+        "record_errors",
+        "sequence_was_reset",
+        "topic_partition",
+        "wake_sender",
+        "_ended",
+        "_watchers",
+    )
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        buffer: bytearray,
+        capacity: int,
+        created_ms: float,
+        wake_sender: Callable[[], None],
+        *,
+        is_pooled: bool = True,
+    ) -> None:
+        super().__init__(buffer, capacity)
+        self.topic_partition = topic_partition
+        self.created_ms = created_ms
+        self.wake_sender = wake_sender
+        self.is_pooled = is_pooled  # whether its buffer was lent by the pool
+        self.is_wanted = False  # whether someone waits for it, so that it need not wait for more records
+        self.in_flight = False
+        self.attempts = 0
+        self.last_attempt_ms = created_ms
+        self.drained_ms = 0.0
+        self.leader_epoch = -1  # of the leader it was sent to last
+        self.payload: bytes | None = None  # the compressed records
+        self.producer_id = -1
+        self.producer_epoch = -1
+        self.base_sequence = NO_SEQUENCE
+        self.sequence_was_reset = False
+        self.is_done = False
+        self.base_offset = -1
+        self.log_append_time = _NO_LOG_APPEND_TIME
+        self.error: ClientError | None = None
+        self.record_errors: Mapping[int, str] | None = None
+        self.parts: Sequence[ProducerBatch] | None = None  # what it was split into
+        self._ended: threading.Event | None = None
+        self._watchers: list[Callable[[], object]] | None = None
+
+    @property
+    def has_sequence(self) -> bool:
+        return self.base_sequence != NO_SEQUENCE
+
+    @property
+    def last_sequence(self) -> int:
+        return (self.base_sequence + self.count - 1) & SEQUENCE_MASK
+
+    def set_producer(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        self.sequence_was_reset = self.has_sequence
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.base_sequence = base_sequence
+
+    def seal(self, compression: Compression, level: int | None, *, is_transactional: bool) -> bytes | memoryview:
+        """The bytes to send, with the header that fits now. The records are compressed the first time."""
+        buffer = self.buffer
+        assert buffer is not None  # it is given away only when the batch has ended
+        attributes = int(compression) | (TRANSACTIONAL_BIT if is_transactional else 0)
+        if compression is not Compression.NONE and self.payload is None:
+            with memoryview(buffer) as view, view[BATCH_HEADER_SIZE : self.size] as records:
+                self.payload = compress(compression, records, level)
+        size = self.size if self.payload is None else BATCH_HEADER_SIZE + len(self.payload)
+        _HEADER.pack_into(
+            buffer,
+            0,
+            0,  # the offset is for the broker to write
+            size - LOG_OVERHEAD,
+            -1,
+            MAGIC,
+            0,
+            attributes,
+            self.count - 1,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            self.base_sequence,
+            self.count,
+        )
+        view = memoryview(buffer)
+        if self.payload is None:
+            sealed: bytes | memoryview = view[: self.size]
+            _CRC.pack_into(buffer, _CRC_AT, crc32c(view[_ATTRIBUTES_AT : self.size]))
+        else:
+            crc = crc32c(self.payload, crc32c(view[_ATTRIBUTES_AT:BATCH_HEADER_SIZE]))
+            _CRC.pack_into(buffer, _CRC_AT, crc)
+            sealed = bytes(view[:BATCH_HEADER_SIZE]) + self.payload
+        return sealed
+
+    # Its end
+
+    def deliver(self, base_offset: int, log_append_time: int = _NO_LOG_APPEND_TIME) -> bool:
+        """The broker has stored it. Says whether that was news."""
+        return self._end(None, None, base_offset, log_append_time)
+
+    def fail(self, error: ClientError, record_errors: Mapping[int, str] | None = None) -> bool:
+        """It was given up; `record_errors` says what is wrong with single records. Says whether that was news."""
+        return self._end(error, record_errors, -1, _NO_LOG_APPEND_TIME)
+
+    def _end(
+        self, error: ClientError | None, record_errors: Mapping[int, str] | None, base_offset: int, append_time: int
+    ) -> bool:
+        if self.is_done:
+            return False
+        self.error = error
+        self.record_errors = record_errors
+        self.base_offset = base_offset
+        self.log_append_time = append_time
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        with _ending:
+            self.is_done = True
+            watchers, self._watchers = self._watchers, None
+            ended = self._ended
+        if ended is not None:
+            ended.set()
+        for receipt in self.take_callbacks():
+            tell_sender(self, receipt)
+        for watcher in watchers or ():
+            try:
+                watcher()
+            except Exception:  # noqa: BLE001  # the application's code may raise anything
+                log.exception("a callback of a future failed for a record to %s", self.topic_partition)
+
+    def split_into(self, parts: Sequence[ProducerBatch]) -> None:
+        """Other batches have its records now; it ends when the last of them does."""
+        self.parts = parts
+        for receipt in self.take_callbacks():
+            part, index = self.place_of(receipt.index)
+            receipt.fill_in(part, index, receipt.timestamp, receipt.key_size, receipt.value_size, receipt.on_delivery)
+        for part in parts:
+            part.watch(self._part_ended)
+
+    def _part_ended(self) -> None:
+        assert self.parts is not None  # only parts call this
+        if not self.is_done and all(part.is_done for part in self.parts):
+            self.error = next((part.error for part in self.parts if part.error is not None), None)
+            self._tell()
+
+    def place_of(self, index: int) -> tuple[ProducerBatch, int]:
+        """The batch that a record is in, and its index there."""
+        for part in self.parts or ():
+            if index < part.count:
+                return part.place_of(index)
+            index -= part.count
+        return self, index
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait for its end in another thread; whether it has ended."""
+        if self.is_done:
+            return True
+        with _ending:
+            if self.is_done:
+                return True
+            if self._ended is None:
+                self._ended = threading.Event()
+            ended = self._ended
+        self.want()
+        return ended.wait(timeout_s)
+
+    def want(self) -> None:
+        """Someone waits, so it is sent without lingering."""
+        if not self.is_wanted and not self.is_done:
+            self.is_wanted = True
+            self.wake_sender()
+
+    def watch(self, watcher: Callable[[], object]) -> bool:
+        """Have it called when the batch ends, on the loop's thread; False when that has happened already."""
+        with _ending:
+            if self.is_done:
+                return False
+            if self._watchers is None:
+                self._watchers = []
+            self._watchers.append(watcher)
+            return True
+
+    def metadata_of(self, receipt: RecordReceipt) -> RecordMetadata:
+        """Where a record was stored."""
+        part, index = self.place_of(receipt.index)
+        return RecordMetadata(
+            self.topic_partition.topic,
+            self.topic_partition.partition,
+            part.base_offset + index if part.base_offset >= 0 else -1,
+            receipt.timestamp if part.log_append_time < 0 else part.log_append_time,
+            receipt.key_size,
+            receipt.value_size,
+        )
+
+    def error_of(self, receipt: RecordReceipt) -> ClientError | None:
+        """Why a record was given up, or None for one that was stored."""
+        part, index = self.place_of(receipt.index)
+        error = part.error
+        if error is None or not part.record_errors:
+            return error
+        subject = f"partition {self.topic_partition}"
+        own = part.record_errors.get(index)
+        code = error.code if isinstance(error, BrokerError) else ErrorCode.INVALID_RECORD
+        if own is not None:
+            return BrokerError(code, own, subject=subject)
+        return BrokerError(
+            code, f"{len(part.record_errors)} other records of its batch were refused, and so the batch", subject=subject
+        )
+
+
+def tell_sender(batch: ProducerBatch, receipt: RecordReceipt) -> None:
+    """Call a record's `on_delivery`; what it raises is logged, because nobody is there to catch it."""
+    error = batch.error_of(receipt)
+    metadata = batch.metadata_of(receipt) if error is None else None
+    try:
+        receipt.on_delivery(metadata, error)  # type: ignore[operator]  # what was given as a callback
+    except Exception:  # noqa: BLE001  # the application's code may raise anything
+        log.exception("a delivery callback failed for a record to %s", batch.topic_partition)
+
+
+def future_batch(future: DeliveryFuture) -> ProducerBatch:
+    """The batch of a future, which for a producer's futures is always of this class."""
+    batch = future.batch
+    assert isinstance(batch, ProducerBatch)
+    return batch

@@ -1,0 +1,91 @@
+"""The memory of a producer: buffers that are lent to batches and come back, bounded by `buffer.memory`.
+
+What always holds: what is lent is never more than the bound, and neither is what is lent and kept for reuse together;
+whoever finds no room can leave a callback, and is called, in the order of asking, once there is room again. The pool
+does not wait: that is for its users, who have a thread or an event loop to do it with.
+
+It is used under the accumulator's lock, except for `available`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class MemoryWaiter(NamedTuple):
+    """Someone who needs so many bytes."""
+
+    size: int
+    wake: Callable[[], None]
+
+
+class BufferPool:
+    """Lends buffers of any size and keeps those that are likely to be asked for again."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.lent_bytes = 0
+        self.exhausted = 0  # how often somebody had to wait
+        self._free: dict[int, list[bytearray]] = {}
+        self._free_bytes = 0
+        self._waiters: deque[MemoryWaiter] = deque()
+
+    @property
+    def available_bytes(self) -> int:
+        return self.memory_bytes - self.lent_bytes
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiters)
+
+    def lend(self, size: int) -> bytearray | None:
+        """A buffer of exactly this size, with anything in it; None when there is no room."""
+        if size > self.available_bytes:
+            return None
+        self.lent_bytes += size
+        free = self._free.get(size)
+        if free:
+            self._free_bytes -= size
+            return free.pop()
+        self._drop_free(self.lent_bytes + self._free_bytes - self.memory_bytes)
+        return bytearray(size)
+
+    def give_back(self, buffer: bytearray, *, keep: bool) -> None:
+        """Take it back; with `keep` it is held for the next who asks for its size."""
+        size = len(buffer)
+        self.lent_bytes -= size
+        if keep:
+            self._free.setdefault(size, []).append(buffer)
+            self._free_bytes += size
+
+    def _drop_free(self, excess: int) -> None:
+        """Let go of kept buffers until at least so many bytes are gone."""
+        while excess > 0 and self._free_bytes:
+            size, buffers = next((size, buffers) for size, buffers in self._free.items() if buffers)
+            buffers.pop()
+            self._free_bytes -= size
+            excess -= size
+
+    def wait_for(self, size: int, wake: Callable[[], None]) -> MemoryWaiter:
+        """Have `wake` called once there is room."""
+        waiter = MemoryWaiter(size, wake)
+        self._waiters.append(waiter)
+        self.exhausted += 1
+        return waiter
+
+    def forget(self, waiter: MemoryWaiter) -> None:
+        """The waiter has given up, or was woken."""
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    def wake_waiters(self, *, at_least: int = 0) -> None:
+        """Wake those for whom there is room, in order; nobody as long as less than `at_least` is available."""
+        room = self.available_bytes
+        if room < min(at_least, self.memory_bytes):
+            return
+        while self._waiters and self._waiters[0].size <= room:
+            waiter = self._waiters.popleft()
+            room -= waiter.size
+            waiter.wake()

@@ -1,0 +1,369 @@
+"""The producer's core: cluster, accumulator and sender put together, and what both producers do the same way.
+
+What always holds: it belongs to one event loop, on which all coroutines here run; `prepare`, `append` and `check_usable`
+may be called from any thread and never wait. The facades do the waiting, each in its own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tidelog.client.errors import (
+    BrokerError,
+    BufferFullError,
+    ClientError,
+    ClosedError,
+    NoSuchPartitionError,
+    RequestTimeoutError,
+    RetriableError,
+    SerializationError,
+)
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.client.producer.accumulator import Accumulator, TopicQueues
+from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.futures import DeliveryFuture
+from tidelog.client.producer.hooks import TransactionHooks
+from tidelog.client.producer.idempotence import Idempotence
+from tidelog.client.producer.interceptors import InterceptorChain, ProducerRecord
+from tidelog.client.producer.metrics import ProducerMetrics, per
+from tidelog.client.producer.sender import Sender
+from tidelog.client.producer.settings import ProducerSettings, Serializer
+from tidelog.client.types import ClusterMetadata, PartitionMetadata, RecordMetadata
+from tidelog.common.clock import Clock, SystemClock
+from tidelog.protocol import ErrorCode
+from tidelog.records.kernel_build import RecordReceipt, encode_header_list, partition_for_key
+
+Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+DeliveryCallback = Callable[[RecordMetadata | None, ClientError | None], object]
+
+# What may pass while a topic is being made, in the eyes of one who is about to write to it.
+_TOPIC_COMES = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
+
+
+class ProducerCore:
+    """One producer, without a thread of its own."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        *,
+        owner: str = "Producer",
+        clock: Clock | None = None,
+        make_hooks: Callable[[ProducerCore], TransactionHooks] | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.settings = settings
+        self.owner = owner
+        self.cluster = Cluster(settings.cluster)
+        self.fork_guard = ForkGuard(owner)
+        is_transactional = settings.transactional_id is not None
+        self.idempotence = Idempotence(is_transactional=is_transactional) if settings.enable_idempotence else None
+        self.hooks = make_hooks(self) if make_hooks is not None else None
+        self.accumulator = Accumulator(
+            settings, clock.monotonic_ms, self.wake, self._available_partitions, hooks=self.hooks
+        )
+        self.sender = Sender(
+            settings, self.cluster, self.accumulator, self.idempotence, self.hooks, clock.monotonic_ms, self.set_fatal
+        )
+        self.interceptors = InterceptorChain(settings.interceptors)
+        self.fatal_error: ClientError | None = None
+        self.is_closed = False
+        self._now_ms = clock.monotonic_ms
+        self._is_started = False
+        self._acknowledge = self.interceptors.on_acknowledgement if self.interceptors.wants_acknowledgements else None
+
+    def start(self) -> None:
+        """Begin to send, on the running event loop."""
+        if not self._is_started:
+            self._is_started = True
+            self.cluster.add_listener(self._on_metadata)
+            self.sender.start()
+
+    def wake(self) -> None:
+        """There may be something to send; from any thread."""
+        self.sender.wake()
+
+    # Whether it can be used
+
+    def check_usable(self) -> None:
+        self.fork_guard.check()
+        if self.is_closed:
+            raise ClosedError(f"this {self.owner} is closed; make a new one")
+        if self.fatal_error is not None:
+            raise self.fatal_error
+        if self.hooks is not None:
+            self.hooks.check_send()
+
+    def set_fatal(self, error: ClientError) -> None:
+        """The producer can't go on; every send says so from now on."""
+        if self.fatal_error is None:
+            self.fatal_error = error
+        self.set_fast(False)
+
+    def set_fast(self, is_fast: bool) -> None:
+        """Whether records may be appended to open batches without asking anyone."""
+        self.accumulator.appender.set_enabled(is_fast)
+
+    # From what the application gave to what is sent
+
+    def fast_ways(self) -> tuple[Callable[..., int], Callable[..., RecordReceipt | None]]:
+        """The appender's two methods, or two that always refuse where records can't go in as they are given."""
+        settings = self.settings
+        if settings.interceptors or settings.key_serializer is not None or settings.value_serializer is not None:
+            return (lambda *_: 0), (lambda *_: None)
+        appender, lock = self.accumulator.appender, self.accumulator.fast_lock
+        if lock is None:
+            return appender.append, appender.append_with_receipt
+
+        def append(*record: Any) -> int:
+            with lock:
+                return appender.append(*record)
+
+        def append_with_receipt(*record: Any) -> RecordReceipt | None:
+            with lock:
+                return appender.append_with_receipt(*record)
+
+        return append, append_with_receipt
+
+    def prepare(self, record: ProducerRecord) -> ProducerRecord:
+        """The record after interceptors and serializers: key, value and headers are bytes."""
+        record = self.interceptors.on_send(record)
+        topic, value, key, headers, partition, timestamp = record
+        if not isinstance(topic, str) or not topic:
+            raise SerializationError(f"the topic must be its name, not {topic!r}")
+        pairs = list(headers.items() if isinstance(headers, Mapping) else headers) if headers is not None else None
+        key_bytes = _serialize("key", self.settings.key_serializer, topic, key, pairs)
+        value_bytes = _serialize("value", self.settings.value_serializer, topic, value, pairs)
+        if timestamp is None:
+            timestamp = time.time_ns() // 1_000_000
+        elif type(timestamp) is not int or timestamp < 0:
+            raise SerializationError(f"a timestamp is a count of milliseconds since 1970, not {timestamp!r}")
+        return ProducerRecord(topic, value_bytes, key_bytes, encode_headers(pairs), partition, timestamp)
+
+    def append(self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture:
+        """Choose the partition and append; raises NoRoom where the caller has to wait."""
+        partition = self._partition(topic, record)
+        if partition is not None and not 0 <= partition < topic.partitions:
+            raise NoSuchPartitionError(
+                f"topic {topic.name!r} has no partition {partition}; it has 0 to {topic.partitions - 1}"
+            )
+        return self.accumulator.append(
+            topic, partition, record.key, record.value, record.headers, record.timestamp, self._callback(on_delivery)
+        )
+
+    def _callback(self, on_delivery: DeliveryCallback | None) -> DeliveryCallback | None:
+        acknowledge = self._acknowledge
+        if acknowledge is None or on_delivery is None:
+            return on_delivery or acknowledge
+
+        def both(metadata: RecordMetadata | None, error: ClientError | None) -> None:
+            acknowledge(metadata, error)
+            on_delivery(metadata, error)
+
+        return both
+
+    def _partition(self, topic: TopicQueues, record: ProducerRecord) -> int | None:
+        if record.partition is not None:
+            return int(record.partition)
+        partitioner = self.settings.partitioner
+        if partitioner is not None:
+            partition = partitioner.partition(topic.name, record.key, record.value, topic.partitions)
+            if type(partition) is not int:
+                raise TypeError(f"the partitioner gave {partition!r} instead of the number of a partition")
+            return partition
+        if record.key is not None and not self.settings.ignore_keys:
+            return partition_for_key(record.key, topic.partitions)
+        return None
+
+    def _available_partitions(self, name: str) -> list[int]:
+        """The partitions that keyless records may go to: with a leader, and not at a broker that takes nothing."""
+        known = self.cluster.known_topic(name)
+        if known is None:
+            return []
+        led = [row for row in known.partitions if row.leader_id >= 0]
+        limit_ms = self.settings.availability_timeout_ms
+        if limit_ms:
+            led = [row for row in led if not self.sender.is_stuck(row.leader_id, limit_ms)] or led
+        return [row.partition for row in led]
+
+    # Topics
+
+    def known_queues(self, name: str, partition: int | None) -> TopicQueues | None:
+        """The topic's queues, if it is known and has that partition."""
+        topic = self.accumulator.topic(name)
+        if topic is None or (partition is not None and partition >= topic.partitions):
+            return None
+        return topic
+
+    async def load_queues(self, name: str, partition: int | None) -> TopicQueues:
+        """The topic's queues once it is known; waits for up to `max.block.ms`, and has it created where that is allowed."""
+        await self._load_topic(name, partition)
+        topic = self.accumulator.topic(name)
+        assert topic is not None  # the listener has made it
+        return topic
+
+    async def _load_topic(self, name: str, partition: int | None) -> tuple[PartitionMetadata, ...]:
+        self.start()
+        deadline_s = asyncio.get_running_loop().time() + self.settings.max_block_s
+        failures = 0
+        while True:
+            try:
+                found = await self._ask_topic(name)
+                if partition is None or partition < len(found):
+                    return found
+                error: ClientError = NoSuchPartitionError(
+                    f"topic {name!r} has no partition {partition}; it has 0 to {len(found) - 1}"
+                )
+            except RetriableError as problem:
+                error = problem
+            failures += 1
+            pause_s = self.settings.retry_backoff.pause_s(failures)
+            if asyncio.get_running_loop().time() + pause_s >= deadline_s:
+                if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise NoSuchPartitionError(
+                        f"{error.message or f'there is no topic {name!r}'}; waited for it for max.block.ms, "
+                        f"{self.settings.max_block_s * 1000:g}; create it with 'tidelog topics create {name}'"
+                    )
+                raise error
+            await asyncio.sleep(pause_s)
+
+    async def _ask_topic(self, name: str) -> tuple[PartitionMetadata, ...]:
+        told = await self.cluster.refresh([name], allow_auto_topic_creation=True)
+        topic = told.topics.get(name)
+        if topic is not None and topic.partitions:
+            return topic.partitions
+        code = told.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        raise BrokerError(code, f"there is no topic {name!r}" if code in _TOPIC_COMES else None)
+
+    async def partitions_for(self, name: str) -> tuple[PartitionMetadata, ...]:
+        """The topic's partitions, with their leaders and replicas."""
+        known = self.cluster.known_topic(name)
+        return known.partitions if known is not None else await self._load_topic(name, None)
+
+    def _on_metadata(self, told: ClusterMetadata) -> None:
+        for name, topic in told.topics.items():
+            if topic.partitions:
+                self.accumulator.set_partitions(name, len(topic.partitions))
+        self.wake()
+
+    # Waiting
+
+    def no_room_error(self, size: int) -> BufferFullError:
+        settings = self.settings
+        return BufferFullError(
+            f"no room for {size} bytes within max.block.ms, {settings.max_block_s * 1000:g}: buffer.memory, "
+            f"{settings.buffer_memory}, is full of records that brokers have not taken yet; send more slowly, or raise one"
+        )
+
+    async def flush(self) -> None:
+        """Send all that waits, without lingering, and wait until it is delivered or given up."""
+        batches: list[ProducerBatch] = list(self.accumulator.incomplete)
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        left = 0
+
+        def one_ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not ended.done():
+                ended.set_result(None)
+
+        for batch in batches:
+            if batch.watch(one_ended):
+                left += 1
+        if not left:
+            return
+        self.accumulator.is_flushing += 1
+        self.wake()
+        try:
+            await ended
+        finally:
+            self.accumulator.is_flushing -= 1
+
+    async def close(self, timeout_s: float | None) -> None:
+        """Deliver what waits, for at most that long, fail the rest, and end all connections."""
+        self.is_closed = True
+        self.set_fast(False)
+        try:
+            if self._is_started:
+                async with asyncio.timeout(timeout_s):
+                    await self.flush()
+        except TimeoutError:
+            pass  # what is left is failed below, which its futures tell
+        finally:
+            self.sender.fail_all(ClosedError(f"the {self.owner} was closed before the record was acknowledged"))
+            self.sender.stop()
+            await self.cluster.close()
+
+    async def flush_within(self, timeout_s: float | None) -> None:
+        """Flush, or say that it took too long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.flush()
+        except TimeoutError:
+            left = sum(batch.count for batch in self.accumulator.incomplete)
+            raise RequestTimeoutError(
+                f"{left} records were not acknowledged within {timeout_s:g} s; they may still be"
+            ) from None
+
+    def metrics(self) -> ProducerMetrics:
+        """A snapshot; each figure is right, but they may be a moment apart."""
+        counters, pool = self.sender.counters, self.accumulator.pool
+        elapsed_s = (self._now_ms() - counters.first_sent_ms) / 1000 if counters.first_sent_ms is not None else 0.0
+        return ProducerMetrics(
+            records_delivered=counters.records_delivered,
+            records_failed=counters.records_failed,
+            records_retried=counters.records_retried,
+            records_per_s=counters.records_delivered / elapsed_s if elapsed_s > 0 else 0.0,
+            batches_delivered=counters.batches_delivered,
+            batches_split=counters.batches_split,
+            batch_size_avg=per(counters.bytes_delivered, counters.batches_delivered),
+            records_per_batch_avg=per(counters.records_delivered, counters.batches_delivered),
+            bytes_delivered=counters.bytes_delivered,
+            bytes_sent=counters.bytes_sent,
+            compression_ratio=counters.bytes_sent / counters.bytes_sealed if counters.bytes_sealed else 1.0,
+            requests_sent=counters.requests_sent,
+            requests_in_flight=self.sender.requests_in_flight,
+            request_latency_ms_avg=per(counters.latency_ms_sum, counters.requests_answered),
+            request_latency_ms_max=counters.latency_ms_max,
+            queue_time_ms_avg=per(counters.queue_ms_sum, counters.batches_sent),
+            queue_time_ms_max=counters.queue_ms_max,
+            batches_waiting=self.accumulator.waiting_batches,
+            buffer_total_bytes=pool.memory_bytes,
+            buffer_available_bytes=pool.available_bytes,
+            buffer_exhausted=pool.exhausted,
+            producer_id=self.idempotence.producer_id if self.idempotence is not None else -1,
+            producer_epoch=self.idempotence.producer_epoch if self.idempotence is not None else -1,
+        )
+
+
+def _serialize(part: str, serializer: Serializer | None, topic: str, given: Any, headers: Any) -> bytes | None:
+    if serializer is not None:
+        try:
+            given = serializer(topic, given, headers)
+        except SerializationError:
+            raise
+        except Exception as error:
+            raise SerializationError(f"the {part} serializer failed for a record to {topic}: {error}") from error
+    if given is None or type(given) is bytes:
+        return given
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return bytes(given)
+    hint = f"; give the producer a {part}_serializer, or pass bytes"
+    if isinstance(given, str):
+        hint = f"; pass {part}.encode(), or give the producer a {part}_serializer"
+    raise SerializationError(f"the {part} of a record to {topic} must be bytes, not {type(given).__name__}{hint}")
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
+    """Headers as the record holds them; None for none."""
+    if not headers:
+        return None
+    try:
+        return encode_header_list(headers)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise SerializationError(f"headers are pairs of a name and bytes: {error}") from error

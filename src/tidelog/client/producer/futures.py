@@ -1,0 +1,74 @@
+"""What `send` returns: a future for the delivery of one record.
+
+It is light: the record's batch and its place in it, and all futures of a batch end at once. Waiting for one asks the
+producer to send its batch now instead of lingering.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Self
+
+from tidelog.client.errors import ClientError, RequestTimeoutError
+from tidelog.client.producer.batch import future_batch
+from tidelog.client.types import RecordMetadata
+from tidelog.records.kernel_build import RecordReceipt
+
+
+class DeliveryFuture(RecordReceipt):
+    """What becomes of one record. Other threads may wait with `result`, coroutines with `await`."""
+
+    __slots__ = ()
+
+    def done(self) -> bool:
+        """Whether the record was stored or given up."""
+        return future_batch(self).is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Wait for the delivery and say where the record was stored; raises why it was not.
+
+        RequestTimeoutError when nothing is known within `timeout` seconds: the record may still be delivered.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return future_batch(self).metadata_of(self)
+
+    def exception(self, timeout: float | None = None) -> ClientError | None:
+        """Wait as `result` does and give the error, or None."""
+        batch = future_batch(self)
+        if not batch.wait(timeout):
+            raise RequestTimeoutError(
+                f"a record to partition {batch.topic_partition} was not acknowledged within {timeout:g} s; "
+                "it may still be"
+            )
+        return batch.error_of(self)
+
+    def add_done_callback(self, callback: Callable[[Self], object]) -> None:
+        """Call it with this future once it is done: on the producer's thread, or at once when it is done already."""
+        if not future_batch(self).watch(lambda: callback(self)):
+            callback(self)
+
+    def __await__(self) -> Generator[object, None, RecordMetadata]:
+        batch = future_batch(self)
+        if not batch.is_done:
+            loop = asyncio.get_running_loop()
+            waiting = loop.create_future()
+            if batch.watch(lambda: loop.call_soon_threadsafe(_set_done, waiting)):
+                batch.want()
+                yield from waiting
+        error = batch.error_of(self)
+        if error is not None:
+            raise error
+        return batch.metadata_of(self)
+
+    def __repr__(self) -> str:
+        batch = future_batch(self)
+        state = "pending" if not batch.is_done else "delivered" if batch.error is None else "failed"
+        return f"<DeliveryFuture {batch.topic_partition} {state}>"
+
+
+def _set_done(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():  # whoever waited may have been cancelled
+        waiting.set_result(None)

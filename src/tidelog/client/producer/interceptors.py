@@ -1,0 +1,66 @@
+"""Interceptors: what sees, and may change, every record before it is serialized, and hears what became of it.
+
+What always holds: they run in the order given, each with what the one before made of the record; what one raises is
+logged and not passed on, and the next one gets the record as it was before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tidelog.client.errors import ClientError
+from tidelog.client.types import RecordMetadata
+
+log = logging.getLogger(__name__)
+
+
+class ProducerRecord(NamedTuple):
+    """A record on its way, with key and value as the application gave them."""
+
+    topic: str
+    value: Any = None
+    key: Any = None
+    headers: Any = None
+    partition: int | None = None
+    timestamp: int | None = None
+
+
+class ProducerInterceptor(Protocol):
+    """What an interceptor has; either method may be missing."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        """Called in the thread of `send`; gives the record on, changed or not."""
+        ...
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: ClientError | None) -> None:
+        """Called in the producer's own thread once the record is stored or given up."""
+        ...
+
+
+class InterceptorChain:
+    """The interceptors of a producer."""
+
+    def __init__(self, interceptors: Sequence[ProducerInterceptor]) -> None:
+        self._on_send = [one for one in interceptors if hasattr(one, "on_send")]
+        self._on_acknowledgement = [one for one in interceptors if hasattr(one, "on_acknowledgement")]
+
+    @property
+    def wants_acknowledgements(self) -> bool:
+        return bool(self._on_acknowledgement)
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        for interceptor in self._on_send:
+            try:
+                record = interceptor.on_send(record)
+            except Exception:  # noqa: BLE001  # an interceptor's failure is its own, the record goes on without it
+                log.exception("%s.on_send failed for a record to %s", type(interceptor).__name__, record.topic)
+        return record
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: ClientError | None) -> None:
+        for interceptor in self._on_acknowledgement:
+            try:
+                interceptor.on_acknowledgement(metadata, error)
+            except Exception:  # noqa: BLE001  # the same
+                log.exception("%s.on_acknowledgement failed", type(interceptor).__name__)

@@ -1,0 +1,188 @@
+"""The synchronous producer: sends from any thread, with the core on a thread of its own.
+
+What always holds: `send_nowait` and `send` wait only for room in the buffer and for the first news of a topic, at most
+`max.block.ms`; callbacks run on the producer's own thread, one after another, in the order in which the records of a
+partition were acknowledged, and must not wait for the producer themselves. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from tidelog.client.errors import BufferFullError
+from tidelog.client.network.loop_thread import LoopThread
+from tidelog.client.producer.accumulator import NoRoom, TopicQueues
+from tidelog.client.producer.core import DeliveryCallback, Headers, ProducerCore, encode_headers
+from tidelog.client.producer.futures import DeliveryFuture
+from tidelog.client.producer.interceptors import ProducerRecord
+from tidelog.client.producer.metrics import ProducerMetrics
+from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
+from tidelog.client.types import PartitionMetadata
+
+_CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
+
+
+class Producer:
+    """Sends records to topics.
+
+    Settings are given by Kafka's dotted names in a mapping, as keyword arguments with underscores, or both.
+
+        with Producer(bootstrap_servers="127.0.0.1:9092", linger_ms=5) as producer:
+            producer.send_nowait("clicks", b"fire and forget")
+            metadata = producer.send("clicks", b"and wait", key=b"user-7").result()
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
+        self._is_open = False
+        self._core = ProducerCore(ProducerSettings.read(settings, options))
+        self._thread = LoopThread("tidelog-producer")
+        self._thread.post(self._core.start)
+        self._append, self._append_with_receipt = self._core.fast_ways()
+        self._is_open = True
+
+    # Sending
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Send a record and make no object for it: nobody is told what became of it, unless `on_delivery` is given."""
+        if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
+            return
+        self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> DeliveryFuture:
+        """Send a record; the future tells where it was stored, or why it was not.
+
+        Without a `partition` the key decides, and without a key the record goes where a batch is being filled.
+        `on_delivery(metadata, error)` is called on the producer's thread, one of the two being None.
+        """
+        if headers is None:
+            future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
+            if future is not None:
+                return future  # type: ignore[return-value]  # the appender was given this class to make
+        return self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | None,
+        on_delivery: DeliveryCallback | None,
+    ) -> DeliveryFuture:
+        """The whole way, step by step: interceptors, serializers, partitioner, accumulator."""
+        core = self._core
+        core.check_usable()
+        record = core.prepare(ProducerRecord(topic, value, key, headers, partition, timestamp))
+        deadline_s: float | None = None
+        while True:
+            try:
+                return core.append(self._queues(record), record, on_delivery)
+            except NoRoom as no_room:
+                if deadline_s is None:
+                    deadline_s = time.monotonic() + core.settings.max_block_s
+                self._wait_for_room(no_room.size, deadline_s)
+                core.check_usable()
+
+    def _queues(self, record: ProducerRecord) -> TopicQueues:
+        topic = self._core.known_queues(record.topic, record.partition)
+        if topic is None:
+            topic = self._thread.run(self._core.load_queues(record.topic, record.partition))
+        return topic
+
+    def _wait_for_room(self, size: int, deadline_s: float) -> None:
+        accumulator = self._core.accumulator
+        if self._thread.is_current:
+            raise BufferFullError(
+                f"no room for {size} bytes, and a callback can't wait for it; send from another thread"
+            )
+        woken = threading.Lock()
+        woken.acquire()
+        with accumulator.lock:
+            if accumulator.pool.available_bytes >= size:
+                return
+            waiter = accumulator.pool.wait_for(size, woken.release)
+        self._core.wake()
+        if not woken.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
+            with accumulator.lock:
+                accumulator.pool.forget(waiter)
+            raise self._core.no_room_error(size)
+
+    # Waiting
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Send all that waits and return once it is delivered or given up.
+
+        RequestTimeoutError after `timeout` seconds; what waits is sent all the same.
+        """
+        self._core.fork_guard.check()
+        self._thread.run(self._core.flush_within(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Deliver what waits, for at most `timeout` seconds, and end the thread and all connections.
+
+        What is not delivered by then fails, as its futures and callbacks tell. A second close does nothing.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._core.is_closed = True
+        self._core.set_fast(False)
+        try:
+            if not self._core.fork_guard.forked:
+                grace_s = None if timeout is None else timeout + _CLOSE_GRACE_S
+                self._thread.run(self._core.close(timeout), grace_s)
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False) and not self._core.fork_guard.forked:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            self._is_open = False
+            self._thread.loop.call_soon_threadsafe(self._thread.loop.stop)
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        return f"<Producer {self._core.settings.cluster.client_id} {state}>"
+
+    # What is known
+
+    def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """The partitions of a topic, with their leaders and replicas; waits to hear of it for `max.block.ms`."""
+        self._core.check_usable()
+        return self._thread.run(self._core.partitions_for(topic))
+
+    def metrics(self) -> ProducerMetrics:
+        """What was sent, what waits, and how long it takes."""
+        return self._core.metrics()

@@ -1,0 +1,571 @@
+"""The sender: takes batches that are ready, sends them to the leaders of their partitions, and acts on the answers.
+
+What always holds: to one broker at most `max.in.flight.requests.per.connection` requests are under way, each with at
+most one batch a partition; every batch that was taken ends delivered or failed, or goes back into its queue; a failed
+batch is tried again only while its error may pass, its `retries` and its `delivery.timeout.ms` last. A batch whose time
+is up while it is under way fails at once, but its memory is not used again before the broker has answered or the
+connection is gone: it may still be on its way out.
+
+Everything here runs on the event loop, in callbacks; only `wake` may be called from other threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+from tidelog.client.errors import (
+    BrokerError,
+    ClientError,
+    ClosedError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    RetriableError,
+    error_code,
+    raise_for,
+)
+from tidelog.client.address import Address
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
+from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.hooks import TransactionHooks
+from tidelog.client.producer.idempotence import Idempotence
+from tidelog.client.producer.metrics import ProducerCounters
+from tidelog.client.producer.produce_request import answers_of, build_request
+from tidelog.client.producer.settings import INT32_MAX, ProducerSettings
+from tidelog.client.types import Node, TopicPartition
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k00_produce import PRODUCE, PartitionProduceResponse, ProduceResponse
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+log = logging.getLogger(__name__)
+
+# Where these are the answer, somebody else leads the partition, or nobody.
+_LEADER_ERRORS = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+    }
+)
+# Memory that comes free is handed to waiting threads in portions of this part of the whole, not batch by batch: a
+# change of threads costs more than a batch.
+_MEMORY_PORTIONS = 8
+_NEVER_MS = float("inf")
+
+
+class _Broker:
+    """What is known of a broker that leads partitions."""
+
+    __slots__ = ("blocked_until_ms", "in_flight", "is_connecting", "stuck_since_ms")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.is_connecting = False
+        self.blocked_until_ms = 0.0  # it asked for a pause
+        self.stuck_since_ms: float | None = None  # since when something is ready for it and can't go
+
+
+class Sender:
+    """Sends what the accumulator has."""
+
+    def __init__(
+        self,
+        settings: ProducerSettings,
+        cluster: Cluster,
+        accumulator: Accumulator,
+        idempotence: Idempotence | None,
+        hooks: TransactionHooks | None,
+        now_ms: Callable[[], float],
+        on_fatal: Callable[[ClientError], None],
+    ) -> None:
+        self.counters = ProducerCounters()
+        self._settings = settings
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._idempotence = idempotence
+        self._hooks = hooks
+        self._now_ms = now_ms
+        self._on_fatal = on_fatal
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_woken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._brokers: dict[int, _Broker] = {}
+        self._under_way: dict[ProducerBatch, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_asking_producer_id = False
+        self._stale_topics: set[str] = set()
+        self._is_refreshing = False
+        self._refresh_failures = 0
+        self._refresh_at_ms = 0.0
+        self._last_errors: dict[TopicPartition, ClientError] = {}
+        self._is_stopped = False
+
+    def start(self) -> None:
+        """Begin, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._look_soon()
+
+    def stop(self) -> None:
+        """Send nothing more; what is under way is waited for no longer."""
+        self._is_stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def wake(self) -> None:
+        """There may be something to send. Called from any thread; many calls before the look cost one."""
+        loop = self._loop
+        if self._is_woken or loop is None or self._is_stopped:
+            return
+        self._is_woken = True
+        try:
+            loop.call_soon_threadsafe(self._look)
+        except RuntimeError:
+            log.debug("the event loop of a producer is closed, nothing more is sent")
+
+    def _look_soon(self) -> None:
+        if not self._is_woken and self._loop is not None:
+            self._is_woken = True
+            self._loop.call_soon(self._look)
+
+    @property
+    def requests_in_flight(self) -> int:
+        return sum(broker.in_flight for broker in self._brokers.values())
+
+    @property
+    def has_under_way(self) -> bool:
+        return bool(self._under_way)
+
+    # Looking for what can be sent
+
+    def _look(self) -> None:
+        # Before anything is looked at: what is appended from here on wakes again.
+        self._is_woken = False
+        if self._is_stopped:
+            return
+        now_ms = self._now_ms()
+        accumulator = self._accumulator
+        next_ms = self._expire(now_ms)
+        if self._has_producer_id():
+            next_ms = min(next_ms, self._send_ready(now_ms))
+        accumulator.next_look_ms = next_ms
+        if accumulator.pool.has_waiters:
+            is_idle = not self._under_way
+            with accumulator.lock:
+                pool = accumulator.pool
+                pool.wake_waiters(at_least=0 if is_idle else pool.memory_bytes // _MEMORY_PORTIONS)
+        self._set_timer(next_ms, now_ms)
+
+    def _set_timer(self, at_ms: float, now_ms: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at_ms != _NEVER_MS and self._loop is not None:
+            self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self._look)
+
+    def _send_ready(self, now_ms: float) -> float:
+        """Send what is ready and can go; says when to look again without being woken."""
+        next_ms = _NEVER_MS
+        ready: dict[int, list[PartitionQueue]] = {}
+        leaderless: set[str] = set()
+        metadata = self._cluster.metadata
+        for queue in list(self._accumulator.active):
+            at_ms = self._accumulator.ready_at_ms(queue, now_ms)
+            if at_ms == _NEVER_MS:
+                continue
+            partition = metadata.partition(queue.topic_partition)
+            if partition is None or partition.leader_id < 0:
+                leaderless.add(queue.topic_partition.topic)
+                continue
+            if at_ms > now_ms and not _has_new_leader(queue, partition.leader_epoch):
+                next_ms = min(next_ms, at_ms)
+                continue
+            ready.setdefault(partition.leader_id, []).append(queue)
+        for leader_id, queues in ready.items():
+            next_ms = min(next_ms, self._send_to(leader_id, queues, now_ms))
+        if leaderless:
+            self._stale_topics |= leaderless
+        if self._stale_topics:
+            next_ms = min(next_ms, self._refresh_metadata(now_ms))
+        return next_ms
+
+    def _send_to(self, node_id: int, queues: list[PartitionQueue], now_ms: float) -> float:
+        broker = self._brokers.get(node_id)
+        if broker is None:
+            broker = self._brokers[node_id] = _Broker()
+        connection = self._cluster.open_connection_to(node_id)
+        if connection is None:
+            broker.stuck_since_ms = broker.stuck_since_ms or now_ms
+            if not broker.is_connecting:
+                broker.is_connecting = True
+                self._spawn(self._connect(node_id, broker, [queue.topic_partition.topic for queue in queues]))
+            return _NEVER_MS
+        if broker.blocked_until_ms > now_ms:
+            return broker.blocked_until_ms
+        while broker.in_flight < self._settings.max_in_flight and connection.is_open:
+            batches = self._take(queues, now_ms)
+            if not batches:
+                return _NEVER_MS
+            broker.stuck_since_ms = None
+            self._send(connection, broker, batches, now_ms)
+            queues = [queue for queue in queues if self._accumulator.ready_at_ms(queue, now_ms) <= now_ms]
+        if queues:
+            broker.stuck_since_ms = broker.stuck_since_ms or now_ms
+        return _NEVER_MS  # the next answer looks again
+
+    def is_stuck(self, node_id: int, longer_than_ms: float) -> bool:
+        """Whether this broker has taken nothing for that long although something was ready for it."""
+        broker = self._brokers.get(node_id)
+        if broker is None or broker.stuck_since_ms is None:
+            return False
+        return self._now_ms() - broker.stuck_since_ms > longer_than_ms
+
+    def _take(self, queues: Iterable[PartitionQueue], now_ms: float) -> list[ProducerBatch]:
+        """The batches of one request, at most one a partition."""
+        batches: list[ProducerBatch] = []
+        size = 0
+        for queue in queues:
+            batch = queue.batches[0]
+            if batches and size + batch.size > self._settings.max_request_size:
+                continue
+            if self._hooks is not None and not self._hooks.may_send(queue.topic_partition):
+                continue
+            if self._idempotence is not None and not self._idempotence.may_send(batch):
+                continue
+            batch = self._accumulator.take(queue, now_ms)
+            if self._idempotence is not None:
+                self._idempotence.number(batch)
+            if self._settings.max_in_flight == 1:
+                queue.is_muted = True
+            size += batch.size
+            batches.append(batch)
+        return batches
+
+    def _send(self, connection: Connection, broker: _Broker, batches: list[ProducerBatch], now_ms: float) -> None:
+        settings, cluster = self._settings, self._cluster
+        for batch in batches:
+            self._under_way[batch] = None
+            partition = cluster.metadata.partition(batch.topic_partition)
+            batch.leader_epoch = partition.leader_epoch if partition is not None else -1
+        try:
+            request = build_request(settings, cluster, connection, batches, self._hooks)
+            for batch, sealed_size in request.sealed_sizes:
+                self.counters.note_sent(batch.size, sealed_size, now_ms - batch.created_ms, now_ms)
+            self.counters.requests_sent += 1
+            if settings.acks == 0:
+                connection.send_unanswered(PRODUCE, request.message, version=request.version)
+                for batch in batches:
+                    self._delivered(self._returned(batch), -1, -1)
+                return
+            future = connection.send(PRODUCE, request.message, ProduceResponse, version=request.version)
+        except ClientError as error:
+            for batch in batches:
+                self._failed(self._returned(batch), error)
+            self._look_soon()
+            return
+        broker.in_flight += 1
+        future.add_done_callback(partial(self._answered, broker, batches, request.names, now_ms))
+
+    # Answers
+
+    def _answered(
+        self,
+        broker: _Broker,
+        batches: list[ProducerBatch],
+        names: dict[uuid.UUID, str],
+        sent_ms: float,
+        future: asyncio.Future[ProduceResponse],
+    ) -> None:
+        broker.in_flight -= 1
+        error = ConnectionLostError("the request was cancelled") if future.cancelled() else future.exception()
+        if error is not None:
+            if not isinstance(error, ClientError):
+                raise error
+            for batch in batches:
+                self._failed(self._returned(batch), error)
+        else:
+            response = future.result()
+            now_ms = self._now_ms()
+            self.counters.note_latency(now_ms - sent_ms)
+            if response.throttle_time_ms > 0:
+                broker.blocked_until_ms = now_ms + response.throttle_time_ms
+            self._note_nodes(response)
+            rows = answers_of(response, names)
+            for batch in batches:
+                row = rows.get(batch.topic_partition)
+                self._returned(batch)
+                if row is None:
+                    missing = "the broker's answer left it out"
+                    self._failed(batch, BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, missing, subject=_subject(batch)))
+                else:
+                    self._answered_one(batch, row)
+        self._look_soon()
+
+    def _note_nodes(self, response: ProduceResponse) -> None:
+        if response.node_endpoints:
+            self._cluster.metadata.note_nodes(
+                {
+                    row.node_id: Node(row.node_id, Address(row.host, row.port), row.rack)
+                    for row in response.node_endpoints
+                }
+            )
+
+    def _returned(self, batch: ProducerBatch) -> ProducerBatch:
+        """It is not under way any more."""
+        self._under_way.pop(batch, None)
+        self._accumulator.answered(batch)
+        if self._settings.max_in_flight == 1:
+            self._accumulator.queue_of(batch).is_muted = False
+        return batch
+
+    def _answered_one(self, batch: ProducerBatch, row: PartitionProduceResponse) -> None:
+        code = error_code(row.error_code)
+        if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self._delivered(batch, row.base_offset, row.log_append_time_ms)
+            return
+        record_errors = {
+            item.batch_index: item.batch_index_error_message or row.error_message or code.description
+            for item in row.record_errors
+        }
+        message = row.error_message
+        if len(record_errors) == 1 and not message:
+            message = next(iter(record_errors.values()))
+        if code in _LEADER_ERRORS:
+            leader = row.current_leader
+            if leader.leader_id < 0 or not self._cluster.note_leader(
+                batch.topic_partition, leader.leader_id, leader.leader_epoch
+            ):
+                self._stale_topics.add(batch.topic_partition.topic)
+        error = BrokerError(code, message, subject=_subject(batch))
+        self._failed(batch, error, record_errors=record_errors, log_start_offset=row.log_start_offset)
+
+    def _delivered(self, batch: ProducerBatch, base_offset: int, log_append_time: int) -> None:
+        self._last_errors.pop(batch.topic_partition, None)
+        if self._idempotence is not None:
+            self._idempotence.on_delivered(batch, base_offset)
+        if not batch.is_done:
+            self.counters.note_delivered(batch.count, batch.size)
+            if self._hooks is not None:
+                self._hooks.on_delivered(batch.topic_partition)
+            self._accumulator.incomplete.pop(batch, None)
+            batch.deliver(base_offset, log_append_time)
+        self._accumulator.release(batch)
+
+    def _failed(
+        self,
+        batch: ProducerBatch,
+        error: ClientError,
+        *,
+        record_errors: dict[int, str] | None = None,
+        log_start_offset: int = -1,
+    ) -> None:
+        """A try has failed: the batch is sent again, sent in parts, or given up."""
+        if batch.is_done:  # its time was up before the answer came
+            self._accumulator.release(batch)
+            return
+        code = error.code if isinstance(error, BrokerError) else None
+        idempotence = self._idempotence
+        if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
+            self._stale_topics.add(batch.topic_partition.topic)
+        if code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
+            self.counters.batches_split += 1
+            replace, order_of = (None, None) if idempotence is None else (idempotence.replace, idempotence.order_of)
+            self._accumulator.split(batch, replace, order_of)
+            return
+        self._last_errors[batch.topic_partition] = error
+        if self._may_retry(batch, error, code, log_start_offset):
+            self.counters.records_retried += batch.count
+            pause_ms = self._settings.retry_backoff.pause_s(batch.attempts + 1) * 1000
+            order_of = None if idempotence is None else idempotence.order_of
+            self._accumulator.put_back(batch, self._now_ms() + pause_ms, order_of)
+            return
+        self._give_up(batch, error, record_errors=record_errors, may_be_stored=code is None and batch.has_sequence)
+
+    def _may_retry(
+        self, batch: ProducerBatch, error: ClientError, code: ErrorCode | None, log_start_offset: int
+    ) -> bool:
+        if self._is_stopped or batch.attempts >= self._settings.retries:
+            return False
+        if self._now_ms() - batch.created_ms >= self._settings.delivery_timeout_ms:
+            return False
+        if code is not None and self._idempotence is not None:
+            return self._idempotence.may_retry(batch, code, log_start_offset)
+        return isinstance(error, RetriableError)
+
+    def _give_up(
+        self,
+        batch: ProducerBatch,
+        error: ClientError,
+        *,
+        record_errors: dict[int, str] | None = None,
+        may_be_stored: bool = False,
+    ) -> None:
+        if self._idempotence is not None:
+            self._idempotence.on_failed(batch, may_be_stored=may_be_stored)
+        if self._hooks is not None:
+            self._hooks.on_batch_failed(batch.topic_partition, error)
+        self.counters.records_failed += batch.count
+        self._accumulator.incomplete.pop(batch, None)
+        batch.fail(error, record_errors)
+        if not batch.in_flight:
+            self._accumulator.release(batch)
+
+    def _expire(self, now_ms: float) -> float:
+        """Give up what is too old; says when the next batch gets so."""
+        timeout_ms = self._settings.delivery_timeout_ms
+        oldest = next(iter(self._accumulator.incomplete), None)
+        if oldest is None:
+            return _NEVER_MS
+        if oldest.created_ms + timeout_ms > now_ms:
+            return oldest.created_ms + timeout_ms
+        for batch in self._accumulator.expired(now_ms):
+            error = self._accumulator.timeout_error(batch, self._last_errors.get(batch.topic_partition))
+            self._give_up(batch, error, may_be_stored=batch.has_sequence)
+        for batch in [one for one in self._under_way if one.created_ms + timeout_ms <= now_ms and not one.is_done]:
+            error = self._accumulator.timeout_error(batch, self._last_errors.get(batch.topic_partition))
+            self._give_up(batch, error, may_be_stored=True)
+        oldest = next(iter(self._accumulator.incomplete), None)
+        return _NEVER_MS if oldest is None else max(oldest.created_ms + timeout_ms, now_ms + 1)
+
+    def fail_all(self, error: ClientError) -> None:
+        """Give up everything, what is under way included."""
+        for batch in [*self._accumulator.take_all(unsent_only=False), *self._under_way]:
+            if not batch.is_done:
+                self._give_up(batch, error, may_be_stored=batch.in_flight)
+
+    def fail_undrained(self, error: ClientError) -> None:
+        """Give up what was never sent."""
+        for batch in self._accumulator.take_all(unsent_only=True):
+            self._give_up(batch, error)
+
+    # What has to be asked of brokers first
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, node_id: int, broker: _Broker, topics: list[str]) -> None:
+        try:
+            await self._cluster.connection_to(node_id)
+        except ClosedError:
+            return
+        except ClientError as error:
+            log.warning("a producer can't reach broker %d, trying again: %s", node_id, error)
+            self._stale_topics.update(topics)
+            self._note_unreachable(node_id, error)
+        finally:
+            broker.is_connecting = False
+        self._look_soon()
+
+    def _note_unreachable(self, node_id: int, error: ClientError) -> None:
+        for queue in list(self._accumulator.active):
+            partition = self._cluster.metadata.partition(queue.topic_partition)
+            if partition is not None and partition.leader_id == node_id:
+                self._last_errors[queue.topic_partition] = error
+
+    def _refresh_metadata(self, now_ms: float) -> float:
+        """Ask about topics whose leaders may have changed, with a pause between two questions."""
+        if self._is_refreshing:
+            return _NEVER_MS
+        if self._refresh_at_ms > now_ms:
+            return self._refresh_at_ms
+        topics, self._stale_topics = self._stale_topics, set()
+        self._is_refreshing = True
+        self._spawn(self._refresh(topics))
+        return _NEVER_MS
+
+    async def _refresh(self, topics: set[str]) -> None:
+        try:
+            told = await self._cluster.refresh(topics)
+            self._refresh_failures = 0 if not told.errors else self._refresh_failures + 1
+            for name, code in told.errors.items():
+                if not code.retriable:
+                    self._fail_topic(name, BrokerError(code, subject=f"topic {name}"))
+        except ClosedError:
+            return
+        except ClientError as error:
+            self._refresh_failures += 1
+            self._stale_topics |= topics
+            log.warning("a producer can't find the leaders of its partitions, trying again: %s", error)
+        finally:
+            self._is_refreshing = False
+        pause_ms = self._settings.retry_backoff.pause_s(max(self._refresh_failures, 1)) * 1000
+        self._refresh_at_ms = self._now_ms() + pause_ms
+        self._look_soon()
+
+    def _fail_topic(self, name: str, error: ClientError) -> None:
+        topic = self._accumulator.topic(name)
+        for queue in topic.queues if topic is not None else ():
+            for batch in self._accumulator.take_queue(queue) if queue is not None else ():
+                self._give_up(batch, error, may_be_stored=batch.has_sequence)
+
+    def _has_producer_id(self) -> bool:
+        """Whether batches can be numbered, or need no numbers; asks for a producer id where there is none."""
+        idempotence = self._idempotence
+        if idempotence is None:
+            return True
+        gaps = idempotence.resolve()
+        if self._hooks is not None:
+            for topic_partition in gaps:
+                message = "it is not known whether a record was stored whose delivery.timeout.ms was up"
+                lost = BrokerError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message, subject=f"partition {topic_partition}")
+                self._hooks.on_batch_failed(topic_partition, lost)
+            return idempotence.has_producer_id
+        if idempotence.needs_epoch_bump and idempotence.can_bump_epoch:
+            idempotence.bump_epoch()
+        if idempotence.has_producer_id:
+            return True
+        if not self._is_asking_producer_id and self._accumulator.active:
+            self._is_asking_producer_id = True
+            self._spawn(self._ask_producer_id(idempotence))
+        return False
+
+    async def _ask_producer_id(self, idempotence: Idempotence) -> None:
+        failures = 0
+        try:
+            while True:
+                try:
+                    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
+                    response = await self._cluster.call(INIT_PRODUCER_ID, request, InitProducerIdResponse)
+                    raise_for(response.error_code, subject="producer id")
+                    idempotence.set_producer_id(response.producer_id, response.producer_epoch)
+                    break
+                except RetriableError as error:
+                    failures += 1
+                    for queue in list(self._accumulator.active):
+                        self._last_errors.setdefault(queue.topic_partition, error)
+                    await asyncio.sleep(self._settings.retry_backoff.pause_s(failures))
+        except ClosedError:
+            return
+        except ClientError as error:
+            self._on_fatal(error)
+            self.fail_all(error)
+        finally:
+            self._is_asking_producer_id = False
+        self._look_soon()
+
+
+def _has_new_leader(queue: PartitionQueue, leader_epoch: int) -> bool:
+    """Whether the first batch waits for a retry at a leader that is not the leader any more."""
+    batch = queue.batches[0] if queue.batches else None
+    return batch is not None and batch.attempts > 0 and leader_epoch > batch.leader_epoch >= 0
+
+
+def _subject(batch: ProducerBatch) -> str:
+    return f"partition {batch.topic_partition}"
