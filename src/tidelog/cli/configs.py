@@ -12,15 +12,15 @@ from tidelog.cli.options import (
     Bootstrap,
     Json,
     Timeout,
+    administration,
     checked,
-    connected,
     topic_name,
 )
 from tidelog.cli.output import print_json, print_line, print_table
 from tidelog.cli.text import parse_pair, plural
 
 if TYPE_CHECKING:
-    from tidelog.client.admin_types import ConfigEntry
+    from tidelog.client.admin import ConfigEntry
     from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
 configs = typer.Typer(no_args_is_help=True, help="Show and change settings of topics and brokers.")
@@ -56,12 +56,10 @@ def describe(
     json: Json = False,
 ) -> None:
     """Show settings, where their values come from, and which can't be changed while the broker runs."""
-    from tidelog.client.admin_calls import Admin
-
     resource = _resource(topic, broker, all_brokers)
-    with connected(bootstrap, timeout) as cluster:
-        entries = Admin(cluster).describe_configs(resource, keys or None)
-    shown = [entry for entry in entries if everything or keys or not entry.is_default]
+    with administration(bootstrap, timeout) as admin:
+        entries = admin.describe_configs(resource, keys or None)[resource]
+    shown = [entry for entry in entries.values() if everything or keys or not entry.is_default]
     if json:
         print_json([_document(entry) for entry in shown])
         return
@@ -119,10 +117,8 @@ def _change(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    from tidelog.client.admin_calls import Admin
-
-    with connected(bootstrap, timeout_s) as cluster:
-        Admin(cluster).alter_configs(resource, changes, validate_only=validate_only)
+    with administration(bootstrap, timeout_s) as admin:
+        admin.incremental_alter_configs({resource: changes}, validate_only=validate_only).raise_for_errors()
     if as_json:
         print_json(
             {

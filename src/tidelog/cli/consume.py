@@ -68,8 +68,8 @@ def consume(
 ) -> None:
     """Print a topic's records, one a line; without a place to start, those that arrive from now on."""
     from tidelog.cli.record_format import compile_format
-    from tidelog.client.cluster import TopicPartition
     from tidelog.client.consume import Consumer
+    from tidelog.client.types import TopicPartition
 
     start = _start(from_beginning, offset, timestamp)
     if json and format_ not in (DEFAULT_FORMAT, "json"):

@@ -231,8 +231,8 @@ def _check_delivered(error: Exception | None) -> None:
 
 def _consume(cluster: Cluster, topic: str, sent_records: int, interruption: _Interruption) -> Throughput:
     """Read everything and compare it; only the reading is timed."""
-    from tidelog.client.cluster import TopicPartition
     from tidelog.client.consume import BEGINNING, Consumer
+    from tidelog.client.types import TopicPartition
 
     consumer = Consumer(cluster)
     consumer.assign({TopicPartition(topic, partition): BEGINNING for partition in range(PARTITIONS)}, stop_at_end=True)

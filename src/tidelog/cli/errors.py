@@ -29,6 +29,12 @@ def report(message: str) -> None:
     print(f"tidelog: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def error_name(error: Exception) -> str:
+    """What a JSON document calls an error: Kafka's name for what a broker answered."""
+    code = getattr(error, "code", None)
+    return str(code.name) if code is not None else type(error).__name__
+
+
 def exit_code_for(error: BaseException) -> int:
     """Tell the user and give the exit code. Everything a command can raise ends here."""
     # Imported here: `tidelog serve` must not pay for the client.

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.errors import CommandError, report
-from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, checked, connected
+from tidelog.cli.errors import CommandError, error_name, report
+from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, administration, checked
 from tidelog.cli.output import confirm, print_json, print_line, print_table
 from tidelog.cli.text import count_text, duration_text, parse_timestamp, plural, timestamp_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.cluster import Cluster, TopicPartition
-    from tidelog.client.group_types import CommittedOffset, GroupDescription, GroupMember, Rebalance
-    from tidelog.client.offset_reset import PlannedOffset, Targets
+    from tidelog.client.admin import Admin, GroupDescription, GroupMember, Rebalance
+    from tidelog.client.admin.offset_reset import PlannedOffset, Targets
+    from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
@@ -44,10 +43,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List consumer groups."""
-    from tidelog.client.admin_groups import GroupAdmin
-
-    with connected(bootstrap, timeout) as cluster:
-        listed = GroupAdmin(cluster).list_groups(states=state or (), types=type_ or ())
+    with administration(bootstrap, timeout) as admin:
+        listed = admin.list_groups(states=state or (), types=type_ or ())
     if json:
         print_json(
             [
@@ -82,9 +79,9 @@ def describe(
     if not (members or lag or history):
         members = lag = True
     documents = []
-    with connected(bootstrap, timeout) as cluster:
-        for group_id in dict.fromkeys(group_ids):
-            documents.append(_document(cluster, group_id, members=members, lag=lag, history=history))
+    with administration(bootstrap, timeout) as admin:
+        for group in admin.describe_consumer_groups(group_ids, include_history=history).values():
+            documents.append(_document(admin, group, members=members, lag=lag, history=history))
     if json:
         print_json(documents)
         return
@@ -92,12 +89,7 @@ def describe(
         _print_group(document)
 
 
-def _document(cluster: Cluster, group_id: str, *, members: bool, lag: bool, history: bool) -> dict[str, object]:
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.admin_groups import GroupAdmin
-
-    admin = GroupAdmin(cluster)
-    group = admin.describe_group(group_id, history=history)
+def _document(admin: Admin, group: GroupDescription, *, members: bool, lag: bool, history: bool) -> dict[str, object]:
     document: dict[str, object] = {
         "group": group.group_id,
         "type": group.type,
@@ -111,10 +103,11 @@ def _document(cluster: Cluster, group_id: str, *, members: bool, lag: bool, hist
     if members:
         document["members"] = [_member_row(member) for member in group.members]
     if lag:
-        document["lag"] = _lag_rows(Admin(cluster), group, admin.committed_offsets(group_id))
+        committed = admin.list_consumer_group_offsets(group.group_id)[group.group_id]
+        document["lag"] = _lag_rows(admin, group, committed)
     if history:
         if group.history is None:
-            report(f"group {group_id}: its broker tells no history")
+            report(f"group {group.group_id}: its broker tells no history")
         document["history"] = [_history_row(entry) for entry in group.history or ()]
     return document
 
@@ -135,7 +128,7 @@ def _member_row(member: GroupMember) -> dict[str, object]:
 
 
 def _lag_rows(
-    admin: Admin, group: GroupDescription, committed: Mapping[TopicPartition, CommittedOffset]
+    admin: Admin, group: GroupDescription, committed: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> list[dict[str, object]]:
     """A row for every partition that is committed or assigned; those of deleted topics have no end."""
     owners = {key: member for member in group.members for key in member.assignment or ()}
@@ -163,12 +156,12 @@ def _lag_rows(
 
 
 def _end_offsets(admin: Admin, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    from tidelog.client.admin_types import LATEST_TIMESTAMP
+    from tidelog.client.admin import OffsetSpec
 
     there = {
         (topic.name, row.partition) for topic in admin.list_topics(include_internal=True) for row in topic.partitions
     }
-    listed = admin.list_offsets({key: LATEST_TIMESTAMP for key in partitions if key in there})
+    listed = admin.list_offsets({key: OffsetSpec.LATEST for key in partitions if key in there})
     return {key: row.offset for key, row in listed.items()}
 
 
@@ -295,9 +288,7 @@ def reset_offsets(
     json: Json = False,
 ) -> None:
     """Set a group's committed offsets anew. Shows what would be done; --execute does it."""
-    from tidelog.client import offset_reset
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.admin_groups import GroupAdmin
+    from tidelog.client.admin import offset_reset
 
     ways: list[Targets] = []
     if to_earliest:
@@ -324,29 +315,29 @@ def reset_offsets(
         )
     if (bool(topic) + all_topics + bool(in_file)) != 1:
         raise typer.BadParameter("say which partitions: one of --topic, --all-topics and --from-file")
-    with connected(bootstrap, timeout) as cluster:
-        admin, group_admin = Admin(cluster), GroupAdmin(cluster)
-        committed = group_admin.committed_offsets(group_id)
+    with administration(bootstrap, timeout) as admin:
+        committed = admin.list_consumer_group_offsets(group_id)[group_id]
         partitions = list(in_file) or _partitions(admin, topic, committed)
         if not partitions:
             raise CommandError(f"group {group_id} has no committed offsets; name the topics by --topic")
         plan = offset_reset.plan_reset(admin, offset_reset.bounds_of(admin, partitions, committed), ways[0])
         if execute:
-            group_admin.alter_offsets(group_id, {row.topic_partition: row.will_be for row in plan})
+            altered = admin.alter_consumer_group_offsets(group_id, {row.topic_partition: row.will_be for row in plan})
+            altered.raise_for_errors()
     _show_plan(group_id, plan, execute=execute, export=export, as_json=json)
 
 
 def _partitions(
-    admin: Admin, topics: list[str] | None, committed: Mapping[TopicPartition, CommittedOffset]
+    admin: Admin, topics: list[str] | None, committed: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> list[TopicPartition]:
-    from tidelog.client.cluster import TopicPartition
+    from tidelog.client.types import TopicPartition
 
     if not topics:
         return sorted(committed)
     chosen: list[TopicPartition] = []
     for text in topics:
         name, separator, numbers = text.partition(":")
-        (described,) = admin.describe_topics([name])
+        described = admin.describe_topics(name)[name]
         there = [row.partition for row in described.partitions]
         wanted = there if not separator else checked(_numbers, numbers, "--topic")
         for partition in wanted:
@@ -411,29 +402,26 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete groups without members, with their committed offsets."""
-    from tidelog.client.admin_groups import GroupAdmin
-
     if not yes and not confirm(f"delete {', '.join(group_ids)} with all committed offsets?"):
         raise CommandError("nothing was deleted")
-    with connected(bootstrap, timeout) as cluster:
-        outcomes = GroupAdmin(cluster).delete_groups(group_ids)
+    with administration(bootstrap, timeout) as admin:
+        results = admin.delete_consumer_groups(group_ids)
+    errors = results.errors
     if json:
         print_json(
             [
                 {
                     "group": group_id,
-                    "error": error.code.name if error else None,
-                    "message": str(error) if error else None,
+                    "error": error_name(errors[group_id]) if group_id in errors else None,
+                    "message": str(errors[group_id]) if group_id in errors else None,
                 }
-                for group_id, error in outcomes.items()
+                for group_id in results
             ]
         )
     else:
-        for group_id, error in outcomes.items():
-            if error is None:
-                print_line(f"deleted {group_id}")
-    refused = [error for error in outcomes.values() if error is not None]
-    for error in refused:
+        for group_id in results.succeeded:
+            print_line(f"deleted {group_id}")
+    for error in errors.values():
         report(str(error))
-    if refused:
+    if errors:
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from tidelog.client.admin import Admin
     from tidelog.client.cluster import Cluster
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -47,6 +48,21 @@ Timeout = Annotated[
     typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long a request, retries included, may take."),
 ]
 DEFAULT_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S_MAX = 5.0  # whoever waits at a terminal wants to know sooner than the default says
+CLIENT_ID = "tidelog-cli"
+
+
+def administration(bootstrap: str, timeout_s: float) -> Admin:
+    """An admin client for the length of a command: use it with `with`."""
+    from tidelog.client.admin.admin import Admin
+
+    return Admin(
+        bootstrap_servers=bootstrap,
+        client_id=CLIENT_ID,
+        socket_connection_setup_timeout_ms=round(min(timeout_s, CONNECT_TIMEOUT_S_MAX) * 1000),
+        request_timeout_ms=round(timeout_s * 1000),
+        default_api_timeout_ms=round(timeout_s * 1000),
+    )
 
 
 @contextmanager

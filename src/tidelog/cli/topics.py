@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from tidelog.cli.errors import CommandError, report
+from tidelog.cli.errors import CommandError, error_name, report
 from tidelog.cli.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_S,
     Bootstrap,
     Json,
     Timeout,
+    administration,
     checked,
-    connected,
     topic_name,
     topic_names,
 )
@@ -22,12 +22,14 @@ from tidelog.cli.output import confirm, print_json, print_line, print_table
 from tidelog.cli.text import count_text, parse_pair, plural, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Mapping
 
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.admin_types import ConfigEntry, ListedOffset, TopicOutcome
-    from tidelog.client.cluster import TopicMetadata, TopicPartition
+    from tidelog.client.admin import Admin, CreatedTopic, ListedOffset, LogDir, Results
+    from tidelog.client.errors import ClientError
+    from tidelog.client.types import TopicMetadata, TopicPartition
     from tidelog.protocol import ErrorCode
+
+ResultT = TypeVar("ResultT")
 
 topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
@@ -64,29 +66,33 @@ def create(
     json: Json = False,
 ) -> None:
     """Create topics."""
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.admin_types import NewTopic
+    from tidelog.client.admin import NewTopic
     from tidelog.protocol import ErrorCode
 
     configs = dict(_pair(text) for text in config or [])
-    with connected(bootstrap, timeout) as cluster:
-        admin = Admin(cluster)
+    with administration(bootstrap, timeout) as admin:
         new = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in dict.fromkeys(names)]
-        outcomes = admin.create_topics(new, validate_only=validate_only)
-        if not validate_only:
-            for outcome in outcomes:
-                if outcome.error is None:
-                    admin.wait_for_topic(outcome.name)
+        results = admin.create_topics(new, validate_only=validate_only)
+        if not validate_only and results.succeeded:
+            admin.wait_for_topics(results.succeeded)
     tolerated = ErrorCode.TOPIC_ALREADY_EXISTS if if_not_exists else None
     verb = "would create" if validate_only else "created"
 
-    def describe(outcome: TopicOutcome) -> str:
-        if outcome.partitions < 0:  # brokers before 2.4 don't say
-            return f"{verb} {outcome.name}"
-        factor = outcome.replication_factor
-        return f"{verb} {outcome.name} with {plural(outcome.partitions, 'partition')}, replication factor {factor}"
+    def describe(topic: CreatedTopic) -> str:
+        if topic.partitions < 0:  # brokers before 2.4 don't say
+            return f"{verb} {topic.name}"
+        factor = topic.replication_factor
+        return f"{verb} {topic.name} with {plural(topic.partitions, 'partition')}, replication factor {factor}"
 
-    _show_outcomes(outcomes, describe, tolerated=tolerated, skipped="exists already", as_json=json)
+    created = results.succeeded
+    _show_results(
+        results,
+        {name: describe(topic) for name, topic in created.items()},
+        {name: (topic.partitions, topic.replication_factor) for name, topic in created.items()},
+        tolerated=tolerated,
+        skipped="exists already",
+        as_json=json,
+    )
 
 
 @topics.command("list", epilog="Example: tidelog topics list --json | jq -r '.[].topic'")
@@ -97,10 +103,8 @@ def list_(
     json: Json = False,
 ) -> None:
     """List topics."""
-    from tidelog.client.admin_calls import Admin
-
-    with connected(bootstrap, timeout) as cluster:
-        listed = Admin(cluster).list_topics(include_internal=internal)
+    with administration(bootstrap, timeout) as admin:
+        listed = admin.list_topics(include_internal=internal)
     if json:
         print_json(
             [
@@ -130,12 +134,9 @@ def describe(
     json: Json = False,
 ) -> None:
     """Show partitions, leaders, replicas, offsets, sizes, and the settings that differ from their defaults."""
-    from tidelog.client.admin_calls import Admin
-
     documents = []
-    with connected(bootstrap, timeout) as cluster:
-        admin = Admin(cluster)
-        for topic in admin.describe_topics(dict.fromkeys(names)):
+    with administration(bootstrap, timeout) as admin:
+        for topic in admin.describe_topics(names).values():
             documents.append(_describe_sizes(admin, topic) if sizes else _describe_topic(admin, topic))
     if json:
         print_json(documents)
@@ -164,24 +165,23 @@ def alter(
     json: Json = False,
 ) -> None:
     """Add partitions to a topic, change its settings."""
-    from tidelog.client.admin_calls import Admin
-    from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
+    from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource
 
     changes = [ConfigChange(key, AlterOperation.SET, value) for key, value in map(_pair, config or [])]
     changes += [ConfigChange(key, AlterOperation.DELETE) for key in delete_config or []]
     if partitions is None and not changes:
         raise typer.BadParameter("nothing to do; give --partitions, --config or --delete-config")
     done = []
-    with connected(bootstrap, timeout) as cluster:
-        admin = Admin(cluster)
+    with administration(bootstrap, timeout) as admin:
         # Settings first: they can be taken back when the partitions are refused, partitions could not.
         if changes:
-            admin.alter_configs(ConfigResource(ResourceType.TOPIC, name), changes, validate_only=validate_only)
+            results = admin.incremental_alter_configs(
+                {ConfigResource.topic(name): changes}, validate_only=validate_only
+            )
+            results.raise_for_errors()
             done.append(plural(len(changes), "setting"))
         if partitions is not None:
-            for outcome in admin.create_partitions({name: partitions}, validate_only=validate_only):
-                if outcome.error is not None:
-                    raise outcome.error
+            admin.create_partitions({name: partitions}, validate_only=validate_only).raise_for_errors()
             done.append(plural(partitions, "partition"))
     if json:
         print_json({"topic": name, "partitions": partitions, "settings": len(changes), "validate_only": validate_only})
@@ -199,81 +199,91 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete topics with all their records."""
-    from tidelog.client.admin_calls import Admin
     from tidelog.protocol import ErrorCode
 
     names = list(dict.fromkeys(names))
     if not yes and not confirm(f"delete {', '.join(names)} with all records?"):
         raise CommandError("nothing was deleted")
-    with connected(bootstrap, timeout) as cluster:
-        outcomes = Admin(cluster).delete_topics(names)
+    with administration(bootstrap, timeout) as admin:
+        results = admin.delete_topics(names)
     tolerated = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if if_exists else None
-    _show_outcomes(
-        outcomes,
-        lambda outcome: f"deleted {outcome.name}",
-        tolerated=tolerated,
-        skipped="does not exist",
-        as_json=json,
-    )
+    lines = {name: f"deleted {name}" for name in results.succeeded}
+    _show_results(results, lines, {}, tolerated=tolerated, skipped="does not exist", as_json=json)
 
 
-def _show_outcomes(
-    outcomes: list[TopicOutcome],
-    describe: Callable[[TopicOutcome], str],
+def _show_results(
+    results: Results[str, ResultT],
+    lines: Mapping[str, str],
+    counts: Mapping[str, tuple[int, int]],
     *,
     tolerated: ErrorCode | None,
     skipped: str,
     as_json: bool,
 ) -> None:
-    """Tell topic by topic; the exit code is 1 when one was refused."""
-    refused = [outcome for outcome in outcomes if outcome.error is not None and outcome.error.code is not tolerated]
+    """Tell topic by topic, with lines and counts of those that went well; the exit code is 1 when one was refused."""
+    errors = results.errors
     if as_json:
-        print_json(
-            [
-                {
-                    "topic": outcome.name,
-                    "error": outcome.error.code.name if outcome.error else None,
-                    "message": str(outcome.error) if outcome.error else None,
-                    "partitions": outcome.partitions if outcome.partitions >= 0 else None,
-                    "replication_factor": outcome.replication_factor if outcome.replication_factor >= 0 else None,
-                }
-                for outcome in outcomes
-            ]
-        )
+        print_json([_outcome_document(name, errors.get(name), counts.get(name)) for name in results])
     else:
-        for outcome in outcomes:
-            if outcome.error is None:
-                print_line(describe(outcome))
-            elif outcome.error.code is tolerated:
-                print_line(f"{outcome.name} {skipped}")
-    for outcome in refused:
-        report(str(outcome.error))
+        for name in results:
+            if name in lines:
+                print_line(lines[name])
+            elif _is_tolerated(errors[name], tolerated):
+                print_line(f"{name} {skipped}")
+    refused = [error for error in errors.values() if not _is_tolerated(error, tolerated)]
+    for error in refused:
+        report(str(error))
     if refused:
         raise typer.Exit(1)
 
 
+def _is_tolerated(error: ClientError, tolerated: ErrorCode | None) -> bool:
+    return tolerated is not None and getattr(error, "code", None) is tolerated
+
+
+def _outcome_document(name: str, error: ClientError | None, counts: tuple[int, int] | None) -> dict[str, object]:
+    partitions, replication_factor = counts or (-1, -1)
+    return {
+        "topic": name,
+        "error": None if error is None else error_name(error),
+        "message": None if error is None else str(error),
+        "partitions": partitions if partitions >= 0 else None,
+        "replication_factor": replication_factor if replication_factor >= 0 else None,
+    }
+
+
 def _bounds(
     admin: Admin, topic: TopicMetadata
-) -> tuple[dict[TopicPartition, ListedOffset], dict[TopicPartition, ListedOffset]]:
+) -> tuple[Mapping[TopicPartition, ListedOffset], Mapping[TopicPartition, ListedOffset]]:
     """First and end offsets of the partitions that have a leader."""
-    from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-    from tidelog.client.cluster import TopicPartition
+    from tidelog.client.admin import OffsetSpec
+    from tidelog.client.types import TopicPartition
 
     led = [TopicPartition(topic.name, row.partition) for row in topic.partitions if row.leader_id >= 0]
-    first = admin.list_offsets(dict.fromkeys(led, EARLIEST_TIMESTAMP))
-    return first, admin.list_offsets(dict.fromkeys(led, LATEST_TIMESTAMP))
+    first = admin.list_offsets(dict.fromkeys(led, OffsetSpec.EARLIEST))
+    return first, admin.list_offsets(dict.fromkeys(led, OffsetSpec.LATEST))
+
+
+def _log_dirs(admin: Admin, topic: TopicMetadata) -> Iterator[LogDir]:
+    """The log directories of all brokers, with what they hold of the topic."""
+    from tidelog.client.types import TopicPartition
+
+    partitions = [TopicPartition(topic.name, row.partition) for row in topic.partitions]
+    for directories in admin.describe_log_dirs(partitions=partitions).values():
+        yield from directories
 
 
 def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
-    from tidelog.client.cluster import TopicPartition
-    from tidelog.protocol.config_values import ConfigResource, ConfigSource, ResourceType
+    from tidelog.client.types import TopicPartition
+    from tidelog.protocol.config_values import ConfigResource, ConfigSource
 
     first, last = _bounds(admin, topic)
     sizes: dict[TopicPartition, int] = {}
-    for directory in admin.describe_log_dirs([TopicPartition(topic.name, row.partition) for row in topic.partitions]):
+    for directory in _log_dirs(admin, topic):
         for replica in directory.replicas:
             sizes[replica.topic_partition] = max(replica.size_bytes, sizes.get(replica.topic_partition, 0))
-    configs: list[ConfigEntry] = admin.describe_configs(ConfigResource(ResourceType.TOPIC, topic.name))
+    resource = ConfigResource.topic(topic.name)
+    configs = admin.describe_configs(resource)[resource]
     partitions = []
     for row in topic.partitions:
         key = TopicPartition(topic.name, row.partition)
@@ -294,7 +304,9 @@ def _describe_topic(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
         "topic_id": _id_text(topic),
         "internal": topic.is_internal,
         "replication_factor": _replication_factor(topic),
-        "configs": {entry.name: entry.value for entry in configs if entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG},
+        "configs": {
+            name: entry.value for name, entry in configs.items() if entry.source is ConfigSource.DYNAMIC_TOPIC_CONFIG
+        },
         "partitions": partitions,
     }
 
@@ -329,12 +341,10 @@ def _print_topic(document: dict[str, object]) -> None:
 
 
 def _describe_sizes(admin: Admin, topic: TopicMetadata) -> dict[str, object]:
-    from tidelog.client.cluster import TopicPartition
-
     first, last = _bounds(admin, topic)
     replicas: list[dict[str, object]] = []
     total_bytes = 0
-    for directory in admin.describe_log_dirs([TopicPartition(topic.name, row.partition) for row in topic.partitions]):
+    for directory in _log_dirs(admin, topic):
         for replica in sorted(directory.replicas, key=lambda replica: replica.topic_partition):
             total_bytes += replica.size_bytes
             key = replica.topic_partition

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, checked, connected
+from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, administration, checked
 from tidelog.cli.output import confirm, print_json, print_line, print_table
 from tidelog.cli.text import duration_text, timestamp_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidelog.client.cluster import Cluster, TopicPartition
-    from tidelog.client.transaction_types import OpenTransaction, TransactionDescription
+    from tidelog.client.admin import Admin, OpenTransaction, TransactionDescription
+    from tidelog.client.types import TopicMetadata, TopicPartition
 
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES = 15  # Kafka's transaction.max.timeout.ms
 
@@ -46,14 +46,13 @@ def list_(
     json: Json = False,
 ) -> None:
     """List transactional ids with the state of their transactions."""
-    from tidelog.client.admin_transactions import TransactionAdmin
-    from tidelog.client.offset_reset import parse_duration
+    from tidelog.client.admin.offset_reset import parse_duration
 
     older_than_ms = None
     if older_than is not None:
         older_than_ms = round(checked(parse_duration, older_than, "--older-than") * 1000)
-    with connected(bootstrap, timeout) as cluster:
-        listed = TransactionAdmin(cluster).list_transactions(
+    with administration(bootstrap, timeout) as admin:
+        listed = admin.list_transactions(
             states=state or (), producer_ids=producer_id or (), older_than_ms=older_than_ms
         )
     if json:
@@ -81,11 +80,8 @@ def describe(
     json: Json = False,
 ) -> None:
     """Show transactional ids: producer, epoch, state, time-out, and the partitions of what is open."""
-    from tidelog.client.admin_transactions import TransactionAdmin
-
-    with connected(bootstrap, timeout) as cluster:
-        admin = TransactionAdmin(cluster)
-        described = [admin.describe_transaction(name) for name in dict.fromkeys(transactional_ids)]
+    with administration(bootstrap, timeout) as admin:
+        described = list(admin.describe_transactions(transactional_ids).values())
     if json:
         print_json([_document(row) for row in described])
         return
@@ -141,14 +137,12 @@ def find_hanging(
     json: Json = False,
 ) -> None:
     """Find transactions that are open in partitions, and that no coordinator is going to end."""
-    from tidelog.client.admin_transactions import TransactionAdmin
-
     if partition is not None and topic is None:
         raise typer.BadParameter("--partition is one of a topic: name it by --topic")
     now_ms = time.time_ns() // 1_000_000
-    with connected(bootstrap, timeout) as cluster:
-        hanging = TransactionAdmin(cluster).find_hanging(
-            _partitions(cluster, broker, topic, partition),
+    with administration(bootstrap, timeout) as admin:
+        hanging = admin.find_hanging_transactions(
+            _partitions(admin, broker, topic, partition),
             written_before_ms=now_ms - max_transaction_timeout * 60_000,
         )
     if json:
@@ -157,16 +151,16 @@ def find_hanging(
         _print_open(hanging, now_ms)
 
 
-def _partitions(cluster: Cluster, broker: int | None, topic: str | None, partition: int | None) -> list[TopicPartition]:
+def _partitions(admin: Admin, broker: int | None, topic: str | None, partition: int | None) -> list[TopicPartition]:
     """Those to be searched, internal topics included: offsets are committed in transactions, too."""
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.cluster import TopicPartition
+    from tidelog.client.types import TopicPartition
 
-    admin = Admin(cluster)
-    topics = admin.list_topics(include_internal=True) if topic is None else admin.describe_topics([topic])
-    if broker is not None and broker not in cluster.nodes:
-        known = ", ".join(str(node_id) for node_id in sorted(cluster.nodes))
-        raise CommandError(f"there is no broker {broker}; brokers: {known}")
+    topics: list[TopicMetadata]
+    topics = admin.list_topics(include_internal=True) if topic is None else [admin.describe_topics(topic)[topic]]
+    if broker is not None:
+        known = [node.node_id for node in admin.describe_cluster().nodes]
+        if broker not in known:
+            raise CommandError(f"there is no broker {broker}; brokers: {', '.join(map(str, known))}")
     found = [
         TopicPartition(described.name, row.partition)
         for described in topics
@@ -240,8 +234,7 @@ def abort(
     json: Json = False,
 ) -> None:
     """Abort a transaction that hangs in a partition, so that read_committed consumers go on behind it."""
-    from tidelog.client.admin_transactions import TransactionAdmin
-    from tidelog.client.cluster import TopicPartition
+    from tidelog.client.types import TopicPartition
 
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     given = [value is not None for value in by_producer]
@@ -250,10 +243,9 @@ def abort(
             "say which transaction: --start-offset, or all of --producer-id, --producer-epoch and --coordinator-epoch"
         )
     key = TopicPartition(topic, partition)
-    with connected(bootstrap, timeout) as cluster:
-        admin = TransactionAdmin(cluster)
+    with administration(bootstrap, timeout) as admin:
         if start_offset is not None:
-            found = admin.find_open(key, start_offset)
+            found = _open_at(admin, key, start_offset)
             producer_id, producer_epoch, coordinator_epoch = (
                 found.producer_id,
                 found.producer_epoch,
@@ -264,7 +256,9 @@ def abort(
         assert coordinator_epoch is not None
         if not yes and not confirm(f"abort what producer {producer_id} has open in {key}?"):
             raise CommandError("nothing was aborted")
-        admin.abort(key, producer_id=producer_id, producer_epoch=producer_epoch, coordinator_epoch=coordinator_epoch)
+        admin.abort_transaction(
+            key, producer_id=producer_id, producer_epoch=producer_epoch, coordinator_epoch=coordinator_epoch
+        )
     if json:
         print_json(
             {
@@ -277,3 +271,10 @@ def abort(
         )
     else:
         print_line(f"aborted the transaction of producer {producer_id} in {key}")
+
+
+def _open_at(admin: Admin, key: TopicPartition, start_offset: int) -> OpenTransaction:
+    for row in admin.list_open_transactions([key]):
+        if row.start_offset == start_offset:
+            return row
+    raise CommandError(f"partition {key} has no open transaction that begins at offset {start_offset}")

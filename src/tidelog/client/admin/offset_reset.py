@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from tidelog.client.cluster import TopicPartition
+from tidelog.client.admin.admin import Admin
+from tidelog.client.admin.offset_types import OffsetSpec
 from tidelog.client.errors import ClientError
-from tidelog.client.group_types import CommittedOffset
+from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 Targets = Callable[[Admin, "Bounds"], Mapping[TopicPartition, int]]
 """Gives the offsets that are wished for; those outside of the log are brought back into it afterwards."""
@@ -36,7 +35,7 @@ class Bounds:
 
     first: Mapping[TopicPartition, int]
     end: Mapping[TopicPartition, int]
-    committed: Mapping[TopicPartition, CommittedOffset]
+    committed: Mapping[TopicPartition, OffsetAndMetadata]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ class PlannedOffset:
 
 
 def bounds_of(
-    admin: Admin, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, CommittedOffset]
+    admin: Admin, partitions: Iterable[TopicPartition], committed: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Bounds:
     wanted = list(partitions)
-    first = admin.list_offsets(dict.fromkeys(wanted, EARLIEST_TIMESTAMP))
-    end = admin.list_offsets(dict.fromkeys(wanted, LATEST_TIMESTAMP))
+    first = admin.list_offsets(dict.fromkeys(wanted, OffsetSpec.EARLIEST))
+    end = admin.list_offsets(dict.fromkeys(wanted, OffsetSpec.LATEST))
     return Bounds(
         {key: row.offset for key, row in first.items()}, {key: row.offset for key, row in end.items()}, committed
     )
