@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tidelog.client.types import TopicPartition
 
@@ -41,6 +41,7 @@ class TopicLayout:
         return [TopicPartition(topic, number) for number in range(self.partition_counts.get(topic, 0))]
 
 
+@runtime_checkable
 class Assignor(Protocol):
     """Chooses the owners. To make an own one, subclass this, give it a `name`, and define `assign`.
 

@@ -15,40 +15,40 @@ whoever owns the subscription, who then calls `subscription_changed`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from tidelog.client.consumer.commits import CommitCallback, GroupOffsets, Offsets
+from tidelog.client.consumer.coordinator_channel import GroupCoordinator
+from tidelog.client.consumer.group_settings import GroupSettings, choose_assignors
+from tidelog.client.consumer.leaving import leave_group
+from tidelog.client.consumer.member_loop import MemberLoop
+from tidelog.client.consumer.membership import Identity
+from tidelog.client.consumer.membership_classic import ClassicConfig, ClassicMember
+from tidelog.client.consumer.membership_consumer import ConsumerConfig, ConsumerMember
 from tidelog.client.consumer.rebalance import UserCall
+from tidelog.client.consumer.user_turns import UserTurns
+from tidelog.client.errors import ClientError, FatalError, PollIntervalExceededError
+from tidelog.client.network.backoff import Backoff
 from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.common.clock import Clock, SystemClock
+from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
     from tidelog.client.consumer.subscription import SubscriptionState
     from tidelog.client.network.cluster import Cluster
 
-CommitCallback = Callable[[Mapping[TopicPartition, OffsetAndMetadata], Exception | None], None]
+__all__ = ["CommitCallback", "GroupRunner", "GroupSettings", "UserCall"]
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """What a consumer's settings say about its group; names and defaults are Kafka's."""
-
-    group_id: str
-    group_instance_id: str | None = None
-    group_protocol: str = "classic"  # or "consumer"
-    group_remote_assignor: str | None = None
-    partition_assignment_strategy: tuple[object, ...] = ("range", "cooperative-sticky")  # names, or assignors
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 3_000
-    max_poll_interval_ms: int = 300_000
-    enable_auto_commit: bool = True
-    auto_commit_interval_ms: int = 5_000
-    default_api_timeout_ms: int = 60_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    isolation_level: str = "read_uncommitted"  # read_committed waits for open transactions when it asks for offsets
-    client_rack: str | None = None
+# How long the leave request may take that is sent because the user does not poll; nobody waits for it.
+_SILENT_LEAVE_S = 5.0
+# How often a poll that waits is looked at.
+_POLL_CHECK_S = 1.0
 
 
 class GroupRunner:
@@ -64,68 +64,364 @@ class GroupRunner:
         wake: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
     ) -> None:
+        """`call_user` makes the call in the user's thread and ends when it has ended, with what it raised."""
+        self._settings = settings
+        self._subscription = subscription
+        self._wake = wake
         self._clock = clock or SystemClock()
+        self._coordinator = GroupCoordinator(cluster, settings.group_id)
+        self._offsets = GroupOffsets(
+            self._coordinator,
+            self,
+            require_stable=settings.isolation_level == "read_committed",
+            reads_as_member=settings.group_protocol == "consumer",
+        )
+        self._member = _make_member(settings)
+        self._loop = MemberLoop(self._member, self._coordinator, self._clock, self._changed)
+        self._turns = UserTurns(
+            self._member, subscription, call_user, self._commit_handed_out, self._clock, self._turn_ended
+        )
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._is_started = False
+        self._is_closed = False
+        self._watch: asyncio.Task[None] | None = None
+        self._silent_leave: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        # Read and written from the user's thread too; each is one plain value.
+        self._polled_at_ms = self._now_ms()
+        self._poll_waits = False
+        self._waits_for_user = False
+        self._commit_is_due = False
+        self._next_commit_ms = self._polled_at_ms + settings.auto_commit_interval_ms
+        self._error: ClientError | None = None
+        self._silence: PollIntervalExceededError | None = None
+        self._was_member = False
 
     # The membership
 
     def start(self) -> None:
         """Begin to join; called once there is a subscription by name or pattern. Manual assignments never call it."""
+        self._event_loop = asyncio.get_running_loop()
+        self._is_started = True
+        self._polled_at_ms = self._now_ms()
+        self._tell_subscription()
+        self._loop.start()
+        if self._watch is None:
+            self._watch = self._event_loop.create_task(self._watch_polls())
 
-    async def close(self, *, leave: bool = True, timeout_s: float = 30.0) -> None:
-        """Commit what is due, tell the listener, leave the group; ends within the time."""
+    def subscription_changed(self) -> None:
+        """The user subscribed to something else, or other topics match; the member joins anew with it."""
+        if self._is_started:
+            self._tell_subscription()
+            self._changed()
+            self._loop.nudge()
+
+    def _tell_subscription(self) -> None:
+        pattern = self._subscription.pattern
+        self._member.subscribe(self._subscription.topics, None if pattern is None else _re2_of(pattern))
+
+    def request_rejoin(self, reason: str) -> None:
+        """Ask for a rebalance, as `enforce_rebalance()` does."""
+        self._member.request_rejoin(reason)
+        self._changed()
+        self._loop.nudge()
 
     async def unsubscribe(self) -> None:
         """Tell the listener and leave the group; the runner may be started again.
 
         The caller clears the subscription afterwards, so that the listener still sees the assignment.
         """
+        if self._is_started:
+            await self._leave(self._settings.default_api_timeout_ms / 1000, "the consumer unsubscribed", tells=True)
+            self._turns.raise_listener_error()
 
-    def subscription_changed(self) -> None:
-        """The user subscribed to something else; the member joins anew with it."""
+    async def close(self, *, leave: bool = True, timeout_s: float = 30.0) -> None:
+        """Commit what is due, tell the listener, leave the group; ends within the time, listeners apart.
 
-    def request_rejoin(self, reason: str) -> None:
-        """Ask for a rebalance, as `enforce_rebalance()` does."""
+        Without `leave` the coordinator is not told, as static members never do in the classic protocol.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            deadline_s = self._now_ms() / 1000 + timeout_s
+            if self._is_started:
+                await self._leave(timeout_s, "the consumer was closed", tells=leave)
+            else:
+                await self._commit_handed_out(timeout_s)
+            remaining_s = max(deadline_s - self._now_ms() / 1000, 0.0)
+            await _within(remaining_s, self._offsets.drain())
+            if self._silent_leave is not None:
+                await asyncio.wait({self._silent_leave}, timeout=remaining_s)
+        finally:
+            await self._stop_tasks()
+            self._offsets.close()
+        self._turns.raise_listener_error()
+
+    async def _leave(self, timeout_s: float, reason: str, *, tells: bool) -> None:
+        deadline_s = self._now_ms() / 1000 + timeout_s
+        await self._turns.give_up_all(timeout_s)
+        self._is_started = False
+        await self._loop.stop()
+        identity = self._member.identity
+        may_tell = tells and identity.member_id != "" and not self._member.is_stale
+        request = self._member.leave_request() if isinstance(self._member, ConsumerMember) else None
+        self._member.left()
+        self._changed()
+        remaining_s = max(deadline_s - self._now_ms() / 1000, 0.0)
+        if may_tell and remaining_s > 0:
+            await leave_group(self._offsets, self._settings.group_id, identity, request, reason, remaining_s)
+
+    async def _stop_tasks(self) -> None:
+        await self._loop.stop()
+        self._turns.cancel()
+        tasks = [task for task in (self._watch, self._silent_leave) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._watch = self._silent_leave = None
 
     # Inside poll()
 
     def poll_started(self, now_ms: float) -> None:
         """Every poll says so, from the user's thread: restarts `max.poll.interval.ms`; raises what is fatal."""
+        self._polled_at_ms = now_ms
+        if now_ms >= self._next_commit_ms and self._settings.enable_auto_commit:
+            self._commit_is_due = True
+        if self._error is not None and not self._waits_for_user:
+            self._raise_error()
 
     def poll_waits(self) -> None:
         """The poll waits for records: until `poll_ended` the time does not count."""
+        self._poll_waits = True
 
     def poll_ended(self, now_ms: float) -> None:
         """The poll that waited returns to the user's code."""
+        self._polled_at_ms = now_ms
+        self._poll_waits = False
 
     @property
     def has_turn(self) -> bool:
         """Whether something waits for the user to be inside poll(); cheap, from any thread."""
-        return False
+        return self._waits_for_user or self._commit_is_due or self._error is not None
 
     async def take_turn(self, timeout_s: float | None = None) -> None:
         """Do what waits for the user; returns early when the time is up, then `has_turn` stays true.
 
         A listener that has begun is waited for. Raises what a listener raised, and fatal errors.
         """
+        if self._commit_is_due:
+            self._commit_is_due = False
+            self._commit_automatically()
+        try:
+            await self._turns.take(timeout_s)
+        finally:
+            if self._member.is_stale and not self._turns.is_waiting:
+                self._member.poll_resumed()
+            self._turn_ended()
+        self._turns.raise_listener_error()
+        if self._error is not None and not self._waits_for_user:
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        error = self._error
+        assert error is not None
+        if not isinstance(error, FatalError):
+            self._error = None
+            if self._event_loop is not None:
+                self._event_loop.call_soon_threadsafe(self._error_taken)
+        raise error.with_traceback(None)
+
+    def _error_taken(self) -> None:
+        self._member.error_taken()
+        self._changed()
+        self._loop.nudge()
+
+    def _turn_ended(self) -> None:
+        self._changed()
+        self._loop.nudge()
+
+    def _changed(self) -> None:
+        """Something happened to the member: see whether the user is needed, or whoever waits for the membership."""
+        had_turn = self.has_turn
+        self._waits_for_user = self._turns.is_waiting or (self._is_started and self._member.is_stale)
+        self._error = self._member.error
+        if self._member.is_stable:
+            self._was_member = True
+            self._silence = None
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        if self.has_turn and not had_turn:
+            self._wake()
+
+    # A user that does not poll
+
+    async def _watch_polls(self) -> None:
+        longest_ms = self._settings.max_poll_interval_ms
+        while True:
+            left_ms = self._polled_at_ms + longest_ms - self._now_ms()
+            if self._poll_waits or not self._is_started or self._member.is_stale:
+                await asyncio.sleep(min(longest_ms / 1000, _POLL_CHECK_S))
+            elif left_ms > 0:
+                await asyncio.sleep(left_ms / 1000)
+            else:
+                self._leave_for_silence(longest_ms - left_ms)
+
+    def _leave_for_silence(self, silent_ms: float) -> None:
+        self._silence = PollIntervalExceededError(
+            f"poll() was not called for {silent_ms / 1000:.1f} s, longer than "
+            f"max.poll.interval.ms={self._settings.max_poll_interval_ms}, so the consumer left the group and its "
+            "partitions went to other members; process records faster, take fewer at once (max.poll.records) or raise "
+            "max.poll.interval.ms"
+        )
+        log.warning("group %s: %s", self._settings.group_id, self._silence)
+        identity = self._member.identity
+        request = self._member.leave_request() if isinstance(self._member, ConsumerMember) else None
+        tells = self._member.poll_expired()
+        self._loop.drop_connection()
+        if tells:
+            self._silent_leave = asyncio.get_running_loop().create_task(
+                leave_group(
+                    self._offsets,
+                    self._settings.group_id,
+                    identity,
+                    request,
+                    "max.poll.interval.ms was exceeded",
+                    _SILENT_LEAVE_S,
+                )
+            )
+        self._changed()
+        self._loop.nudge()
 
     # Offsets
 
-    async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, timeout_s: float | None = None
-    ) -> None:
+    async def commit(self, offsets: Offsets, *, timeout_s: float | None = None) -> None:
         """Commit and wait; retries what may pass. Raises CommitFailedError when the generation is gone."""
+        await self._offsets.commit(offsets, timeout_s=timeout_s)
 
-    def commit_nowait(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], on_done: CommitCallback | None = None
-    ) -> None:
+    def commit_nowait(self, offsets: Offsets, on_done: CommitCallback | None = None) -> None:
         """Commit without waiting and without retries; `on_done` is called on the loop in the order of the commits."""
+        self._offsets.commit_nowait(offsets, on_done)
 
     async def committed(
         self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where there is nothing."""
-        return {}
+        return await self._offsets.committed(partitions, timeout_s=timeout_s)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this member is, for a transactional producer that commits its offsets."""
-        return ConsumerGroupMetadata("", -1, "", None)
+        identity = self._member.identity if self._is_started else Identity(instance_id=self._settings.group_instance_id)
+        member_id = identity.member_id if identity.is_member else ""
+        return ConsumerGroupMetadata(self._settings.group_id, identity.generation, member_id, identity.instance_id)
+
+    def _commit_automatically(self) -> None:
+        """The user is inside poll(), so all that was handed out is dealt with."""
+        self._next_commit_ms = self._now_ms() + self._settings.auto_commit_interval_ms
+        offsets = self._subscription.consumed()
+        identity = self.identity()
+        if offsets and (identity is None or identity.is_member):
+            self._offsets.commit_nowait(offsets, self._automatic_commit_done)
+
+    def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
+        if error is not None:
+            log.warning("group %s: an automatic commit failed: %s", self._settings.group_id, error)
+            self._next_commit_ms = self._now_ms() + self._settings.retry_backoff_ms
+
+    async def _commit_handed_out(self, timeout_s: float | None) -> None:
+        """Commit before partitions go, if commits are automatic; when that fails, they go without."""
+        offsets = self._subscription.consumed() if self._settings.enable_auto_commit else {}
+        identity = self.identity()
+        if not offsets or (identity is not None and not identity.is_member):
+            return
+        longest_s = min(self._settings.default_api_timeout_ms, self._settings.max_poll_interval_ms) / 1000
+        try:
+            await self._offsets.commit(offsets, timeout_s=longest_s if timeout_s is None else min(timeout_s, longest_s))
+        except ClientError as error:
+            log.warning("group %s: a commit before partitions go failed: %s", self._settings.group_id, error)
+
+    # What commits have to know of the membership
+
+    def identity(self) -> Identity | None:
+        return self._member.identity if self._is_started else None
+
+    def refuse(self, code: ErrorCode, identity: Identity) -> bool:
+        member = self._member
+        may_pass = identity != member.identity or not member.is_stable
+        member.on_commit_error(code, identity)
+        self._changed()
+        self._loop.nudge()
+        return may_pass or code in (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH)
+
+    async def settled(self) -> None:
+        while self._is_started and self._member.identity.is_member and not self._member.is_stable:
+            await self._news.wait()
+
+    def owns(self, partitions: Iterable[TopicPartition]) -> bool:
+        return self._member.owned.issuperset(partitions)
+
+    def why_not_member(self) -> ClientError:
+        if self._silence is not None:
+            return self._silence
+        if self._member.error is not None:
+            return self._member.error
+        if not self._was_member:
+            return ClientError("the consumer has not joined the group yet; call poll() first")
+        return ClientError(
+            "the group has gone on without this member, because no heartbeat reached the coordinator within the "
+            "session's time-out or the consumer was away during a rebalance; the partitions may belong to others, who "
+            "read again what was not committed; call poll() to join again"
+        )
+
+    def _now_ms(self) -> float:
+        return self._clock.monotonic_ms()
+
+
+def _make_member(settings: GroupSettings) -> ClassicMember | ConsumerMember:
+    backoff = Backoff(settings.retry_backoff_ms / 1000, settings.retry_backoff_max_ms / 1000)
+
+    def pause_ms(failures: int) -> float:
+        return backoff.pause_s(failures) * 1000
+
+    if settings.group_protocol == "consumer":
+        return ConsumerMember(
+            ConsumerConfig(
+                group_id=settings.group_id,
+                instance_id=settings.group_instance_id,
+                remote_assignor=settings.group_remote_assignor,
+                rebalance_timeout_ms=settings.max_poll_interval_ms,
+                rack=settings.client_rack,
+            ),
+            pause_ms,
+        )
+    return ClassicMember(
+        ClassicConfig(
+            group_id=settings.group_id,
+            assignors=choose_assignors(settings.partition_assignment_strategy),
+            instance_id=settings.group_instance_id,
+            session_timeout_ms=settings.session_timeout_ms,
+            rebalance_timeout_ms=settings.max_poll_interval_ms,
+            heartbeat_interval_ms=settings.heartbeat_interval_ms,
+            rack=settings.client_rack,
+        ),
+        pause_ms,
+    )
+
+
+def _re2_of(pattern: re.Pattern[str]) -> str | None:
+    """The pattern as the coordinator reads it; None where it has no such thing, and names have to do."""
+    if pattern.flags & (re.VERBOSE | re.ASCII):
+        return None
+    letters = "".join(
+        letter for letter, flag in (("i", re.IGNORECASE), ("m", re.MULTILINE), ("s", re.DOTALL)) if pattern.flags & flag
+    )
+    return f"(?{letters}){pattern.pattern}" if letters else pattern.pattern
+
+
+async def _within(timeout_s: float, work: Awaitable[None]) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await work
+    except TimeoutError:
+        log.info("gave up waiting after %g s", timeout_s)

@@ -126,6 +126,10 @@ class Membership(Protocol):
 
     def poll_resumed(self) -> None: ...
 
+    def fail(self, error: ClientError) -> None:
+        """Something went wrong that will not pass by itself: the user is to be told."""
+        ...
+
     def error_taken(self) -> None: ...
 
     def left(self) -> None:

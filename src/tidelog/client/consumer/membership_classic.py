@@ -256,7 +256,7 @@ class ClassicMember:
             try:
                 assignment = read_assignment(response.assignment)
             except ProtocolError as error:
-                self._rest(
+                self.fail(
                     InvalidResponseError(
                         f"group {self.config.group_id}: the leader's assignment can't be read: {error}; "
                         f"do all members use the same kind of {self._protocol_name} assignor?"
@@ -306,7 +306,7 @@ class ClassicMember:
         elif code.retriable or code is ErrorCode.REBALANCE_IN_PROGRESS:
             self._fail(now_ms)
         else:
-            self._rest(self._explain(code, what))
+            self.fail(self._explain(code, what))
 
     def _explain(self, code: ErrorCode, what: str) -> ClientError:
         return explain_refusal(
@@ -330,7 +330,7 @@ class ClassicMember:
             return
         assignor = self._assignor()
         if assignor is None:
-            self._rest(self._explain(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "join"))
+            self.fail(self._explain(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "join"))
             return
         try:
             self._plan = self._leader.share_out(assignor, layout, is_cooperative=self.config.is_cooperative)
@@ -345,7 +345,7 @@ class ClassicMember:
     def _blame(self, assignor: Assignor, error: Exception) -> None:
         wrapped = ClientError(f"group {self.config.group_id}: assignor {assignor.name} failed: {error}")
         wrapped.__cause__ = error
-        self._rest(wrapped)
+        self.fail(wrapped)
 
     def on_partition_counts(self, counts: Mapping[str, int]) -> None:
         """What fresh metadata says of some topics: a leader whose plan is outdated asks for a new one."""
@@ -406,7 +406,9 @@ class ClassicMember:
         self._rejoin_reason = None
         self.owned = frozenset()
 
-    def _rest(self, error: ClientError) -> None:
+    def fail(self, error: ClientError) -> None:
+        """Something went wrong that will not pass by itself: rest until the user was told."""
+        self._in_flight = None
         self.error = error
         self._phase = _Phase.RESTING
         self._assignment = None
@@ -429,7 +431,7 @@ class ClassicMember:
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self.request_rejoin("the group is rebalancing")
         elif not self._is_thrown_out(code) and code is ErrorCode.FENCED_INSTANCE_ID:
-            self._rest(self._explain(code, "commit"))
+            self.fail(self._explain(code, "commit"))
 
     # The user's turns
 

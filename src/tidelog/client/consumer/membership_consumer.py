@@ -73,7 +73,8 @@ class ConsumerMember:
         self.owned: frozenset[TopicPartition] = frozenset()
         self.error: ClientError | None = None
         self.coordinator_is_suspect = False
-        self.regex_is_refused = False  # the coordinator can't read it: the client has to match names
+        self._regex_is_refused = False
+        self._matched: frozenset[str] = frozenset()  # what matches the regular expression, as far as the client knows
         self._member_id = new_member_id() if member_id is None else member_id
         self._epoch = JOIN_EPOCH
         self._phase = _Phase.OUTSIDE
@@ -207,13 +208,12 @@ class ConsumerMember:
         elif code in _MOVED:
             self.coordinator_is_suspect = True
             self._fail(now_ms)
-        elif code is ErrorCode.INVALID_REGULAR_EXPRESSION and self._regex is not None and not self.regex_is_refused:
-            self.regex_is_refused = True
-            self._regex = None
+        elif code is ErrorCode.INVALID_REGULAR_EXPRESSION and self._regex is not None:
+            self.match_names()
         elif code.retriable:
             self._fail(now_ms)
         else:
-            self._rest(self._explain(code, response.error_message))
+            self.fail(self._explain(code, response.error_message))
 
     def _on_heartbeat(self, response: ConsumerGroupHeartbeatResponse, now_ms: float) -> None:
         self._phase = _Phase.INSIDE
@@ -278,8 +278,23 @@ class ConsumerMember:
     # Changes
 
     def subscribe(self, topics: frozenset[str], regex: str | None) -> None:
-        self._regex = None if self.regex_is_refused else regex
+        self._matched = topics
+        self._regex = None if self._regex_is_refused else regex
         self._topics = topics if self._regex is None else frozenset()
+
+    def match_names(self) -> None:
+        """The coordinator can't work with regular expressions, or not with this one: it is told names instead."""
+        self._in_flight = None
+        self._regex_is_refused = True
+        self.subscribe(self._matched, None)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        return self._topics
+
+    @property
+    def uses_regex(self) -> bool:
+        return self._regex is not None
 
     def request_rejoin(self, reason: str) -> None:
         """The coordinator decides when to share out anew; a member can only tell all about itself again."""
@@ -313,7 +328,9 @@ class ConsumerMember:
         self._regex = None
         self.owned = frozenset()
 
-    def _rest(self, error: ClientError) -> None:
+    def fail(self, error: ClientError) -> None:
+        """Something went wrong that will not pass by itself: rest until the user was told."""
+        self._in_flight = None
         self._go_outside()
         self.error = error
         self._phase = _Phase.RESTING
