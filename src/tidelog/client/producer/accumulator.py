@@ -23,9 +23,9 @@ from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.partitioners import PartitionLoad, StickyChoice
 from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import TopicPartition
-from tidelog.records.kernel import decode_objects
 from tidelog.records import kernel_build
 from tidelog.records.batch import BATCH_HEADER_SIZE
+from tidelog.records.kernel import decode_objects
 from tidelog.records.kernel_build import RecordAppender, TopicSlots, encode_header_list, record_size_max
 
 _IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
@@ -283,7 +283,9 @@ class Accumulator:
             batch.drained_ms = now_ms
         return batch
 
-    def put_back(self, batch: ProducerBatch, retry_at_ms: float, order_of: Callable[[ProducerBatch], int] | None) -> None:
+    def put_back(
+        self, batch: ProducerBatch, retry_at_ms: float, order_of: Callable[[ProducerBatch], int] | None
+    ) -> None:
         """A batch goes out again: before all that never did, and in the order of sequences with those that did."""
         with self.lock:
             queue = self.queue_of(batch)
@@ -316,7 +318,9 @@ class Accumulator:
             self.queue_of(batch).in_flight -= 1
 
     def split(
-        self, batch: ProducerBatch, replace: Callable[[ProducerBatch, list[ProducerBatch]], None] | None,
+        self,
+        batch: ProducerBatch,
+        replace: Callable[[ProducerBatch, list[ProducerBatch]], None] | None,
         order_of: Callable[[ProducerBatch], int] | None,
     ) -> None:
         """Make smaller batches of one that is too large for the broker. They are outside of the pool, and go next."""
@@ -405,7 +409,9 @@ def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
     """The records of a batch in smaller ones of about this size, each with one record at least."""
     buffer = batch.buffer
     assert buffer is not None
-    records = decode_objects(bytes(buffer[BATCH_HEADER_SIZE : batch.size]), batch.count, 0, batch.base_timestamp, 0, False)
+    records = decode_objects(
+        bytes(buffer[BATCH_HEADER_SIZE : batch.size]), batch.count, 0, batch.base_timestamp, 0, False
+    )
     parts: list[ProducerBatch] = []
     for record in records:
         headers = encode_header_list(record.headers) if record.headers else None
@@ -414,7 +420,12 @@ def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
                 parts[-1].close()
             capacity = max(size_max, BATCH_HEADER_SIZE + record_size_max(record.key, record.value, headers))
             part = ProducerBatch(
-                batch.topic_partition, bytearray(capacity), capacity, batch.created_ms, batch.wake_sender, is_pooled=False
+                batch.topic_partition,
+                bytearray(capacity),
+                capacity,
+                batch.created_ms,
+                batch.wake_sender,
+                is_pooled=False,
             )
             part.attempts = batch.attempts
             part.append(record.key, record.value, headers, record.timestamp)

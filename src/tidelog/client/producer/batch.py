@@ -43,6 +43,8 @@ class ProducerBatch(BatchBuilder):
     """The records of one partition that are sent together."""
 
     __slots__ = (
+        "_ended",
+        "_watchers",
         "attempts",
         "base_offset",
         "base_sequence",
@@ -64,8 +66,6 @@ class ProducerBatch(BatchBuilder):
         "sequence_was_reset",
         "topic_partition",
         "wake_sender",
-        "_ended",
-        "_watchers",
     )
 
     def __init__(
@@ -187,7 +187,7 @@ class ProducerBatch(BatchBuilder):
         for watcher in watchers or ():
             try:
                 watcher()
-            except Exception:  # noqa: BLE001  # the application's code may raise anything
+            except Exception:  # the application's code may raise anything
                 log.exception("a callback of a future failed for a record to %s", self.topic_partition)
 
     def split_into(self, parts: Sequence[ProducerBatch]) -> None:
@@ -266,7 +266,9 @@ class ProducerBatch(BatchBuilder):
         if own is not None:
             return BrokerError(code, own, subject=subject)
         return BrokerError(
-            code, f"{len(part.record_errors)} other records of its batch were refused, and so the batch", subject=subject
+            code,
+            f"{len(part.record_errors)} other records of its batch were refused, and so the batch",
+            subject=subject,
         )
 
 
@@ -276,7 +278,7 @@ def tell_sender(batch: ProducerBatch, receipt: RecordReceipt) -> None:
     metadata = batch.metadata_of(receipt) if error is None else None
     try:
         receipt.on_delivery(metadata, error)  # type: ignore[operator]  # what was given as a callback
-    except Exception:  # noqa: BLE001  # the application's code may raise anything
+    except Exception:  # the application's code may raise anything
         log.exception("a delivery callback failed for a record to %s", batch.topic_partition)
 
 

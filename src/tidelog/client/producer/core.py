@@ -89,10 +89,13 @@ class ProducerCore:
 
     # Whether it can be used
 
-    def check_usable(self) -> None:
+    def check_open(self) -> None:
         self.fork_guard.check()
         if self.is_closed:
             raise ClosedError(f"this {self.owner} is closed; make a new one")
+
+    def check_usable(self) -> None:
+        self.check_open()
         if self.fatal_error is not None:
             raise self.fatal_error
         if self.hooks is not None:
@@ -144,7 +147,9 @@ class ProducerCore:
             raise SerializationError(f"a timestamp is a count of milliseconds since 1970, not {timestamp!r}")
         return ProducerRecord(topic, value_bytes, key_bytes, encode_headers(pairs), partition, timestamp)
 
-    def append(self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture:
+    def append(
+        self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None
+    ) -> DeliveryFuture:
         """Choose the partition and append; raises NoRoom where the caller has to wait."""
         partition = self._partition(topic, record)
         if partition is not None and not 0 <= partition < topic.partitions:
@@ -297,6 +302,8 @@ class ProducerCore:
         finally:
             self.sender.fail_all(ClosedError(f"the {self.owner} was closed before the record was acknowledged"))
             self.sender.stop()
+            if self.hooks is not None:
+                await self.hooks.close()
             await self.cluster.close()
 
     async def flush_within(self, timeout_s: float | None) -> None:

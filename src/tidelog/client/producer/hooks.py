@@ -51,11 +51,11 @@ class TransactionHooks(Protocol):
         """
         ...
 
-    def on_delivered(self, topic_partition: TopicPartition) -> None:
-        """A batch of the partition was stored."""
-        ...
-
     def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
         """A batch was given up, so the transaction can't be committed. The error tells what is left: with a FatalError
         nothing, otherwise an abort."""
+        ...
+
+    async def close(self) -> None:
+        """The producer ends: ask nobody any more."""
         ...

@@ -54,7 +54,7 @@ class InterceptorChain:
         for interceptor in self._on_send:
             try:
                 record = interceptor.on_send(record)
-            except Exception:  # noqa: BLE001  # an interceptor's failure is its own, the record goes on without it
+            except Exception:  # an interceptor's failure is its own, the record goes on without it
                 log.exception("%s.on_send failed for a record to %s", type(interceptor).__name__, record.topic)
         return record
 
@@ -62,5 +62,5 @@ class InterceptorChain:
         for interceptor in self._on_acknowledgement:
             try:
                 interceptor.on_acknowledgement(metadata, error)
-            except Exception:  # noqa: BLE001  # the same
+            except Exception:  # the same
                 log.exception("%s.on_acknowledgement failed", type(interceptor).__name__)

@@ -17,17 +17,18 @@ from typing import Any, Self, Unpack
 from tidelog.client.errors import BufferFullError
 from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.producer.accumulator import NoRoom, TopicQueues
-from tidelog.client.producer.core import DeliveryCallback, Headers, ProducerCore, encode_headers
+from tidelog.client.producer.core import DeliveryCallback, Headers
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.interceptors import ProducerRecord
 from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
+from tidelog.client.producer.transaction_calls import TransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata
 
 _CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
 
 
-class Producer:
+class Producer(TransactionCalls):
     """Sends records to topics.
 
     Settings are given by Kafka's dotted names in a mapping, as keyword arguments with underscores, or both.
@@ -39,7 +40,7 @@ class Producer:
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
         self._is_open = False
-        self._core = ProducerCore(ProducerSettings.read(settings, options))
+        self._core = make_core(ProducerSettings.read(settings, options), "Producer")
         self._thread = LoopThread("tidelog-producer")
         self._thread.post(self._core.start)
         self._append, self._append_with_receipt = self._core.fast_ways()

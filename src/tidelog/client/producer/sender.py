@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
+from tidelog.client.address import Address
 from tidelog.client.errors import (
     BrokerError,
     ClientError,
@@ -28,7 +29,6 @@ from tidelog.client.errors import (
     error_code,
     raise_for,
 )
-from tidelog.client.address import Address
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
@@ -360,8 +360,6 @@ class Sender:
             self._idempotence.on_delivered(batch, base_offset)
         if not batch.is_done:
             self.counters.note_delivered(batch.count, batch.size)
-            if self._hooks is not None:
-                self._hooks.on_delivered(batch.topic_partition)
             self._accumulator.incomplete.pop(batch, None)
             batch.deliver(base_offset, log_append_time)
         self._accumulator.release(batch)
@@ -524,7 +522,9 @@ class Sender:
         if self._hooks is not None:
             for topic_partition in gaps:
                 message = "it is not known whether a record was stored whose delivery.timeout.ms was up"
-                lost = BrokerError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message, subject=f"partition {topic_partition}")
+                lost = BrokerError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message, subject=f"partition {topic_partition}"
+                )
                 self._hooks.on_batch_failed(topic_partition, lost)
             return idempotence.has_producer_id
         if idempotence.needs_epoch_bump and idempotence.can_bump_epoch:

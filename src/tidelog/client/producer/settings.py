@@ -59,6 +59,7 @@ class ProducerOptions(ClientOptions, total=False):
     partitioner_ignore_keys: bool
     retries: int
     transaction_timeout_ms: int
+    transaction_two_phase_commit_enable: bool
     transactional_id: str
     value_serializer: Serializer
 
@@ -112,9 +113,7 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("compression.gzip.level", SettingType.INT, -1, "Level of gzip: 1 to 9, or -1 for its default."),
     Setting("compression.lz4.level", SettingType.INT, 9, "Level of lz4: 1 to 17.", check=between(1, 17)),
-    Setting(
-        "compression.zstd.level", SettingType.INT, 3, "Level of zstd: -131072 to 22.", check=between(-131_072, 22)
-    ),
+    Setting("compression.zstd.level", SettingType.INT, 3, "Level of zstd: -131072 to 22.", check=between(-131_072, 22)),
     Setting(
         "delivery.timeout.ms",
         SettingType.INT,
@@ -195,6 +194,12 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         check=at_least(1),
     ),
     Setting(
+        "transaction.two.phase.commit.enable",
+        SettingType.BOOLEAN,
+        False,
+        "Transactions may be prepared and then stay open for any time, for a coordinator of your own (KIP-939).",
+    ),
+    Setting(
         "transactional.id",
         SettingType.STRING,
         None,
@@ -235,6 +240,7 @@ class ProducerSettings:
     retry_backoff: Backoff
     transactional_id: str | None
     transaction_timeout_ms: int
+    two_phase_commit: bool
 
     @classmethod
     def read(cls, given: Mapping[str, object] | None, options: Mapping[str, object]) -> ProducerSettings:
@@ -270,6 +276,7 @@ class ProducerSettings:
             retry_backoff=cluster.retry,
             transactional_id=values["transactional.id"],
             transaction_timeout_ms=values.get_int("transaction.timeout.ms"),
+            two_phase_commit=values.get_bool("transaction.two.phase.commit.enable"),
         )
 
 

@@ -114,8 +114,17 @@ class TransactionHost(Protocol):
     @property
     def producer_epoch(self) -> int: ...
 
+    @property
+    def needs_epoch_bump(self) -> bool:
+        """Whether a broker may hold a gap in the sequence, so that the next transaction needs a new epoch."""
+        ...
+
     def set_producer_id(self, producer_id: int, producer_epoch: int) -> None:
-        """Go on with this id and epoch, and number records from 0."""
+        """Go on with this id and epoch, and number records from 0; nothing is under way."""
+        ...
+
+    def set_open(self, is_open: bool) -> None:
+        """Whether records may be appended to open batches without asking `check_send`."""
         ...
 
     def wake(self) -> None:
@@ -153,7 +162,6 @@ class Transactions:
         self._coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
         self._group_coordinators: dict[str, Coordinator] = {}
         self._adds_itself = False
-        self._needs_epoch_bump = False
         self._adding: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._prepared: PreparedTransaction | None = None
@@ -185,12 +193,7 @@ class Transactions:
             self._adding = asyncio.get_running_loop().create_task(self._add_partitions())
         return False
 
-    def on_delivered(self, topic_partition: TopicPartition) -> None:
-        """Nothing to do: the partition belongs to the transaction since its first batch was opened."""
-
     def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
-        # The broker may hold a gap in the sequence, so the next transaction begins with a new epoch.
-        self._needs_epoch_bump = True
         self._failed(error)
 
     # What the user asks
@@ -213,15 +216,18 @@ class Transactions:
     def begin(self) -> None:
         self.state.begin()
         self._prepared = None
+        self._host.set_open(True)
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
         """Deliver all records and commit; may be called again when the time was up before the answer came."""
         self.state.start_commit()
+        self._host.set_open(False)
         await self._end(committed=True, timeout_s=timeout_s)
 
     async def abort(self, *, timeout_s: float | None = None) -> None:
         """Give up what was not sent and abort."""
         self.state.start_abort()
+        self._host.set_open(False)
         await self._end(committed=False, timeout_s=timeout_s)
 
     async def prepare(self, *, timeout_s: float | None = None) -> PreparedTransaction:
@@ -230,8 +236,13 @@ class Transactions:
         self.state.check_prepare()
         if not self._two_phase:
             raise TransactionStateError("prepare_transaction needs transaction_two_phase_commit_enable=True")
-        async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
-            await self._host.flush()
+        self._host.set_open(False)
+        try:
+            async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
+                await self._host.flush()
+        except TimeoutError:
+            self._host.set_open(True)
+            raise TransactionTimeoutError("not all records were delivered in time; prepare_transaction again") from None
         self.state.prepared()
         self._prepared = PreparedTransaction(self._host.producer_id, self._host.producer_epoch)
         return self._prepared
@@ -309,11 +320,10 @@ class Transactions:
         try:
             if self.state.has_begun_at_broker:
                 await self._ask(lambda connection: self._end_txn(connection, committed), timeout_s=None, forever=True)
-            if self._needs_epoch_bump and not self._adds_itself:
+            if self._host.needs_epoch_bump and not self._adds_itself:
                 await self._bump_epoch()
         except ClientError as error:
             raise self._failed(error) from error
-        self._needs_epoch_bump = False
         self.state.ended()
 
     async def _end_txn(self, connection: Connection, committed: bool) -> None:
@@ -515,6 +525,8 @@ class Transactions:
             if shown is not error:
                 shown.__cause__ = error
         self.state.failed(shown)
+        if self.state.error is not None:
+            self._host.set_open(False)
         return shown
 
 
