@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from tidelog.client.cluster import Cluster
+from tidelog.client.admin import Admin
 from tidelog.client.errors import ClientError
 from tidelog.common.ids import random_uuid, uuid_to_text
 
@@ -107,21 +107,14 @@ class BrokerProcess(ABC):
             start_new_session=True,
             env=_environment(),
         )
-        while not self._answers():
-            if self._process.poll() is not None or time.perf_counter() - began > deadline_s:
-                tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
-                self.kill()
-                raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
-            time.sleep(0.002)
-        self.start_seconds = time.perf_counter() - began
-
-    def _answers(self) -> bool:
-        """One whole round trip, Metadata included: an open port alone is not a working broker."""
-        try:
-            with Cluster(self.bootstrap, request_timeout_s=5.0) as cluster:
-                return bool(cluster.refresh([]).nodes)
-        except ClientError:
-            return False
+        with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000, default_api_timeout_ms=5_000) as admin:
+            while not _answers(admin):
+                if self._process.poll() is not None or time.perf_counter() - began > deadline_s:
+                    tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
+                    self.kill()
+                    raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
+                time.sleep(0.002)
+            self.start_seconds = time.perf_counter() - began
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
         if self._process is None:
@@ -223,6 +216,14 @@ class KafkaBroker(BrokerProcess):
                 "",
             ]
         )
+
+
+def _answers(admin: Admin) -> bool:
+    """One whole round trip, past the versions: an open port alone is not a working broker."""
+    try:
+        return bool(admin.describe_cluster().nodes)
+    except ClientError:
+        return False
 
 
 def _environment() -> dict[str, str]:

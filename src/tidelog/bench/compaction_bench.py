@@ -20,7 +20,7 @@ from tidelog.bench.processes import cpu_of, reset_resident_peak, resident_peak_b
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory
 from tidelog.log.checkpoints import CLEANER_OFFSET_FILE
-from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
+from tidelog.protocol.config_values import ConfigResource
 from tidelog.records import Compression
 
 Progress = Callable[[str], None]
@@ -172,10 +172,8 @@ def _clean(broker: BrokerProcess, topic: str, made: MadeLoad) -> Cleaned:
         reset_resident_peak(broker.pid)
         before = cpu_of(broker.pid)
         began = time.perf_counter()
-        admin.alter_configs(
-            ConfigResource(ResourceType.TOPIC, topic),
-            [ConfigChange("min.cleanable.dirty.ratio", AlterOperation.SET, ALWAYS_DIRTY_ENOUGH)],
-        )
+        changes = {ConfigResource.topic(topic): {"min.cleanable.dirty.ratio": ALWAYS_DIRTY_ENOUGH}}
+        admin.incremental_alter_configs(changes).raise_for_errors()
         _wait_until_clean(broker, partition.parent / CLEANER_OFFSET_FILE, topic, clean_end)
         seconds = time.perf_counter() - began
         cleaned = Cleaned(

@@ -29,9 +29,7 @@ from tidelog.bench.group_members import (
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import clock, work_directory
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import NewTopic
-from tidelog.client.cluster import Cluster
+from tidelog.client.admin import Admin, NewTopic
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
     OFFSET_COMMIT,
@@ -149,11 +147,9 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Pro
 
 def _create_topic(broker: BrokerProcess) -> None:
     """The topic that members subscribe to: offsets of topics that there are not are refused."""
-    with Cluster(broker.bootstrap) as cluster:
-        (created,) = Admin(cluster).create_topics([NewTopic(TOPIC, 1, 1, {})])
-        if created.error is not None:
-            raise created.error
-        Admin(cluster).wait_for_topic(TOPIC)
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_topics([NewTopic(TOPIC, 1, 1)]).raise_for_errors()
+        admin.wait_for_topics(TOPIC)
 
 
 def _wait_for_coordinators(broker: BrokerProcess, groups: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, 
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import clock, work_directory
-from tidelog.client.admin_types import LATEST_TIMESTAMP
+from tidelog.client.admin import OffsetSpec
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -144,7 +144,8 @@ class _Requests:
         datas = [PartitionProduceData(index=index, records=batch) for index in range(partitions)]
         self.produce_at_once = _produce_frame(datas)
         self.produce_singly = [_produce_frame([data]) for data in datas]
-        asked = [ListOffsetsPartition(partition_index=index, timestamp=LATEST_TIMESTAMP) for index in range(partitions)]
+        latest = OffsetSpec.LATEST
+        asked = [ListOffsetsPartition(partition_index=index, timestamp=latest) for index in range(partitions)]
         request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name=TOPIC, partitions=asked)])
         self.list_offsets = frame(LIST_OFFSETS, request, _LIST_OFFSETS_VERSION)
 

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidelog.bench.brokers import BrokerProcess
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP, NewTopic
-from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.client.admin import Admin, NewTopic, OffsetSpec
+from tidelog.client.types import TopicPartition
 
 
 @contextmanager
@@ -30,20 +29,17 @@ def led_topic(
     broker: BrokerProcess, name: str, settings: Mapping[str, str] | None = None, partitions: int = 1
 ) -> Iterator[Admin]:
     """A topic whose partitions all have a leader that answers; deleted afterwards."""
-    with Cluster(broker.bootstrap) as cluster:
-        admin = Admin(cluster)
-        (created,) = admin.create_topics([NewTopic(name, partitions, 1, settings or {})])
-        if created.error is not None:
-            raise created.error
-        admin.wait_for_topic(name)
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_topics([NewTopic(name, partitions, 1, settings or {})]).raise_for_errors()
+        admin.wait_for_topics(name)
         # Kafka names the leader before it leads; this asks again until it answers.
         admin.list_offsets(
-            dict.fromkeys((TopicPartition(name, number) for number in range(partitions)), LATEST_TIMESTAMP)
-        )
+            dict.fromkeys((TopicPartition(name, number) for number in range(partitions)), OffsetSpec.LATEST)
+        ).raise_for_errors()
         try:
             yield admin
         finally:
-            admin.delete_topics([name])
+            admin.delete_topics(name).raise_for_errors()
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from tidelog.bench.processes import cpu_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory
 from tidelog.bench.workload import Throughput
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP
-from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.client.admin import Admin, OffsetSpec
+from tidelog.client.types import TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -205,11 +204,11 @@ class TransactionalProducer:
     def check_logs(self) -> None:
         """Every record, and a marker for every transaction, must be in the logs."""
         expected = sum(self.sequences) + PARTITIONS * self.transactions
-        partitions = {TopicPartition(self.topic, partition): LATEST_TIMESTAMP for partition in range(PARTITIONS)}
+        partitions = {TopicPartition(self.topic, partition): OffsetSpec.LATEST for partition in range(PARTITIONS)}
         deadline_s = time.monotonic() + _DEADLINE_S
-        with Cluster(self.broker.bootstrap) as cluster:
+        with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
             while True:
-                found = Admin(cluster).list_offsets(partitions)
+                found = admin.list_offsets(partitions)
                 stored = sum(offset.offset for offset in found.values())
                 if stored == expected:
                     return

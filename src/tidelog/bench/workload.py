@@ -16,9 +16,8 @@ from pathlib import Path
 
 from tidelog.bench.brokers import BrokerProcess, MeasurementError, PeerUnavailableError
 from tidelog.bench.processes import Cpu, cpu_of
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP
-from tidelog.client.cluster import Cluster, TopicPartition
+from tidelog.client.admin import Admin, OffsetSpec
+from tidelog.client.types import TopicPartition
 
 KCAT_DEADLINE_S = 600.0
 # One batch a request and large ones: what a throughput-minded user sets.
@@ -93,9 +92,9 @@ def produce(broker: BrokerProcess, topic: str, lines: Path, load: Load) -> Throu
     settings = [f"acks={load.acks}", *PRODUCER_SETTINGS]
     arguments = ["-P", "-l", str(lines), "-z", load.compression, *_options(settings)]
     seconds, cpu = _run_kcat(broker, topic, arguments)
-    with Cluster(broker.bootstrap) as cluster:
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
         asked = TopicPartition(topic, 0)
-        stored = Admin(cluster).list_offsets({asked: LATEST_TIMESTAMP})[asked].offset
+        stored = admin.list_offsets({asked: OffsetSpec.LATEST})[asked].offset
     if stored != load.records:
         raise MeasurementError(f"{broker.name} holds {stored} records of {load.records} sent")
     return Throughput(seconds, load.records, load.payload_bytes, cpu)
