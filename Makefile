@@ -62,7 +62,16 @@ $(STREAMS): tests/compat/java/streams.xml
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$(@D)
 	touch $@
 
-compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS)
+# A real schema registry with Confluent's interface, in memory: the newest Apicurio that runs on JDK 17.
+REGISTRY := $(JAVA_LIBS)/registry/apicurio-registry-app-3.0.9-runner.jar
+
+$(REGISTRY):
+	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "make compat needs Maven and JDK 17: apt-get install maven openjdk-17-jdk-headless"; exit 1; }
+	mvn -q -B dependency:unpack -Dartifact=io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all \
+		-DoutputDirectory=$(CURDIR)/$(@D) -DmarkersDirectory=$(CURDIR)/$(@D)/markers
+	touch $@
+
+compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS) $(REGISTRY)
 	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
 	for version in $(JAVA_VERSIONS); do \

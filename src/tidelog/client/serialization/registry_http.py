@@ -70,9 +70,11 @@ class RegistryHttp:
         self._clock = clock
         self._sleep = sleep
         self._preferred = random.randrange(len(self.addresses))
-        self._opener = urllib.request.build_opener(
-            _NoRedirects(), urllib.request.HTTPSHandler(context=ssl_context or ssl.create_default_context())
-        )
+        handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
+        # Reading the certificates that the system trusts takes a while, so only those who need them wait for it.
+        if any(address.startswith("https:") for address in self.addresses):
+            handlers.append(urllib.request.HTTPSHandler(context=ssl_context or ssl.create_default_context()))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """What the registry answers, tried until it does or the time is over."""
@@ -109,7 +111,7 @@ class RegistryHttp:
         what = f"schema registry {address}, {method} {path}"
         try:
             with self._opener.open(request, timeout=timeout_s) as response:
-                text = response.read(_ANSWER_BYTES_MAX)
+                text = _whole(response)
         except urllib.error.HTTPError as answer:
             with answer:
                 _refuse(what, answer.code, answer.read(_ANSWER_BYTES_MAX))
@@ -119,6 +121,17 @@ class RegistryHttp:
             return json.loads(text)
         except ValueError as error:
             raise SchemaRegistryError(f"{what}: the answer is not JSON; is this a registry's address?") from error
+
+
+def _whole(response: http.client.HTTPResponse) -> bytes:
+    """The body; one that is cut off is told, which `read` with a bound does not do by itself."""
+    text = response.read(_ANSWER_BYTES_MAX)
+    missing = response.length or 0
+    if missing and len(text) == _ANSWER_BYTES_MAX:
+        raise http.client.HTTPException(f"the answer is larger than {_ANSWER_BYTES_MAX} bytes")
+    if missing or not text:
+        raise http.client.IncompleteRead(text, missing or None)
+    return text
 
 
 def _refuse(what: str, status: int, text: bytes) -> NoReturn:
