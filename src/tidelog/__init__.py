@@ -11,14 +11,28 @@ if TYPE_CHECKING:
     from tidelog.client.admin import Admin, AsyncAdmin, NewTopic
     from tidelog.client.processing.async_deduplicator import AsyncDeduplicator
     from tidelog.client.processing.deduplicator import Deduplicator
+    from tidelog.client.producer.async_producer import AsyncProducer
+    from tidelog.client.producer.producer import Producer
     from tidelog.client.table import Table
 
-__all__ = ["Admin", "AsyncAdmin", "AsyncDeduplicator", "Deduplicator", "NewTopic", "Table", "__version__"]
+__all__ = [
+    "Admin",
+    "AsyncAdmin",
+    "AsyncDeduplicator",
+    "AsyncProducer",
+    "Deduplicator",
+    "NewTopic",
+    "Producer",
+    "Table",
+    "__version__",
+]
 
 __version__ = "0.1.0"
 
 # What people import from here, and where it is; it is imported when it is first asked for.
 _HOMES = {
+    "AsyncProducer": "tidelog.client.producer.async_producer",
+    "Producer": "tidelog.client.producer.producer",
     "Admin": "tidelog.client.admin.admin",
     "AsyncAdmin": "tidelog.client.admin.async_admin",
     "NewTopic": "tidelog.client.admin.topic_types",

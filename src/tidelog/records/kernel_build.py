@@ -180,16 +180,18 @@ class BatchBuilder:
         if size + varint_length(size) > self.capacity - self.size:
             return -1
         buffer = self.buffer
+        if buffer is None:
+            return -1
         target = buffer
         at = put_varint(target, self.size, size)
         target[at] = 0  # the attributes of a record, of which none is in use
         at = put_varint(target, at + 1, delta)
         at = put_varint(target, at, self.count)
         at = put_varint(target, at, key_length)
-        if key_length > 0:
+        if key is not None and key_length > 0:
             at = put_bytes(buffer, at, key, key_length)
         at = put_varint(target, at, value_length)
-        if value_length > 0:
+        if value is not None and value_length > 0:
             at = put_bytes(buffer, at, value, value_length)
         if headers is None:
             target[at] = 0
@@ -420,5 +422,3 @@ def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> Bat
     else:
         return None
     return slots.open_batches[number]
-
-

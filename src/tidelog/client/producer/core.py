@@ -1,7 +1,7 @@
 """The producer's core: cluster, accumulator and sender put together, and what both producers do the same way.
 
-What always holds: it belongs to one event loop, on which all coroutines here run; `prepare`, `append` and `check_usable`
-may be called from any thread and never wait. The facades do the waiting, each in its own way.
+What always holds: it belongs to one event loop, on which all coroutines here run; `prepare`, `append` and
+`check_usable` may be called from any thread and never wait. The facades do the waiting, each in its own way.
 """
 
 from __future__ import annotations
@@ -157,7 +157,13 @@ class ProducerCore:
                 f"topic {topic.name!r} has no partition {partition}; it has 0 to {topic.partitions - 1}"
             )
         return self.accumulator.append(
-            topic, partition, record.key, record.value, record.headers, record.timestamp, self._callback(on_delivery)
+            topic,
+            partition,
+            record.key,
+            record.value,
+            record.headers,
+            record.timestamp or 0,
+            self._callback(on_delivery),
         )
 
     def _callback(self, on_delivery: DeliveryCallback | None) -> DeliveryCallback | None:
@@ -205,7 +211,7 @@ class ProducerCore:
         return topic
 
     async def load_queues(self, name: str, partition: int | None) -> TopicQueues:
-        """The topic's queues once it is known; waits for up to `max.block.ms`, and has it created where that is allowed."""
+        """The topic's queues once it is known, for which it waits up to `max.block.ms`; brokers that may create it."""
         await self._load_topic(name, partition)
         topic = self.accumulator.topic(name)
         assert topic is not None  # the listener has made it
@@ -261,7 +267,7 @@ class ProducerCore:
         settings = self.settings
         return BufferFullError(
             f"no room for {size} bytes within max.block.ms, {settings.max_block_s * 1000:g}: buffer.memory, "
-            f"{settings.buffer_memory}, is full of records that brokers have not taken yet; send more slowly, or raise one"
+            f"{settings.buffer_memory}, is full of records that wait for brokers; send more slowly, or raise it"
         )
 
     async def flush(self) -> None:

@@ -3,10 +3,10 @@
 A producer with a `transactional.id` has an object with these methods, one without has none. The sender and the
 accumulator call them; they call back through `ProducerCore` (`wake`, `idempotence`, `flush`, `fail_undrained`).
 
-What always holds: `check_send` and `on_append` may be called from any thread and are short; all others are called on the
-event loop's thread. `on_append` is called with the accumulator's lock held, once for each batch that is opened and
-before its first record can be sent. A batch belongs to the transaction that was open when its first record was
-appended: who ends a transaction first awaits `ProducerCore.flush`, after which no batch is open.
+What always holds: `check_send` and `on_append` may be called from any thread and are short; all others are called on
+the event loop's thread. `on_append` is called with the accumulator's lock held, at least once for each batch that is
+opened and before its first record can be sent. A batch belongs to the transaction that was open when its first record
+was appended: who ends a transaction first awaits `ProducerCore.flush`, after which no batch is open.
 """
 
 from __future__ import annotations

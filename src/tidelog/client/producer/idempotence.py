@@ -1,10 +1,10 @@
 """Idempotence: producer id and epoch, the sequence of each batch, and what a refused sequence means.
 
 What always holds: the batches of a partition have consecutive sequences in the order they were filled; a batch that may
-have been stored keeps id, epoch and sequence, so that a repeat is known again, unless the broker itself has said that it
-does not know them; where a gap can't be closed any more, the epoch grows and sequences start at 0 (KIP-360), which for
-a producer without transactions needs no broker. Nothing new follows a partition's first batch of an epoch before that
-is acknowledged: a broker that does not know a producer takes any sequence for its first.
+have been stored keeps id, epoch and sequence, so that a repeat is known again, unless the broker itself has said that
+it does not know them; where a gap can't be closed any more, the epoch grows and sequences start at 0 (KIP-360), which
+for a producer without transactions needs no broker. Nothing new follows a partition's first batch of an epoch before
+that is acknowledged: a broker that does not know a producer takes any sequence for its first.
 
 It is pure: no clock, no network. Transactions use the same object and are asked what they allow by `is_transactional`.
 """

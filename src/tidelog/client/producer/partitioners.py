@@ -2,8 +2,8 @@
 
 What always holds: a key goes to the partition that Kafka's clients pick for it, by murmur2, for the same number of
 partitions. Records without a key stay with one partition until `batch.size` bytes have gone there; the next one is
-chosen at random, and the less likely the more batches wait for it (KIP-794); partitions without a leader, or of a broker
-that takes nothing, are left out while there are others.
+chosen at random, and the less likely the more batches wait for it (KIP-794); partitions without a leader, or of a
+broker that takes nothing, are left out while there are others.
 """
 
 from __future__ import annotations

@@ -14,20 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from tidelog.client.address import Address
 from tidelog.client.errors import (
     BrokerError,
     ClientError,
-    ClosedError,
     ConnectionLostError,
     RequestTimeoutError,
     RetriableError,
     error_code,
-    raise_for,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -37,15 +34,11 @@ from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.metrics import ProducerCounters
 from tidelog.client.producer.produce_request import answers_of, build_request
-from tidelog.client.producer.settings import INT32_MAX, ProducerSettings
+from tidelog.client.producer.sender_questions import SenderQuestions
+from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import Node, TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import PRODUCE, PartitionProduceResponse, ProduceResponse
-from tidelog.protocol.messages.k22_init_producer_id import (
-    INIT_PRODUCER_ID,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
 
 log = logging.getLogger(__name__)
 
@@ -70,11 +63,10 @@ _NEVER_MS = float("inf")
 class _Broker:
     """What is known of a broker that leads partitions."""
 
-    __slots__ = ("blocked_until_ms", "in_flight", "is_connecting", "stuck_since_ms")
+    __slots__ = ("blocked_until_ms", "in_flight", "stuck_since_ms")
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.is_connecting = False
         self.blocked_until_ms = 0.0  # it asked for a pause
         self.stuck_since_ms: float | None = None  # since when something is ready for it and can't go
 
@@ -105,12 +97,15 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._brokers: dict[int, _Broker] = {}
         self._under_way: dict[ProducerBatch, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_asking_producer_id = False
-        self._stale_topics: set[str] = set()
-        self._is_refreshing = False
-        self._refresh_failures = 0
-        self._refresh_at_ms = 0.0
+        self._questions = SenderQuestions(
+            cluster,
+            settings.retry_backoff,
+            now_ms,
+            on_answer=self._look_soon,
+            on_unreachable=self._note_unreachable,
+            on_topic_refused=self._fail_topic,
+            on_no_producer_id=self._on_no_producer_id,
+        )
         self._last_errors: dict[TopicPartition, ClientError] = {}
         self._is_stopped = False
 
@@ -124,8 +119,7 @@ class Sender:
         self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._questions.stop()
 
     def wake(self) -> None:
         """There may be something to send. Called from any thread; many calls before the look cost one."""
@@ -198,11 +192,8 @@ class Sender:
             ready.setdefault(partition.leader_id, []).append(queue)
         for leader_id, queues in ready.items():
             next_ms = min(next_ms, self._send_to(leader_id, queues, now_ms))
-        if leaderless:
-            self._stale_topics |= leaderless
-        if self._stale_topics:
-            next_ms = min(next_ms, self._refresh_metadata(now_ms))
-        return next_ms
+        self._questions.stale_topics |= leaderless
+        return min(next_ms, self._questions.ask_leaders(now_ms))
 
     def _send_to(self, node_id: int, queues: list[PartitionQueue], now_ms: float) -> float:
         broker = self._brokers.get(node_id)
@@ -211,9 +202,7 @@ class Sender:
         connection = self._cluster.open_connection_to(node_id)
         if connection is None:
             broker.stuck_since_ms = broker.stuck_since_ms or now_ms
-            if not broker.is_connecting:
-                broker.is_connecting = True
-                self._spawn(self._connect(node_id, broker, [queue.topic_partition.topic for queue in queues]))
+            self._questions.connect(node_id, [queue.topic_partition.topic for queue in queues])
             return _NEVER_MS
         if broker.blocked_until_ms > now_ms:
             return broker.blocked_until_ms
@@ -350,7 +339,7 @@ class Sender:
             if leader.leader_id < 0 or not self._cluster.note_leader(
                 batch.topic_partition, leader.leader_id, leader.leader_epoch
             ):
-                self._stale_topics.add(batch.topic_partition.topic)
+                self._questions.stale_topics.add(batch.topic_partition.topic)
         error = BrokerError(code, message, subject=_subject(batch))
         self._failed(batch, error, record_errors=record_errors, log_start_offset=row.log_start_offset)
 
@@ -379,7 +368,7 @@ class Sender:
         code = error.code if isinstance(error, BrokerError) else None
         idempotence = self._idempotence
         if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
-            self._stale_topics.add(batch.topic_partition.topic)
+            self._questions.stale_topics.add(batch.topic_partition.topic)
         if code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self.counters.batches_split += 1
             replace, order_of = (None, None) if idempotence is None else (idempotence.replace, idempotence.order_of)
@@ -453,59 +442,11 @@ class Sender:
 
     # What has to be asked of brokers first
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, node_id: int, broker: _Broker, topics: list[str]) -> None:
-        try:
-            await self._cluster.connection_to(node_id)
-        except ClosedError:
-            return
-        except ClientError as error:
-            log.warning("a producer can't reach broker %d, trying again: %s", node_id, error)
-            self._stale_topics.update(topics)
-            self._note_unreachable(node_id, error)
-        finally:
-            broker.is_connecting = False
-        self._look_soon()
-
     def _note_unreachable(self, node_id: int, error: ClientError) -> None:
         for queue in list(self._accumulator.active):
             partition = self._cluster.metadata.partition(queue.topic_partition)
             if partition is not None and partition.leader_id == node_id:
                 self._last_errors[queue.topic_partition] = error
-
-    def _refresh_metadata(self, now_ms: float) -> float:
-        """Ask about topics whose leaders may have changed, with a pause between two questions."""
-        if self._is_refreshing:
-            return _NEVER_MS
-        if self._refresh_at_ms > now_ms:
-            return self._refresh_at_ms
-        topics, self._stale_topics = self._stale_topics, set()
-        self._is_refreshing = True
-        self._spawn(self._refresh(topics))
-        return _NEVER_MS
-
-    async def _refresh(self, topics: set[str]) -> None:
-        try:
-            told = await self._cluster.refresh(topics)
-            self._refresh_failures = 0 if not told.errors else self._refresh_failures + 1
-            for name, code in told.errors.items():
-                if not code.retriable:
-                    self._fail_topic(name, BrokerError(code, subject=f"topic {name}"))
-        except ClosedError:
-            return
-        except ClientError as error:
-            self._refresh_failures += 1
-            self._stale_topics |= topics
-            log.warning("a producer can't find the leaders of its partitions, trying again: %s", error)
-        finally:
-            self._is_refreshing = False
-        pause_ms = self._settings.retry_backoff.pause_s(max(self._refresh_failures, 1)) * 1000
-        self._refresh_at_ms = self._now_ms() + pause_ms
-        self._look_soon()
 
     def _fail_topic(self, name: str, error: ClientError) -> None:
         topic = self._accumulator.topic(name)
@@ -522,43 +463,19 @@ class Sender:
         if self._hooks is not None:
             for topic_partition in gaps:
                 message = "it is not known whether a record was stored whose delivery.timeout.ms was up"
-                lost = BrokerError(
-                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message, subject=f"partition {topic_partition}"
-                )
+                subject = f"partition {topic_partition}"
+                lost = BrokerError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, message, subject=subject)
                 self._hooks.on_batch_failed(topic_partition, lost)
             return idempotence.has_producer_id
         if idempotence.needs_epoch_bump and idempotence.can_bump_epoch:
             idempotence.bump_epoch()
-        if idempotence.has_producer_id:
-            return True
-        if not self._is_asking_producer_id and self._accumulator.active:
-            self._is_asking_producer_id = True
-            self._spawn(self._ask_producer_id(idempotence))
-        return False
+        if not idempotence.has_producer_id and self._accumulator.active:
+            self._questions.ask_producer_id(idempotence)
+        return idempotence.has_producer_id
 
-    async def _ask_producer_id(self, idempotence: Idempotence) -> None:
-        failures = 0
-        try:
-            while True:
-                try:
-                    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=INT32_MAX)
-                    response = await self._cluster.call(INIT_PRODUCER_ID, request, InitProducerIdResponse)
-                    raise_for(response.error_code, subject="producer id")
-                    idempotence.set_producer_id(response.producer_id, response.producer_epoch)
-                    break
-                except RetriableError as error:
-                    failures += 1
-                    for queue in list(self._accumulator.active):
-                        self._last_errors.setdefault(queue.topic_partition, error)
-                    await asyncio.sleep(self._settings.retry_backoff.pause_s(failures))
-        except ClosedError:
-            return
-        except ClientError as error:
-            self._on_fatal(error)
-            self.fail_all(error)
-        finally:
-            self._is_asking_producer_id = False
-        self._look_soon()
+    def _on_no_producer_id(self, error: ClientError) -> None:
+        self._on_fatal(error)
+        self.fail_all(error)
 
 
 def _has_new_leader(queue: PartitionQueue, leader_epoch: int) -> bool:

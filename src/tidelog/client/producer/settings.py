@@ -79,7 +79,7 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "acks",
         SettingType.STRING,
         "all",
-        "Who has stored a record when it counts as delivered: all replicas in sync, the leader (1), or nobody asks (0).",
+        "Who has stored a record when it counts as delivered: all replicas in sync, the leader (1), or nobody (0).",
         check=_acks,
     ),
     Setting(
@@ -203,7 +203,7 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "transactional.id",
         SettingType.STRING,
         None,
-        "The name under which the producer's transactions go on after a restart; with it the producer is transactional.",
+        "The name of the producer's transactions, also after a restart; with it the producer is transactional.",
     ),
     object_setting("value.serializer", "Makes bytes of values; without one they must be bytes.", check=is_callable),
 )

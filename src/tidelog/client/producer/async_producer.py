@@ -1,0 +1,204 @@
+"""The producer for asyncio: the same core, in the application's own event loop.
+
+What always holds: it belongs to the event loop in which it was first used; `send` waits only for room in the buffer and
+for the first news of a topic, and lets others have their turn once a batch is full; callbacks run in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from tidelog.client.producer.accumulator import NoRoom
+from tidelog.client.producer.core import DeliveryCallback, Headers, ProducerCore
+from tidelog.client.producer.futures import DeliveryFuture
+from tidelog.client.producer.interceptors import ProducerRecord
+from tidelog.client.producer.metrics import ProducerMetrics
+from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
+from tidelog.client.types import PartitionMetadata, RecordMetadata
+
+
+class AsyncProducer:
+    """Sends records to topics from coroutines.
+
+    It may be made anywhere and starts when it is first used.
+
+        async with AsyncProducer(bootstrap_servers="127.0.0.1:9092") as producer:
+            await producer.send_nowait("clicks", b"fire and forget")
+            delivery = await producer.send("clicks", b"later", key=b"user-7")
+            metadata = await delivery
+            metadata = await producer.send_and_wait("clicks", b"now")
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
+        self._is_open = False
+        self._core = ProducerCore(ProducerSettings.read(settings, options), owner="AsyncProducer")
+        self._append, self._append_with_receipt = self._core.fast_ways()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = True
+
+    # Sending
+
+    async def send_nowait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> None:
+        """Send a record and make no object for it: nobody is told what became of it, unless `on_delivery` is given.
+
+        It waits for room, never for the delivery.
+        """
+        if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
+            return
+        await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: DeliveryCallback | None = None,
+    ) -> DeliveryFuture:
+        """Send a record; awaiting the future tells where it was stored, or raises why it was not."""
+        if headers is None:
+            future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
+            if future is not None:
+                return future  # type: ignore[return-value]  # the appender was given this class to make
+        return await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+    ) -> RecordMetadata:
+        """Send a record and wait until it is stored; raises why it was not."""
+        return await (await self.send(topic, value, key, headers, partition, timestamp))
+
+    async def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | None,
+        on_delivery: DeliveryCallback | None,
+    ) -> DeliveryFuture:
+        """The whole way, step by step: interceptors, serializers, partitioner, accumulator."""
+        core = self._core
+        self._begin()
+        core.check_usable()
+        record = core.prepare(ProducerRecord(topic, value, key, headers, partition, timestamp))
+        deadline_s: float | None = None
+        while True:
+            queues = core.known_queues(record.topic, record.partition)
+            if queues is None:
+                queues = await core.load_queues(record.topic, record.partition)
+            try:
+                future = core.append(queues, record, on_delivery)
+                break
+            except NoRoom as no_room:
+                if deadline_s is None:
+                    deadline_s = asyncio.get_running_loop().time() + core.settings.max_block_s
+                await self._wait_for_room(no_room.size, deadline_s)
+                core.check_usable()
+        # A batch was opened, so some were filled: without this a loop of sends would keep the sender from sending.
+        await asyncio.sleep(0)
+        return future
+
+    async def _wait_for_room(self, size: int, deadline_s: float) -> None:
+        accumulator = self._core.accumulator
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with accumulator.lock:
+            if accumulator.pool.available_bytes >= size:
+                return
+            waiter = accumulator.pool.wait_for(size, lambda: _wake(woken))
+        self._core.wake()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await woken
+        except TimeoutError:
+            raise self._core.no_room_error(size) from None
+        finally:
+            with accumulator.lock:
+                accumulator.pool.forget(waiter)
+
+    def _begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._core.start()
+        elif self._loop is not loop:
+            raise RuntimeError(
+                "an AsyncProducer belongs to the event loop in which it was first used; make another one"
+            )
+
+    # Waiting
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Send all that waits and return once it is delivered or given up.
+
+        RequestTimeoutError after `timeout` seconds; what waits is sent all the same.
+        """
+        self._begin()
+        self._core.fork_guard.check()
+        await self._core.flush_within(timeout)
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Deliver what waits, for at most `timeout` seconds, and end all connections. A second close does nothing."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._core.is_closed = True
+        self._core.set_fast(False)
+        if not self._core.fork_guard.forked and self._loop is not None:
+            await self._core.close(timeout)
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_open", False) and self._loop is not None and not self._core.fork_guard.forked:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        return f"<AsyncProducer {self._core.settings.cluster.client_id} {state}>"
+
+    # What is known
+
+    async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
+        """The partitions of a topic, with their leaders and replicas; waits to hear of it for `max.block.ms`."""
+        self._begin()
+        self._core.check_usable()
+        return await self._core.partitions_for(topic)
+
+    def metrics(self) -> ProducerMetrics:
+        """What was sent, what waits, and how long it takes."""
+        return self._core.metrics()
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():  # whoever waited may have been cancelled
+        woken.set_result(None)
