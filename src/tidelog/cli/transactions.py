@@ -1,4 +1,8 @@
-"""`tidelog transactions`: list and describe transactions, find those that hang, and abort them."""
+"""`tidelog transactions`: list and describe transactions, find those that hang, and abort them.
+
+What always holds: a transaction that takes part in a two-phase commit (KIP-939) is shown without a time-out, as its
+coordinator has none for it, and ends here only when it is named.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from tidelog.client.types import TopicMetadata, TopicPartition
 
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES = 15  # Kafka's transaction.max.timeout.ms
+_NO_TIMEOUT_MS = 2**31 - 1  # what coordinators tell of transactions that take part in a two-phase commit
+_OPEN = "Ongoing"
 
 transactions = typer.Typer(no_args_is_help=True, help="List and describe transactions; find and abort those that hang.")
 
@@ -45,7 +51,7 @@ def list_(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """List transactional ids with the state of their transactions."""
+    """List transactional ids with the state of their transactions, and the time-out of those that are open."""
     from tidelog.client.admin.offset_reset import parse_duration
 
     older_than_ms = None
@@ -55,6 +61,7 @@ def list_(
         listed = admin.list_transactions(
             states=state or (), producer_ids=producer_id or (), older_than_ms=older_than_ms
         )
+        timeouts_ms = _timeouts_ms(admin, [row.transactional_id for row in listed if row.state == _OPEN])
     if json:
         print_json(
             [
@@ -62,14 +69,40 @@ def list_(
                     "transactional_id": row.transactional_id,
                     "producer_id": row.producer_id,
                     "state": row.state,
+                    "is_two_phase": timeouts_ms.get(row.transactional_id) == _NO_TIMEOUT_MS,
                     "coordinator": row.coordinator_id,
                 }
                 for row in listed
             ]
         )
         return
-    rows = [[row.transactional_id, str(row.producer_id), row.state, str(row.coordinator_id)] for row in listed]
-    print_table(["transactional id", "producer id", "state", "coordinator"], rows, numeric=["producer id"])
+    rows = [
+        [
+            row.transactional_id,
+            str(row.producer_id),
+            row.state,
+            _timeout_text(timeouts_ms[row.transactional_id]) if row.transactional_id in timeouts_ms else "-",
+            str(row.coordinator_id),
+        ]
+        for row in listed
+    ]
+    print_table(["transactional id", "producer id", "state", "time-out", "coordinator"], rows, numeric=["producer id"])
+
+
+def _timeouts_ms(admin: Admin, transactional_ids: Sequence[str]) -> dict[str, int]:
+    """The time-outs of open transactions; those that ended meanwhile are left out."""
+    from tidelog.client.errors import BrokerError
+    from tidelog.protocol import ErrorCode
+
+    described = admin.describe_transactions(transactional_ids)
+    for error in described.errors.values():
+        if not isinstance(error, BrokerError) or error.code is not ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise error
+    return {name: row.timeout_ms for name, row in described.succeeded.items() if row.state == _OPEN}
+
+
+def _timeout_text(timeout_ms: int) -> str:
+    return "none (two-phase)" if timeout_ms == _NO_TIMEOUT_MS else duration_text(timeout_ms / 1000)
 
 
 @transactions.command(epilog="Example: tidelog transactions describe copier --json | jq '.[].partitions'")
@@ -95,7 +128,7 @@ def _document(row: TransactionDescription) -> dict[str, object]:
         "state": row.state,
         "producer_id": row.producer_id,
         "producer_epoch": row.producer_epoch,
-        "timeout_ms": row.timeout_ms,
+        "timeout_ms": None if row.timeout_ms == _NO_TIMEOUT_MS else row.timeout_ms,
         "start_time_ms": row.start_time_ms,
         "coordinator": row.coordinator_id,
         "partitions": [list(key) for key in row.partitions],
@@ -106,7 +139,7 @@ def _print_description(row: TransactionDescription) -> None:
     began = "" if row.start_time_ms is None else f", last began {timestamp_text(row.start_time_ms)}"
     print_line(
         f"{row.transactional_id}  {row.state}, producer {row.producer_id} at epoch {row.producer_epoch}, "
-        f"time-out {duration_text(row.timeout_ms / 1000)}{began}, coordinator {row.coordinator_id}"
+        f"time-out {_timeout_text(row.timeout_ms)}{began}, coordinator {row.coordinator_id}"
     )
     if row.partitions:
         print_table(
@@ -213,8 +246,14 @@ def _print_open(rows: Sequence[OpenTransaction], now_ms: int) -> None:
 
 @transactions.command(epilog="Example: tidelog transactions abort --topic orders --partition 0 --start-offset 4711")
 def abort(
-    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic.")],
-    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="The partition.")],
+    transactional_id: Annotated[
+        str | None,
+        typer.Option("--transactional-id", metavar="ID", help="Abort what the id has open, and shut out its producer."),
+    ] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic where it hangs.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", metavar="N", min=0, help="The partition where it hangs.")
+    ] = None,
     start_offset: Annotated[
         int | None,
         typer.Option("--start-offset", metavar="OFFSET", min=0, help="Where the transaction begins (find-hanging)."),
@@ -233,19 +272,27 @@ def abort(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Abort a transaction that hangs in a partition, so that read_committed consumers go on behind it."""
-    from tidelog.client.types import TopicPartition
+    """Abort an open transaction by its id, or one that hangs in a partition by where it stands.
 
+    read_committed consumers go on behind it then.
+    """
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     given = [value is not None for value in by_producer]
+    if transactional_id is not None:
+        if any(given) or any(value is not None for value in (topic, partition, start_offset)):
+            raise typer.BadParameter("--transactional-id says it all: leave out where the transaction stands")
+        with administration(bootstrap, timeout) as admin:
+            _abort_id(admin, transactional_id, yes=yes, json=json)
+        return
+    if topic is None or partition is None:
+        raise typer.BadParameter("say which transaction: --transactional-id, or --topic and --partition where it hangs")
     if (start_offset is not None) == any(given) or any(given) != all(given):
         raise typer.BadParameter(
             "say which transaction: --start-offset, or all of --producer-id, --producer-epoch and --coordinator-epoch"
         )
-    key = TopicPartition(topic, partition)
     with administration(bootstrap, timeout) as admin:
         if start_offset is not None:
-            found = _open_at(admin, key, start_offset)
+            found = _open_at(admin, topic, partition, start_offset)
             producer_id, producer_epoch, coordinator_epoch = (
                 found.producer_id,
                 found.producer_epoch,
@@ -254,11 +301,9 @@ def abort(
         assert producer_id is not None
         assert producer_epoch is not None
         assert coordinator_epoch is not None
-        if not yes and not confirm(f"abort what producer {producer_id} has open in {key}?"):
+        if not yes and not confirm(f"abort what producer {producer_id} has open in {topic}-{partition}?"):
             raise CommandError("nothing was aborted")
-        admin.abort_transaction(
-            key, producer_id=producer_id, producer_epoch=producer_epoch, coordinator_epoch=coordinator_epoch
-        )
+        _abort_hanging(admin, topic, partition, producer_id, producer_epoch, coordinator_epoch)
     if json:
         print_json(
             {
@@ -270,11 +315,50 @@ def abort(
             }
         )
     else:
-        print_line(f"aborted the transaction of producer {producer_id} in {key}")
+        print_line(f"aborted the transaction of producer {producer_id} in {topic}-{partition}")
 
 
-def _open_at(admin: Admin, key: TopicPartition, start_offset: int) -> OpenTransaction:
-    for row in admin.list_open_transactions([key]):
+def _abort_id(admin: Admin, transactional_id: str, *, yes: bool, json: bool) -> None:
+    row = admin.describe_transactions(transactional_id)[transactional_id]
+    if row.state != _OPEN:
+        raise CommandError(f"transactional id {transactional_id} has no open transaction: it is in state {row.state}")
+    question = f"abort what transactional id {transactional_id} has open, and shut out its producer?"
+    if row.timeout_ms == _NO_TIMEOUT_MS:
+        question = f"it may be prepared, and its coordinator may have decided to commit it; {question}"
+    if not yes and not confirm(question):
+        raise CommandError("nothing was aborted")
+    # Aborted as by a producer that takes the id over, so its coordinator knows.
+    admin.fence_producers(transactional_id).raise_for_errors()
+    if json:
+        print_json(
+            {
+                "transactional_id": transactional_id,
+                "producer_id": row.producer_id,
+                "producer_epoch": row.producer_epoch,
+                "partitions": [list(key) for key in row.partitions],
+            }
+        )
+    else:
+        print_line(f"aborted the transaction of {transactional_id}; its producer is shut out")
+
+
+def _abort_hanging(
+    admin: Admin, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> None:
+    from tidelog.client.types import TopicPartition
+
+    admin.abort_transaction(
+        TopicPartition(topic, partition),
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        coordinator_epoch=coordinator_epoch,
+    )
+
+
+def _open_at(admin: Admin, topic: str, partition: int, start_offset: int) -> OpenTransaction:
+    from tidelog.client.types import TopicPartition
+
+    for row in admin.list_open_transactions([TopicPartition(topic, partition)]):
         if row.start_offset == start_offset:
             return row
-    raise CommandError(f"partition {key} has no open transaction that begins at offset {start_offset}")
+    raise CommandError(f"partition {topic}-{partition} has no open transaction that begins at offset {start_offset}")

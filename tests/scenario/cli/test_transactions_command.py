@@ -17,8 +17,26 @@ from tidelog.protocol.messages.k00_produce import (
     ProduceResponse,
     TopicProduceData,
 )
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+from tidelog.protocol.messages.k24_add_partitions_to_txn import (
+    ADD_PARTITIONS_TO_TXN,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
 from tidelog.records import encode_batch
 from tidelog.testing.broker import Broker
+from tidelog.testing.raw_client import RawClient
 
 if TYPE_CHECKING:
     from tests.scenario.cli.conftest import Command
@@ -31,8 +49,16 @@ BEFORE_IMPLICIT_PARTITIONS = 11  # from the next version on a coordinator is tol
 
 @pytest.fixture(scope="module")
 def shared_broker() -> Iterator[Broker]:
-    """Here producers can leave a transaction that no coordinator knows, as they could before it was verified."""
-    with Broker(settings={"transaction.partition.verification.enable": "false"}) as broker:
+    """Here producers can leave a transaction that no coordinator knows, as they could before it was verified.
+
+    They can have transactions without a time-out, too.
+    """
+    settings = {
+        "transaction.partition.verification.enable": "false",
+        "transaction.two.phase.commit.enable": "true",
+        "unstable.api.versions.enable": "true",
+    }
+    with Broker(settings=settings) as broker:
         yield broker
 
 
@@ -116,6 +142,7 @@ def test_list_and_describe(tidelog: Command, topic: str, wait_until: Callable[[C
             "transactional_id": "shown",
             "producer_id": document["producer_id"],
             "state": "Ongoing",
+            "is_two_phase": False,
             "coordinator": 1,
         }
         text = tidelog("transactions", "describe", "shown").ok().text
@@ -165,6 +192,66 @@ def test_a_hanging_transaction_is_found_and_aborted(tidelog: Command, topic: str
     assert _read_committed(tidelog.bootstrap, topic, 1) == [b"before", b"behind"]
 
 
+def _prepare(port: int, transactional_id: str, topic: str) -> tuple[int, int]:
+    """A producer leaves a record in a transaction without a time-out, and is gone; its id and epoch."""
+    with RawClient(port) as client:
+        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id])
+        client.ask(FIND_COORDINATOR, find, FindCoordinatorResponse, 5)
+        init = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000, enable2_pc=True)
+        given = client.ask(INIT_PRODUCER_ID, init, InitProducerIdResponse, 6)
+        assert given.error_code == ErrorCode.NONE
+        batch = encode_batch(
+            [(None, b"prepared", (), AN_HOUR_AGO_MS)],
+            producer_id=given.producer_id,
+            producer_epoch=given.producer_epoch,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        request = ProduceRequest(
+            transactional_id=transactional_id,
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=[TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])],
+        )
+        add = AddPartitionsToTxnTransaction(
+            transactional_id=transactional_id,
+            producer_id=given.producer_id,
+            producer_epoch=given.producer_epoch,
+            topics=[AddPartitionsToTxnTopic(name=topic, partitions=[0])],
+        )
+        client.ask(ADD_PARTITIONS_TO_TXN, AddPartitionsToTxnRequest(transactions=[add]), AddPartitionsToTxnResponse, 5)
+        answer = client.ask(PRODUCE, request, ProduceResponse, BEFORE_IMPLICIT_PARTITIONS)
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
+    return given.producer_id, given.producer_epoch
+
+
+def test_a_transaction_without_a_time_out_is_shown_as_such_and_ends_by_its_id(
+    tidelog: Command, topic: str, shared_broker: Broker
+) -> None:
+    producer_id, epoch = _prepare(shared_broker.port, "engine", topic)
+    tidelog("produce", topic, "--partition", "0", stdin=b"behind\n").ok()
+    [document] = tidelog("transactions", "describe", "engine", "--json").ok().json()
+    assert (document["state"], document["timeout_ms"]) == ("Ongoing", None)
+    assert "time-out none (two-phase)" in tidelog("transactions", "describe", "engine").ok().text
+    listed = {row["transactional_id"]: row for row in tidelog("transactions", "list", "--json").ok().json()}
+    assert listed["engine"]["is_two_phase"]
+    assert "none (two-phase)" in tidelog("transactions", "list", "--state", "Ongoing").ok().text
+    hanging = tidelog("transactions", "find-hanging", "--topic", topic, "--json").ok().json()
+    assert hanging == [], "its coordinator knows it, however long it takes"
+    assert _read_committed(tidelog.bootstrap, topic, 0) == []
+
+    done = tidelog("transactions", "abort", "--transactional-id", "engine", "--yes", "--json").ok().json()
+    assert done == {
+        "transactional_id": "engine",
+        "producer_id": producer_id,
+        "producer_epoch": epoch,
+        "partitions": [[topic, 0]],
+    }
+    assert _read_committed(tidelog.bootstrap, topic, 0) == [b"behind"]
+    again = tidelog("transactions", "abort", "--transactional-id", "engine", "--yes").refused()
+    assert "has no open transaction" in again
+
+
 def test_a_transaction_is_aborted_by_its_producer(tidelog: Command, topic: str) -> None:
     _leave_hanging(tidelog.bootstrap, topic, b"x")
     which = ("--topic", topic, "--partition", "1", "--producer-id", str(HANGING_PRODUCER_ID))
@@ -180,6 +267,9 @@ def test_what_makes_no_sense_is_refused(tidelog: Command, topic: str) -> None:
     for arguments in (
         ("list", "--older-than", "soon"),
         ("find-hanging", "--partition", "0"),
+        ("abort",),
+        ("abort", "--topic", topic, "--start-offset", "0"),
+        ("abort", "--transactional-id", "engine", "--topic", topic),
         where,
         (*where, "--producer-id", "1", "--producer-epoch", "0"),
         (*where, "--start-offset", "0", "--producer-id", "1", "--producer-epoch", "0", "--coordinator-epoch", "0"),
