@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from tidelog.bench.brokers import TidelogBroker
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
@@ -97,6 +98,47 @@ def serve(tmp_path: Path) -> Iterator[StartServed]:
     yield make
     for broker in brokers:
         broker.kill()
+
+
+def _read_committed(broker: ServedBroker, topic: str, partitions: int) -> list[tuple[int, bytes]]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "log_level": 0,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+    found: list[tuple[int, bytes]] = []
+    at_end: set[int] = set()
+    deadline_s = time.monotonic() + START_WAIT_S
+    try:
+        while len(at_end) < partitions:
+            assert time.monotonic() < deadline_s, at_end
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            index = message.partition()
+            assert index is not None
+            if message.error() is not None:
+                at_end.add(index)
+            else:
+                found.append((index, message.value() or b""))
+    finally:
+        consumer.close()
+    return found
+
+
+ReadCommitted = Callable[[ServedBroker, str, int], list[tuple[int, bytes]]]
+
+
+@pytest.fixture
+def read_committed() -> ReadCommitted:
+    """Reads all committed records of a topic: `read_committed(broker, topic, partitions)`, by partition and value."""
+    return _read_committed
 
 
 class DiskImage:

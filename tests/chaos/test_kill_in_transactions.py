@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 
 if TYPE_CHECKING:
-    from tests.chaos.conftest import ServedBroker, StartServed
+    from tests.chaos.conftest import ReadCommitted, StartServed
 
 TOPIC = "ledger"
 PARTITIONS = 3
@@ -17,40 +16,7 @@ KILLS = 3
 WAIT_S = 30.0
 
 
-def read_committed(broker: ServedBroker) -> list[tuple[int, bytes]]:
-    """All committed records of all partitions."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": broker.bootstrap,
-            "group.id": "reader",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(PARTITIONS)])
-    found: list[tuple[int, bytes]] = []
-    at_end: set[int] = set()
-    deadline_s = time.monotonic() + WAIT_S
-    try:
-        while len(at_end) < PARTITIONS:
-            assert time.monotonic() < deadline_s, at_end
-            message = consumer.poll(0.1)
-            if message is None:
-                continue
-            index = message.partition()
-            assert index is not None
-            if message.error() is not None:
-                at_end.add(index)
-            else:
-                found.append((index, message.value() or b""))
-    finally:
-        consumer.close()
-    return found
-
-
-def test_transactions_are_whole_after_kills(serve: StartServed) -> None:
+def test_transactions_are_whole_after_kills(serve: StartServed, read_committed: ReadCommitted) -> None:
     broker = serve({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200})
     broker.create_topic(TOPIC, PARTITIONS, {"segment.bytes": "1048576"})
     rng = random.Random(7)
@@ -86,7 +52,7 @@ def test_transactions_are_whole_after_kills(serve: StartServed) -> None:
                 decided[number] = None
             number += 1
         del producer
-    found = read_committed(broker)
+    found = read_committed(broker, TOPIC, PARTITIONS)
     for transaction, committed in decided.items():
         partitions = [index for index, value in found if value == b"%d" % transaction]
         assert partitions.count(0) == partitions.count(1) == partitions.count(2) <= 1, (transaction, partitions)
