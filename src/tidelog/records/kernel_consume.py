@@ -46,7 +46,7 @@ LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 # Gives the CRC-32C of a view, and the records of a batch, decompressed by the codec of that number.
 Checksum = Callable[[memoryview], int]
 OpenRecords = Callable[[memoryview, int], bytes]
-Deserialize = Callable[[str, bytes | None, RecordHeaders], Any]
+Deserialize = Callable[[str, bytes, RecordHeaders], Any]
 RecordState = tuple[str, int, int, int, TimestampType, Any, Any, RecordHeaders, int]
 
 
@@ -214,6 +214,13 @@ class BatchCursor:
         self.records = b""
         self.batch_at = 0
         self.batch_end = 0
+        self.batch_epoch = -1
+        self.batch_next_offset = -1
+        self.attributes = 0
+        self.base_offset = -1
+        self.base_timestamp = -1
+        self.max_timestamp = -1
+        self.records_count = 0
 
     def take(self, out: list[ConsumerRecord], count: int) -> int:
         """Append up to `count` records to `out`; how many. Fewer only when no more are there."""

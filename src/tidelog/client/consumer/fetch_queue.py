@@ -11,12 +11,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.client.consumer.subscription import PartitionState
+from tidelog.client.consumer.subscription import OffsetReset, PartitionState
 from tidelog.client.errors import ClientError
 from tidelog.records.kernel_consume import BatchCursor
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 AbortedTransactions = list[tuple[int, int]]  # first offset and producer id
+_NO_TRANSACTIONS: AbortedTransactions = []
+
+
+class ArrowRows(NamedTuple):
+    """Rows that were decoded and not handed out: those from `position` on, up to the end of their batch."""
+
+    position: int
+    rows: pa.RecordBatch
+    end_position: int
 
 
 class _Frame:
@@ -32,7 +45,20 @@ class _Frame:
 class FetchedChunk:
     """What one answer brought of one partition: batches, or an error in their place."""
 
-    __slots__ = ("aborted", "cursor", "error", "frame", "size", "start_offset", "state", "version", "view")
+    __slots__ = (
+        "aborted",
+        "cursor",
+        "error",
+        "error_stays",
+        "frame",
+        "reset",
+        "rows",
+        "size",
+        "start_offset",
+        "state",
+        "version",
+        "view",
+    )
 
     def __init__(
         self,
@@ -40,8 +66,7 @@ class FetchedChunk:
         version: int,
         start_offset: int,
         view: memoryview,
-        aborted: AbortedTransactions,
-        error: ClientError | None = None,
+        aborted: AbortedTransactions = _NO_TRANSACTIONS,
     ) -> None:
         self.state = state
         self.version = version
@@ -49,8 +74,12 @@ class FetchedChunk:
         self.view = view
         self.size = len(view)
         self.aborted = aborted
-        self.error = error
         self.cursor: BatchCursor | None = None  # once it is being read
+        self.rows: ArrowRows | None = None  # what is left of a batch that was made into Arrow
+        # In place of data, or once what was before it has been read:
+        self.error: ClientError | None = None
+        self.error_stays = False  # told at every poll until the partition is moved, or just once
+        self.reset: OffsetReset | None = None  # the position is to be looked up anew
         self.frame = _Frame(self.size, 1)
 
     @property
@@ -67,6 +96,8 @@ class FetchQueue:
         self.on_room: Callable[[], None] = _nothing
         # Called when something was put in; from the loop.
         self.on_ready: Callable[[], None] = _nothing
+        # Called for a partition whose data is forgotten to make room: it is to be fetched again from its position.
+        self.on_give_up: Callable[[PartitionState, int], None] = _ignore
         self.wants_room = False
         self._lock = threading.Lock()
         self._chunks: deque[FetchedChunk] = deque()
@@ -137,11 +168,20 @@ class FetchQueue:
             self._give_up_parked()
         return None
 
-    def done(self, chunk: FetchedChunk) -> None:
-        """The first chunk was read, or is not wanted."""
+    def ready(self) -> list[FetchedChunk]:
+        """All chunks that may be read from now, oldest first."""
+        if self.current() is None:
+            return []
         with self._lock:
-            if self._chunks and self._chunks[0] is chunk:
+            return [chunk for chunk in self._chunks if not chunk.is_stale and not chunk.state.is_paused]
+
+    def done(self, chunk: FetchedChunk) -> None:
+        """The chunk was read, or is not wanted."""
+        with self._lock:
+            if self._chunks[0] is chunk:
                 self._chunks.popleft()
+            else:
+                self._chunks.remove(chunk)
             self._forget(chunk)
         if self.wants_room:
             self.on_room()
@@ -155,6 +195,7 @@ class FetchQueue:
         self._leave_frame(chunk)
         chunk.view = memoryview(b"")
         chunk.cursor = None
+        chunk.rows = None
 
     def _leave_frame(self, chunk: FetchedChunk) -> None:
         chunk.frame.left -= 1
@@ -169,6 +210,7 @@ class FetchQueue:
             if chunk.cursor is not None:
                 chunk.start_offset = chunk.cursor.next_offset
                 chunk.cursor = None
+            chunk.rows = None
             self._leave_frame(chunk)
             chunk.frame = _Frame(chunk.size, 1)
             self._bytes += chunk.size
@@ -187,12 +229,12 @@ class FetchQueue:
     def _give_up_parked(self) -> None:
         """Paused partitions hold the room that others need: forget what waits of them, to be fetched again later."""
         with self._lock:
-            while self._parked:
-                chunk = self._parked.popleft()
-                if not chunk.is_stale:
-                    chunk.state.fetch_offset = chunk.state.position
-                    chunk.state.fetch_epoch = chunk.state.leader_epoch
+            given_up = list(self._parked)
+            self._parked.clear()
+            for chunk in given_up:
                 self._forget(chunk)
+        for chunk in given_up:
+            self.on_give_up(chunk.state, chunk.version)
         self.on_room()
 
     def clear(self) -> None:
@@ -204,4 +246,8 @@ class FetchQueue:
 
 
 def _nothing() -> None:
+    """Nobody listens yet."""
+
+
+def _ignore(state: PartitionState, version: int) -> None:
     """Nobody listens yet."""

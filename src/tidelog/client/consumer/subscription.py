@@ -281,6 +281,21 @@ class SubscriptionState:
                 if leader_epoch >= 0:
                     state.leader_epoch = leader_epoch
 
+    def fetched(
+        self, state: PartitionState, version: int, asked_offset: int, next_offset: int, leader_epoch: int
+    ) -> bool:
+        """An answer to a fetch from `asked_offset` goes up to `next_offset`; False when it is not wanted any more.
+
+        With NO_OFFSET nothing is fetched until the partition is moved.
+        """
+        with self._lock:
+            if state.version != version or state.fetch_offset != asked_offset:
+                return False
+            state.fetch_offset = next_offset
+            if leader_epoch >= 0:
+                state.fetch_epoch = leader_epoch
+            return True
+
     def fetch_again(self, state: PartitionState, version: int) -> None:
         """Fetch from the position on: what was fetched beyond it is not wanted, or an error has been told."""
         with self._lock:

@@ -1,0 +1,463 @@
+"""`Consumer`: reads records from the user's own thread, while a thread in the background fetches ahead.
+
+What always holds: records that were fetched are decoded in the user's thread, without waiting for the other one; user
+code (listeners, callbacks, deserializers, `on_consume`) runs in the user's thread, inside a call of the consumer. A
+consumer belongs to one thread at a time: others may only call `wakeup`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+from tidelog.client.consumer.core import ConsumerCore, Offsets
+from tidelog.client.consumer.group_runner import CommitCallback
+from tidelog.client.consumer.metrics import ConsumerMetrics
+from tidelog.client.consumer.offsets_lookup import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from tidelog.client.consumer.rebalance import RebalanceListener
+from tidelog.client.consumer.settings import ConsumerOptions, ConsumerSettings
+from tidelog.client.consumer.subscription import TO_BEGINNING, TO_END, OffsetReset
+from tidelog.client.consumer.user_thread import OneThread, UserThread
+from tidelog.client.errors import ClosedError
+from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.client.network.loop_thread import LoopThread
+from tidelog.client.types import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
+from tidelog.records.kernel_consume import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+POLL_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 30.0
+
+
+class Consumer:
+    """Reads records of topics, alone or as a member of a group.
+
+    >>> with Consumer(group_id="billing", auto_offset_reset="earliest") as consumer:  # doctest: +SKIP
+    ...     consumer.subscribe(["orders"])
+    ...     for record in consumer:
+    ...         print(record.key, record.value)
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ConsumerOptions]) -> None:
+        self._closed = True  # until it is made, there is nothing to close
+        self._settings = ConsumerSettings.read(settings, options)
+        self._fork_guard = ForkGuard("Consumer")
+        self._one_thread = OneThread()
+        self._ready = threading.Event()
+        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not given out yet
+        self._loop_thread = LoopThread("tidelog-consumer")
+        self._user = UserThread(self._loop_thread)
+        try:
+            self._core = self._loop_thread.run(self._make_core())
+        except BaseException:
+            self._loop_thread.close()
+            raise
+        self._closed = False
+
+    async def _make_core(self) -> ConsumerCore:
+        return ConsumerCore(
+            self._settings, post=self._loop_thread.post, notify=self._ready.set, call_user=self._user.call
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and not self._fork_guard.forked:
+            warnings.warn(f"a Consumer was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._closed = True
+            self._loop_thread.close()
+
+    def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Leave the group, after a commit where commits are automatic; then end connections and the thread.
+
+        May be called again. What takes longer than the time-out is given up.
+        """
+        with self._one_thread:
+            if self._closed:
+                return
+            self._closed = True
+            if self._fork_guard.forked:
+                return
+            self._give_back()
+            try:
+                self._user.run(self._core.close(timeout))
+                self._core.run_commit_callbacks()
+            finally:
+                self._loop_thread.close()
+
+    def wakeup(self) -> None:
+        """Let a poll that waits, or the next one, raise WakeupError; may be called from any thread."""
+        self._core.wake_up()
+
+    # Reading
+
+    def poll(self, timeout: float | None = POLL_TIMEOUT_S) -> list[ConsumerRecord]:
+        """The next records, at most `max.poll.records`; waits up to `timeout` seconds (None: for ever) for the first.
+
+        Rebalances and automatic commits happen in here too, so it must be called at least every
+        `max.poll.interval.ms`.
+        """
+        if self._left:
+            return self._take_left()
+        return self._poll(timeout, self._core.take) or []
+
+    def poll_arrow(self, timeout: float | None = POLL_TIMEOUT_S, max_rows: int | None = None) -> pa.RecordBatch | None:
+        """What was fetched as one Arrow record batch, as poll gives it as records; None when nothing came in time.
+
+        Without `max_rows` it holds what is there, of up to about 32 MiB of records. Keys and values are bytes, whatever
+        the deserializers, and interceptors do not see them.
+        """
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows is 1 or more, not {max_rows}")
+        if self._left:
+            self._give_back()
+        return self._poll(timeout, lambda: self._core.decoder.take_arrow(max_rows))
+
+    def _poll(self, timeout: float | None, take: Callable[[], T]) -> T | None:
+        with self._one_thread:
+            self._check()
+            core, ready = self._core, self._ready
+            core.begin_poll()
+            deadline_s: float | None = None
+            waited = False
+            try:
+                while True:
+                    ready.clear()
+                    core.raise_pending()
+                    if core.has_turn:
+                        assert core.runner is not None
+                        left_s = timeout if deadline_s is None else max(deadline_s - time.monotonic(), 0.0)
+                        if deadline_s is None and timeout is not None:
+                            deadline_s = time.monotonic() + timeout
+                        self._user.run(core.runner.take_turn(left_s))
+                    if not core.has_turn:
+                        taken = take()
+                        if taken is not None and len(taken):  # type: ignore[arg-type]  # a list or an Arrow batch
+                            return taken
+                    if timeout is not None:
+                        if deadline_s is None:
+                            deadline_s = time.monotonic() + timeout
+                        left_s = deadline_s - time.monotonic()
+                        if left_s <= 0:
+                            return None
+                    else:
+                        left_s = None
+                    if not waited:
+                        waited = True
+                        core.begin_waiting()
+                    ready.wait(left_s)
+            finally:
+                if waited:
+                    core.end_waiting()
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        return self
+
+    def __next__(self) -> ConsumerRecord:
+        """The next record; iteration ends when none came for `consumer.timeout.ms`, which by default is never."""
+        if not self._left:
+            self._left.extend(self.poll(self._settings.consumer_timeout_s))
+            if not self._left:
+                raise StopIteration
+        return self._left.popleft()
+
+    # What is read
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics as a member of the group, instead of those subscribed before.
+
+        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, also to those that
+        are made later. An empty list unsubscribes.
+        """
+        names, compiled = read_topics(topics, pattern)
+        with self._one_thread:
+            self._check()
+            if not names and compiled is None:
+                self.unsubscribe()
+                return
+            self._loop_thread.run(self._subscribe(names, compiled, listener))
+
+    async def _subscribe(
+        self, names: list[str], pattern: re.Pattern[str] | None, listener: RebalanceListener | None
+    ) -> None:
+        self._core.subscribe(names, pattern, listener)
+
+    def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Read these partitions and no others, without a group that shares them out."""
+        wanted = [TopicPartition(*each) for each in partitions]
+        with self._one_thread:
+            self._check()
+            self._give_back()
+            self._user.run(self._core.assign(wanted))
+
+    def unsubscribe(self) -> None:
+        """Read nothing any more; leaves the group."""
+        with self._one_thread:
+            self._check()
+            self._give_back()
+            self._user.run(self._core.unsubscribe())
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are read now."""
+        with self._one_thread:
+            self._check()
+            return self._core.subscription.assigned()
+
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to; with a pattern, those that match it."""
+        with self._one_thread:
+            self._check()
+            return self._core.subscription.topics
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of these until `resume`; they stay assigned, and what was fetched is kept."""
+        with self._one_thread:
+            self._check()
+            self._core.subscription.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        with self._one_thread:
+            self._check()
+            self._core.subscription.resume(partitions)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        with self._one_thread:
+            self._check()
+            return self._core.subscription.paused()
+
+    # Where it is read
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Go on from this offset in an assigned partition."""
+        with self._one_thread:
+            self._check()
+            self._forget_left([partition])
+            value = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+            self._core.subscription.seek(partition, value.offset, value.leader_epoch)
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on from the first record of these partitions; without any, of all that are assigned."""
+        self._seek_by(partitions, TO_BEGINNING)
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on behind the last record; with read_committed, behind the last one that can be read."""
+        self._seek_by(partitions, TO_END)
+
+    def _seek_by(self, partitions: Iterable[TopicPartition] | None, reset: OffsetReset) -> None:
+        with self._one_thread:
+            self._check()
+            subscription = self._core.subscription
+            chosen = list(subscription.assigned() if partitions is None else partitions)
+            for topic_partition in chosen:
+                subscription.state(topic_partition)
+            self._forget_left(chosen)
+            for topic_partition in chosen:
+                subscription.request_reset(topic_partition, reset)
+
+    def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+        """The offset of the next record that poll will return; looked up if it is not known yet."""
+        with self._one_thread:
+            self._check()
+            known = self._core.subscription.position(partition)
+            if known is not None and self._left:
+                known = self._consumed()[partition].offset
+            return known if known is not None else self._loop_thread.run(self._core.position(partition, timeout))
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after the time (milliseconds since 1970); None: there is none."""
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.offsets_for_times(timestamps, timeout))
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout))
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """The offset behind the last record; with read_committed, behind the last one that can be read."""
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.end_points(partitions, LATEST_TIMESTAMP, timeout))
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the partition's end as of the last fetch; None while that is not known."""
+        with self._one_thread:
+            self._check()
+            return self._core.lag(partition)
+
+    # What is committed
+
+    def commit_sync(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit these offsets, or the positions of all partitions, and wait for it; retries what may pass."""
+        with self._one_thread:
+            self._check()
+            chosen = self._consumed() if offsets is None else read_offsets(offsets)
+            self._loop_thread.run(self._core.commit(chosen, timeout))
+            self._core.run_commit_callbacks()
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Commit without waiting and without retries; `callback(offsets, error)` is called by a later call."""
+        with self._one_thread:
+            self._check()
+            # Positions are those of now: the user may poll on before the loop gets to it.
+            chosen = self._consumed() if offsets is None else read_offsets(offsets)
+            self._loop_thread.run(self._commit_nowait(chosen, callback))
+
+    async def _commit_nowait(self, offsets: Offsets | None, callback: CommitCallback | None) -> None:
+        self._core.commit_nowait(offsets, callback)
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed for these partitions; None where there is nothing."""
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.committed(partitions, timeout))
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who this member is, for `Producer.send_offsets_to_transaction`."""
+        with self._one_thread:
+            self._check()
+            return self._core.group_metadata()
+
+    def enforce_rebalance(self, reason: str = "the user asked for it") -> None:
+        """Have the group share its partitions out anew."""
+        with self._one_thread:
+            self._check()
+            self._loop_thread.post(self._core.group().request_rejoin, reason)
+
+    # The cluster
+
+    def partitions_for(self, topic: str, timeout: float | None = None) -> tuple[PartitionMetadata, ...]:
+        """The partitions of a topic; raises NoSuchPartitionError when there is no such topic."""
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.partitions_for(topic, timeout)).partitions
+
+    def list_topics(self, timeout: float | None = None) -> dict[str, TopicMetadata]:
+        with self._one_thread:
+            self._check()
+            return self._loop_thread.run(self._core.list_topics(timeout))
+
+    def metrics(self) -> ConsumerMetrics:
+        """What the consumer has done and how far it is."""
+        with self._one_thread:
+            self._check()
+            return self._core.metrics()
+
+    # Checks
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if self._fork_guard.forked:
+            self._fork_guard.check()
+
+    # Records that iteration has polled and not given out: positions are behind them, the user is not
+
+    def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Positions as the user knows them."""
+        return {**self._core.subscription.consumed(), **first_offsets(self._left)}
+
+    def _take_left(self) -> list[ConsumerRecord]:
+        with self._one_thread:
+            self._check()
+            records = list(self._left)
+            self._left.clear()
+            return records
+
+    def _give_back(self) -> None:
+        """Go back to before them: they are fetched again when they are wanted again."""
+        for topic_partition, offset in first_offsets(self._left).items():
+            if self._core.subscription.is_assigned(topic_partition):
+                self._core.subscription.seek(topic_partition, offset.offset, offset.leader_epoch)
+        self._left.clear()
+
+    def _forget_left(self, partitions: Iterable[TopicPartition]) -> None:
+        if self._left:
+            moved = set(partitions)
+            self._left = deque(each for each in self._left if TopicPartition(each.topic, each.partition) not in moved)
+
+    def __repr__(self) -> str:
+        group = self._settings.group.group_id if self._settings.group is not None else None
+        return f"Consumer(group_id={group!r}, client_id={self._settings.cluster.client_id!r})"
+
+
+def first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Where each partition's records begin."""
+    first: dict[TopicPartition, OffsetAndMetadata] = {}
+    for record in records:
+        topic_partition = TopicPartition(record.topic, record.partition)
+        if topic_partition not in first:
+            first[topic_partition] = OffsetAndMetadata(record.offset, record.leader_epoch)
+    return first
+
+
+def read_topics(
+    topics: Iterable[str] | str | re.Pattern[str], pattern: str | re.Pattern[str] | None
+) -> tuple[list[str], re.Pattern[str] | None]:
+    """What subscribe() was given: names, or a pattern."""
+    if isinstance(topics, re.Pattern):
+        if pattern is not None:
+            raise ValueError("give one pattern, not two")
+        return [], topics
+    names = [topics] if isinstance(topics, str) else list(topics)
+    if pattern is None:
+        return names, None
+    if names:
+        raise ValueError("subscribe to names or to a pattern, not to both")
+    return [], re.compile(pattern) if isinstance(pattern, str) else pattern
+
+
+def read_offsets(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
+) -> dict[TopicPartition, OffsetAndMetadata] | None:
+    """Offsets to commit as they may be given: a plain number is an offset without a note."""
+    if offsets is None:
+        return None
+    return {
+        TopicPartition(*key): OffsetAndMetadata(value) if isinstance(value, int) else OffsetAndMetadata(*value)
+        for key, value in offsets.items()
+    }

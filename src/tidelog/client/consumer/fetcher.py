@@ -1,0 +1,273 @@
+"""Asks the leaders of the assigned partitions for records, again and again, in the background.
+
+What always holds: each broker has at most one fetch under way, on a connection of its own, because a fetch that waits
+for records holds up what is behind it; the next one goes out as soon as an answer is there, while the user reads the
+last, as long as the queue has room; a partition is fetched from its leader as last heard of, and not before its
+position is known to be in that leader's log. Errors that pass are retried with pauses and never reach the user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from tidelog.client.consumer.fetch_answers import Asked, Next, read_row
+from tidelog.client.consumer.fetch_queue import FetchedChunk, FetchQueue
+from tidelog.client.consumer.fetch_session import FetchSession, Wanted
+from tidelog.client.consumer.metrics import ConsumerCounts
+from tidelog.client.consumer.settings import ConsumerSettings
+from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
+from tidelog.client.errors import BrokerError, ClientError, raise_for
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.types import TopicPartition
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k01_fetch import FETCH, FetchRequest, FetchResponse
+
+log = logging.getLogger(__name__)
+
+_TOPIC_IDS_FROM = 13
+_SESSION_ERRORS = frozenset(
+    {
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+
+
+class Fetcher:
+    """All fetching of one consumer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        subscription: SubscriptionState,
+        queue: FetchQueue,
+        counts: ConsumerCounts,
+    ) -> None:
+        self._cluster = cluster
+        self.settings = settings
+        self._subscription = subscription
+        self.queue = queue
+        self.counts = counts
+        # Called when an answer named a new leader, who is to be asked before it is fetched from.
+        self.on_new_leader: Callable[[], None] = _nothing
+        self._nodes: dict[int, _NodeFetcher] = {}
+        self._refresh: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def wake(self) -> None:
+        """Something may have changed: positions, assignment, leaders, room. Called on the loop."""
+        if self._closed:
+            return
+        unknown: set[str] = set()
+        for state in self._subscription.states():
+            if not state.is_fetchable:
+                continue
+            known = self._cluster.metadata.partition(state.topic_partition)
+            if known is None or known.leader_id < 0:
+                unknown.add(state.topic_partition.topic)
+            elif known.leader_id not in self._nodes:
+                self._nodes[known.leader_id] = _NodeFetcher(self, self._cluster, known.leader_id)
+        for node in self._nodes.values():
+            node.event.set()
+        if unknown:
+            self.ask_who_leads(unknown)
+
+    async def close(self) -> None:
+        self._closed = True
+        tasks = [node.task for node in self._nodes.values()]
+        if self._refresh is not None:
+            tasks.append(self._refresh)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for node in self._nodes.values():
+            node.close()
+
+    def wanted_from(self, node_id: int) -> dict[TopicPartition, Asked]:
+        """What may be asked of this broker now."""
+        states = self._subscription.states()
+        share = max(self.settings.max_partition_fetch_bytes, self.queue.bytes_max // max(len(states), 1))
+        now_s = asyncio.get_running_loop().time()
+        wanted: dict[TopicPartition, Asked] = {}
+        for state in states:
+            if not state.is_fetchable or state.retry_at_s > now_s or self.queue.bytes_of(state) >= share:
+                continue
+            asked = self._asked(node_id, state)
+            if asked is not None:
+                wanted[state.topic_partition] = asked
+        return wanted
+
+    def _asked(self, node_id: int, state: PartitionState) -> Asked | None:
+        version, offset = state.version, state.fetch_offset
+        known = self._cluster.metadata.partition(state.topic_partition)
+        if known is None or known.leader_id != node_id or offset < 0:
+            return None
+        if state.fetch_epoch >= 0 and known.leader_epoch > state.checked_leader_epoch:
+            return None  # whoever keeps positions asks the new leader first, and wakes us
+        topic = self._cluster.metadata.topics[state.topic_partition.topic]
+        wanted = Wanted(offset, self.settings.max_partition_fetch_bytes, known.leader_epoch, topic.topic_id)
+        return Asked(state, version, wanted)
+
+    def read(self, response: FetchResponse, asked: dict[TopicPartition, Asked]) -> None:
+        """Queue what an answer brought and see to what it complains of."""
+        chunks: list[FetchedChunk] = []
+        frame_size = 0
+        unled: set[str] = set()
+        names = {each.wanted.topic_id: topic_partition.topic for topic_partition, each in asked.items()}
+        for topic in response.responses:
+            name = topic.topic or names.get(topic.topic_id)
+            for row in topic.partitions:
+                frame_size += len(row.records) if isinstance(row.records, memoryview) else 0
+                each = asked.get(TopicPartition(name, row.partition_index)) if name is not None else None
+                if each is None:
+                    continue
+                chunk, what_next = read_row(self._subscription, self.settings.reset, each, row)
+                if chunk is not None:
+                    chunks.append(chunk)
+                if what_next is not Next.FETCH_ON:
+                    self._retry_later(each.state)
+                if what_next is Next.ASK_WHO_LEADS:
+                    leader = row.current_leader
+                    if self._cluster.note_leader(each.state.topic_partition, leader.leader_id, leader.leader_epoch):
+                        self.on_new_leader()
+                    else:
+                        unled.add(each.state.topic_partition.topic)
+        self.counts.fetched_bytes += frame_size
+        self.counts.throttled_ms += response.throttle_time_ms
+        self.queue.put(chunks, frame_size)
+        if unled:
+            self.ask_who_leads(unled)
+
+    def _retry_later(self, state: PartitionState) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self.settings.cluster.retry.pause_s(1)
+        state.retry_at_s = loop.time() + pause_s
+        loop.call_later(pause_s, self.wake)
+
+    def ask_who_leads(self, topics: set[str]) -> None:
+        """Have metadata looked at anew; one request at a time."""
+        if not self._closed and (self._refresh is None or self._refresh.done()):
+            self._refresh = asyncio.create_task(self._ask_metadata(topics))
+
+    async def _ask_metadata(self, topics: set[str]) -> None:
+        try:
+            told = await self._cluster.refresh(topics, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
+        except ClientError as error:
+            log.warning("could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
+        else:
+            for name, code in told.errors.items():
+                log.warning("topic %s can't be read now: %s (%s)", name, code.description, code.name)
+        # Whoever still has no leader is looked for again, but not at once.
+        await asyncio.sleep(self.settings.cluster.retry.pause_s(1))
+        asyncio.get_running_loop().call_soon(self.wake)
+
+
+class _NodeFetcher:
+    """The fetches of one broker, one after the other."""
+
+    def __init__(self, owner: Fetcher, cluster: Cluster, node_id: int) -> None:
+        self._owner = owner
+        self._cluster = cluster
+        self._node_id = node_id
+        self._session = FetchSession()
+        self._connection: Connection | None = None
+        self._failures = 0
+        self.event = asyncio.Event()
+        self.task = asyncio.create_task(self._run())
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    async def _run(self) -> None:
+        while True:
+            self.event.clear()
+            asked = self._owner.wanted_from(self._node_id)
+            size = self._allowed(asked) if asked else 0
+            if not size:
+                await self.event.wait()
+                continue
+            try:
+                await self._fetch(asked, size)
+                self._failures = 0
+            except ClientError as error:
+                self._failures += 1
+                self._session.restart()
+                log.info("fetching from broker %d failed, trying again: %s", self._node_id, error)
+                self._owner.ask_who_leads({topic_partition.topic for topic_partition in asked})
+                await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
+
+    def _allowed(self, asked: dict[TopicPartition, Asked]) -> int:
+        """How many bytes the broker may send now; 0 while the queue has no room worth a request."""
+        settings, queue = self._owner.settings, self._owner.queue
+        worth = min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes, queue.bytes_max)
+        if queue.room < worth:
+            queue.wants_room = True  # before the second look, so that what is taken meanwhile is not missed
+            if queue.room < worth:
+                return 0
+        return min(settings.fetch_max_bytes, len(asked) * settings.max_partition_fetch_bytes, queue.room)
+
+    async def _fetch(self, asked: dict[TopicPartition, Asked], size: int) -> None:
+        owner, settings = self._owner, self._owner.settings
+        connection = await self._connected()
+        request = self._session.build({topic_partition: each.wanted for topic_partition, each in asked.items()})
+        message = FetchRequest(
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=size,
+            isolation_level=1 if settings.is_read_committed else 0,
+            session_id=request.session_id,
+            session_epoch=request.session_epoch,
+            topics=request.topics,
+            forgotten_topics_data=request.forgotten,
+            rack_id=settings.client_rack,
+        )
+        version = connection.version_for(FETCH, at_most=None if request.has_topic_ids else _TOPIC_IDS_FROM - 1)
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        owner.queue.reserve(size)
+        try:
+            response = await connection.request(
+                FETCH,
+                message,
+                FetchResponse,
+                version=version,
+                timeout_s=settings.cluster.request_timeout_s + settings.fetch_max_wait_ms / 1000,
+            )
+        finally:
+            owner.queue.release(size)
+        owner.counts.fetches += 1
+        owner.counts.fetching_s += loop.time() - started_s
+        self._session.answered(response.error_code, response.session_id)
+        if response.error_code not in _SESSION_ERRORS:
+            raise_for(response.error_code, subject=f"broker {self._node_id}")
+            owner.read(response, asked)
+
+    async def _connected(self) -> Connection:
+        """A connection for fetches alone."""
+        if self._connection is not None and self._connection.is_open:
+            return self._connection
+        self._session.restart()
+        node = self._cluster.nodes.get(self._node_id)
+        if node is None:
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {self._node_id} is not in the cluster")
+        settings = self._cluster.settings
+        self._connection = await Connection.open(
+            node.address,
+            client_id=settings.client_id,
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+            send_buffer_bytes=settings.send_buffer_bytes,
+            receive_buffer_bytes=settings.receive_buffer_bytes,
+        )
+        self._connection.node_id = self._node_id
+        return self._connection
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""

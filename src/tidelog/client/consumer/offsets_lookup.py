@@ -1,0 +1,129 @@
+"""Offsets that leaders are asked for: by time, at both ends of a partition, and where a leader epoch ended.
+
+What always holds: every partition that was asked for is in the result, or the call raised; leaders that moved are found
+again and asked again until the time is up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.routing import at_leaders
+from tidelog.client.types import OffsetAndTimestamp, TopicPartition
+from tidelog.protocol.messages.k02_list_offsets import (
+    LIST_OFFSETS,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
+    OFFSET_FOR_LEADER_EPOCH,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+
+EARLIEST_TIMESTAMP = -2
+LATEST_TIMESTAMP = -1
+_CONSUMER_ID = -1  # where a follower would name itself
+_ISOLATION_FROM = 2
+
+
+class EpochEnd(NamedTuple):
+    """Where the leader's log of the greatest epoch up to the one asked for ends; -1 when it knows none."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+class AskedEpoch(NamedTuple):
+    """The epoch that is asked for, and the leader's epoch as we know it."""
+
+    leader_epoch: int
+    current_leader_epoch: int
+
+
+async def list_offsets(
+    cluster: Cluster,
+    timestamps: Mapping[TopicPartition, int],
+    *,
+    is_read_committed: bool,
+    timeout_s: float | None = None,
+) -> dict[TopicPartition, OffsetAndTimestamp]:
+    """The first offset at or after each timestamp, or at an end (-2, -1). An offset of -1: no record is so young."""
+
+    async def ask(
+        connection: Connection, wanted: Mapping[TopicPartition, int]
+    ) -> Iterable[tuple[TopicPartition, int, OffsetAndTimestamp]]:
+        topics: dict[str, ListOffsetsTopic] = {}
+        for (name, partition), timestamp in wanted.items():
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = ListOffsetsTopic(name=name)
+            known = cluster.metadata.partition(TopicPartition(name, partition))
+            topic.partitions.append(
+                ListOffsetsPartition(
+                    partition_index=partition,
+                    timestamp=timestamp,
+                    current_leader_epoch=-1 if known is None else known.leader_epoch,
+                )
+            )
+        request = ListOffsetsRequest(replica_id=_CONSUMER_ID, topics=list(topics.values()))
+        version = connection.version_for(LIST_OFFSETS)
+        if version >= _ISOLATION_FROM:
+            request.isolation_level = 1 if is_read_committed else 0
+        response = await connection.request(LIST_OFFSETS, request, ListOffsetsResponse, version=version)
+        return [
+            (
+                TopicPartition(topic_row.name, row.partition_index),
+                row.error_code,
+                OffsetAndTimestamp(row.offset, row.timestamp, row.leader_epoch),
+            )
+            for topic_row in response.topics
+            for row in topic_row.partitions
+        ]
+
+    return await at_leaders(cluster, timestamps, ask, timeout_s=timeout_s)
+
+
+async def epoch_ends(
+    cluster: Cluster, epochs: Mapping[TopicPartition, AskedEpoch], *, timeout_s: float | None = None
+) -> dict[TopicPartition, EpochEnd]:
+    """Where the leaders' logs end for these epochs (KIP-320). Leaders that can't tell are left out."""
+
+    async def ask(
+        connection: Connection, wanted: Mapping[TopicPartition, AskedEpoch]
+    ) -> Iterable[tuple[TopicPartition, int, EpochEnd | None]]:
+        if not connection.supports(OFFSET_FOR_LEADER_EPOCH):
+            return [(topic_partition, 0, None) for topic_partition in wanted]
+        topics: dict[str, OffsetForLeaderTopic] = {}
+        for (name, partition), asked in wanted.items():
+            topic = topics.get(name)
+            if topic is None:
+                topic = topics[name] = OffsetForLeaderTopic(topic=name)
+            topic.partitions.append(
+                OffsetForLeaderPartition(
+                    partition=partition,
+                    leader_epoch=asked.leader_epoch,
+                    current_leader_epoch=asked.current_leader_epoch,
+                )
+            )
+        request = OffsetForLeaderEpochRequest(replica_id=_CONSUMER_ID, topics=list(topics.values()))
+        response = await connection.request(OFFSET_FOR_LEADER_EPOCH, request, OffsetForLeaderEpochResponse)
+        return [
+            (
+                TopicPartition(topic_row.topic, row.partition),
+                row.error_code,
+                EpochEnd(row.leader_epoch, row.end_offset),
+            )
+            for topic_row in response.topics
+            for row in topic_row.partitions
+        ]
+
+    found = await at_leaders(cluster, epochs, ask, timeout_s=timeout_s)
+    return {topic_partition: end for topic_partition, end in found.items() if end is not None}

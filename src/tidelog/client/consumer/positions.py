@@ -1,0 +1,216 @@
+"""Gives assigned partitions a position: the committed offset, else what `auto.offset.reset` says.
+
+What always holds: a seek by the user wins over a look-up that was under way; a partition whose leader changed is not
+fetched before the new leader was asked whether its log still holds what was read (KIP-320); what can't be found out is
+tried again with pauses, and errors that won't pass are told by the next `poll`, each once for every attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from tidelog.client.consumer.offsets_lookup import (
+    LATEST_TIMESTAMP,
+    AskedEpoch,
+    EpochEnd,
+    epoch_ends,
+    list_offsets,
+)
+from tidelog.client.consumer.settings import ConsumerSettings
+from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
+from tidelog.client.errors import ClientError, LogTruncationError, NoOffsetError, RetriableError
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
+from tidelog.common.clock import Clock
+
+log = logging.getLogger(__name__)
+
+Committed = Callable[[Iterable[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata | None]]]
+
+
+class PositionKeeper:
+    """Looks for positions in the background."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConsumerSettings,
+        subscription: SubscriptionState,
+        clock: Clock,
+        *,
+        committed: Committed | None,
+        on_found: Callable[[], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._subscription = subscription
+        self._clock = clock
+        self._committed = committed
+        self._on_found = on_found
+        self._on_error = on_error
+        self._failures = 0
+        self.errors: deque[ClientError] = deque()  # for the next poll
+        self._event = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._subscription.needs_position() or self._subscription.needs_reset() or self._unchecked())
+
+    async def _run(self) -> None:
+        while True:
+            self._event.clear()
+            try:
+                await self._look_up()
+                if self.has_work:  # for some an answer came, for others not
+                    self._failures += 1
+                    self._on_found()
+                    await asyncio.sleep(self._settings.cluster.retry.pause_s(self._failures))
+                    continue
+                self._failures = 0
+            except RetriableError as error:
+                self._failures += 1
+                log.info("could not find out where to read from, trying again: %s", error)
+                await asyncio.sleep(self._settings.cluster.retry.pause_s(self._failures))
+                continue
+            except ClientError as error:
+                self.errors.append(error)
+                self._on_error()
+            self._on_found()
+            # After an error the poll that tells it wakes us, so that the same is not told faster than it is heard.
+            await self._event.wait()
+
+    async def _look_up(self) -> None:
+        if needing := self._subscription.needs_position():
+            await self._take_committed(needing)
+        if resetting := self._subscription.needs_reset():
+            await self._reset(resetting)
+        if unchecked := self._unchecked():
+            await self._check_epochs(unchecked)
+
+    # Committed offsets
+
+    async def _take_committed(self, partitions: list[TopicPartition]) -> None:
+        states = {key: self._subscription.state(key) for key in partitions if self._subscription.is_assigned(key)}
+        versions = {key: state.version for key, state in states.items()}
+        found: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
+        if self._committed is not None:
+            found = await self._committed(partitions)
+        missing: list[TopicPartition] = []
+        for topic_partition, version in versions.items():
+            committed = found.get(topic_partition)
+            if committed is not None:
+                self._subscription.found(topic_partition, version, committed.offset, committed.leader_epoch)
+            elif self._settings.reset is not None:
+                self._subscription.request_reset(topic_partition, self._settings.reset, version)
+            else:
+                missing.append(topic_partition)
+        if missing:
+            names = ", ".join(str(topic_partition) for topic_partition in sorted(missing))
+            raise NoOffsetError(
+                f"no offset is committed for {names}, and auto.offset.reset is none; commit or seek to one, or choose "
+                "earliest or latest"
+            )
+
+    # Resets
+
+    async def _reset(self, states: list[PartitionState]) -> None:
+        versions = {state.topic_partition: state.version for state in states}
+        now_ms = self._clock.now_ms()
+        timestamps = {
+            state.topic_partition: state.reset.timestamp_at(now_ms) for state in states if state.reset is not None
+        }
+        found = await self._list(timestamps)
+        # No record is as young as a duration goes back: what comes next is.
+        ends = [topic_partition for topic_partition, offset in found.items() if offset.offset < 0]
+        found |= await self._list(dict.fromkeys(ends, LATEST_TIMESTAMP))
+        for topic_partition, offset in found.items():
+            self._subscription.found(topic_partition, versions[topic_partition], offset.offset, offset.leader_epoch)
+
+    async def _list(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """All at once; when that fails each alone, so that one partition without a leader does not hold up others."""
+        if not timestamps:
+            return {}
+        try:
+            return await self._list_once(timestamps)
+        except ClientError:
+            if len(timestamps) == 1:
+                raise
+        outcomes = await asyncio.gather(
+            *(self._list_once({key: timestamp}) for key, timestamp in timestamps.items()), return_exceptions=True
+        )
+        found: dict[TopicPartition, OffsetAndTimestamp] = {}
+        for outcome in outcomes:
+            if isinstance(outcome, dict):
+                found |= outcome
+        if not found:
+            raise next(outcome for outcome in outcomes if isinstance(outcome, BaseException))
+        return found
+
+    async def _list_once(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        return await list_offsets(
+            self._cluster,
+            timestamps,
+            is_read_committed=self._settings.is_read_committed,
+            timeout_s=self._settings.cluster.request_timeout_s,
+        )
+
+    # Leader epochs
+
+    def _unchecked(self) -> list[PartitionState]:
+        """Partitions with a new leader that has not been asked whether it holds what was read."""
+        unchecked = []
+        for state in self._subscription.states():
+            if state.fetch_offset < 0:
+                continue
+            known = self._cluster.metadata.partition(state.topic_partition)
+            if known is not None and state.fetch_epoch >= 0 and known.leader_epoch > state.checked_leader_epoch:
+                unchecked.append(state)
+        return unchecked
+
+    async def _check_epochs(self, states: list[PartitionState]) -> None:
+        asked: dict[TopicPartition, AskedEpoch] = {}
+        before = {state.topic_partition: (state.version, state.fetch_offset) for state in states}
+        for state in states:
+            known = self._cluster.metadata.partition(state.topic_partition)
+            if known is not None:
+                asked[state.topic_partition] = AskedEpoch(state.fetch_epoch, known.leader_epoch)
+        ends = await epoch_ends(self._cluster, asked, timeout_s=self._settings.cluster.request_timeout_s)
+        truncated: list[str] = []
+        for state in states:
+            version, offset = before[state.topic_partition]
+            if state.version != version or state.fetch_offset != offset or state.topic_partition not in asked:
+                continue
+            end = ends.get(state.topic_partition)
+            if end is None or (end.end_offset >= offset and end.leader_epoch >= 0):
+                state.checked_leader_epoch = asked[state.topic_partition].current_leader_epoch
+            elif not self._step_back(state, version, end):
+                truncated.append(f"{state.topic_partition} at {max(end.end_offset, 0)}")
+        if truncated:
+            raise LogTruncationError(
+                f"a new leader has less of the log than was read, for {', '.join(truncated)}: records were lost; seek "
+                "to an offset to go on from"
+            )
+
+    def _step_back(self, state: PartitionState, version: int, end: EpochEnd) -> bool:
+        """Go on from where the logs part; False when the user is to decide."""
+        log.warning("partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset)
+        if end.end_offset >= state.position >= 0:
+            # Only what was fetched ahead is gone.
+            return self._subscription.found(state.topic_partition, version, state.position, end.leader_epoch)
+        if self._settings.reset is None:
+            return False
+        if end.end_offset < 0 or end.leader_epoch < 0:
+            return self._subscription.request_reset(state.topic_partition, self._settings.reset, version)
+        return self._subscription.found(state.topic_partition, version, end.end_offset, end.leader_epoch)
