@@ -8,22 +8,44 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.client.admin import Admin, AsyncAdmin, NewTopic
+    from tidelog.client.admin.admin import Admin
+    from tidelog.client.admin.async_admin import AsyncAdmin
+    from tidelog.client.admin.topic_types import NewTopic
+    from tidelog.client.consumer.consumer import Consumer
     from tidelog.client.processing.async_deduplicator import AsyncDeduplicator
+    from tidelog.client.processing.async_worker_pool import AsyncKeyedWorkerPool
     from tidelog.client.processing.deduplicator import Deduplicator
+    from tidelog.client.processing.worker_pool import KeyedWorkerPool
     from tidelog.client.producer.async_producer import AsyncProducer
     from tidelog.client.producer.producer import Producer
     from tidelog.client.table import Table
+    from tidelog.client.types import (
+        ConsumerGroupMetadata,
+        OffsetAndMetadata,
+        OffsetAndTimestamp,
+        RecordMetadata,
+        TopicPartition,
+    )
+    from tidelog.records.kernel_consume import ConsumerRecord
 
 __all__ = [
     "Admin",
     "AsyncAdmin",
     "AsyncDeduplicator",
+    "AsyncKeyedWorkerPool",
     "AsyncProducer",
+    "Consumer",
+    "ConsumerGroupMetadata",
+    "ConsumerRecord",
     "Deduplicator",
+    "KeyedWorkerPool",
     "NewTopic",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
     "Producer",
+    "RecordMetadata",
     "Table",
+    "TopicPartition",
     "__version__",
 ]
 
@@ -31,14 +53,23 @@ __version__ = "0.1.0"
 
 # What people import from here, and where it is; it is imported when it is first asked for.
 _HOMES = {
-    "AsyncProducer": "tidelog.client.producer.async_producer",
-    "Producer": "tidelog.client.producer.producer",
     "Admin": "tidelog.client.admin.admin",
     "AsyncAdmin": "tidelog.client.admin.async_admin",
-    "NewTopic": "tidelog.client.admin.topic_types",
     "AsyncDeduplicator": "tidelog.client.processing.async_deduplicator",
+    "AsyncKeyedWorkerPool": "tidelog.client.processing.async_worker_pool",
+    "AsyncProducer": "tidelog.client.producer.async_producer",
+    "Consumer": "tidelog.client.consumer.consumer",
+    "ConsumerGroupMetadata": "tidelog.client.types",
+    "ConsumerRecord": "tidelog.records.kernel_consume",
     "Deduplicator": "tidelog.client.processing.deduplicator",
+    "KeyedWorkerPool": "tidelog.client.processing.worker_pool",
+    "NewTopic": "tidelog.client.admin.topic_types",
+    "OffsetAndMetadata": "tidelog.client.types",
+    "OffsetAndTimestamp": "tidelog.client.types",
+    "Producer": "tidelog.client.producer.producer",
+    "RecordMetadata": "tidelog.client.types",
     "Table": "tidelog.client.table",
+    "TopicPartition": "tidelog.client.types",
 }
 
 
