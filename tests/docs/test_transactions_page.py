@@ -8,7 +8,11 @@ from typing import Any
 from tidelog.testing import Broker
 
 # The first members of a group are not waited for, which would take three seconds for each of the page's groups.
-SETTINGS = {"group.initial.rebalance.delay.ms": 0}
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": 0,
+    "transaction.two.phase.commit.enable": True,
+    "unstable.api.versions.enable": True,
+}
 
 
 def test_the_examples_of_the_transactions_page(
