@@ -109,7 +109,7 @@ class ProducerCore:
 
     def set_fast(self, is_fast: bool) -> None:
         """Whether records may be appended to open batches without asking anyone."""
-        self.accumulator.appender.set_enabled(is_fast)
+        self.accumulator.appender.set_enabled(is_fast and not self.is_closed and self.fatal_error is None)
 
     # From what the application gave to what is sent
 
