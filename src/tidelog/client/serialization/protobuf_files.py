@@ -155,7 +155,9 @@ def _compile(text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]) ->
             timeout=_COMPILE_TIMEOUT_S,
         )
         if done.returncode != 0:
-            raise SerializationError(f"the registry's .proto file can't be compiled: {' '.join(done.stderr.split())}")
+            # The compiler's log is in between its words about the file.
+            said = [line for line in done.stderr.splitlines() if line.startswith(_ROOT)] or [done.stderr.strip()]
+            raise SerializationError(f"the registry's .proto file can't be compiled: {'; '.join(said)}")
         return descriptor_pb2.FileDescriptorSet.FromString(result.read_bytes()).file[0]
 
 
