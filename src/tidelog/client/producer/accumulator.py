@@ -324,7 +324,8 @@ class Accumulator:
         order_of: Callable[[ProducerBatch], int] | None,
     ) -> None:
         """Make smaller batches of one that is too large for the broker. They are outside of the pool, and go next."""
-        parts = split_records(batch, min(self._settings.batch_size, batch.size // 2))
+        half = BATCH_HEADER_SIZE + (batch.size - BATCH_HEADER_SIZE + 1) // 2
+        parts = split_records(batch, min(self._settings.batch_size, half))
         if replace is not None:
             replace(batch, parts)
         with self.lock:

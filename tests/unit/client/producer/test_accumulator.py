@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -250,7 +251,7 @@ def test_keyless_records_stay_until_a_batch_is_full_and_then_move(scene: Scene) 
         future = scene.append(partition=None)
         assert isinstance(future.batch, ProducerBatch)
         seen.append(future.batch.topic_partition.partition)
-    runs = [seen[0]] + [after for before, after in zip(seen, seen[1:], strict=False) if before != after]
+    runs = [seen[0]] + [after for before, after in itertools.pairwise(seen) if before != after]
     assert set(seen) == {0, 1, 2}
     assert len(runs) <= 200 // 9 + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import threading
@@ -88,7 +89,7 @@ def test_round_robin_takes_turns() -> None:
     partitioner = RoundRobinPartitioner()
     chosen = [partitioner.partition("t", None, None, 3) for _ in range(9)]
     assert Counter(chosen) == {0: 3, 1: 3, 2: 3}
-    assert all((after - before) % 3 == 1 for before, after in zip(chosen, chosen[1:], strict=False))
+    assert all((after - before) % 3 == 1 for before, after in itertools.pairwise(chosen))
 
 
 def test_a_sticky_choice_is_due_after_a_batch() -> None:
