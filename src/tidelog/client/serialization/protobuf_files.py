@@ -155,8 +155,9 @@ def _compile(text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]) ->
             timeout=_COMPILE_TIMEOUT_S,
         )
         if done.returncode != 0:
-            # The compiler's log is in between its words about the file.
-            said = [line for line in done.stderr.splitlines() if line.startswith(_ROOT)] or [done.stderr.strip()]
+            # The compiler's log stands between its words about files, which begin with the file's name.
+            lines = done.stderr.splitlines()
+            said = [line for line in lines if line.partition(":")[0].endswith(".proto")] or lines
             raise SerializationError(f"the registry's .proto file can't be compiled: {'; '.join(said)}")
         return descriptor_pb2.FileDescriptorSet.FromString(result.read_bytes()).file[0]
 
