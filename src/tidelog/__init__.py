@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from tidelog.client.admin.admin import Admin
     from tidelog.client.admin.async_admin import AsyncAdmin
     from tidelog.client.admin.topic_types import NewTopic
+    from tidelog.client.consumer.async_consumer import AsyncConsumer
     from tidelog.client.consumer.consumer import Consumer
+    from tidelog.client.consumer.interceptors import ConsumerInterceptor
+    from tidelog.client.consumer.metrics import ConsumerMetrics
+    from tidelog.client.consumer.rebalance import RebalanceListener
     from tidelog.client.processing.async_deduplicator import AsyncDeduplicator
     from tidelog.client.processing.async_worker_pool import AsyncKeyedWorkerPool
     from tidelog.client.processing.deduplicator import Deduplicator
@@ -31,11 +35,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "AsyncAdmin",
+    "AsyncConsumer",
     "AsyncDeduplicator",
     "AsyncKeyedWorkerPool",
     "AsyncProducer",
     "Consumer",
     "ConsumerGroupMetadata",
+    "ConsumerInterceptor",
+    "ConsumerMetrics",
     "ConsumerRecord",
     "Deduplicator",
     "KeyedWorkerPool",
@@ -43,6 +50,7 @@ __all__ = [
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "RebalanceListener",
     "RecordMetadata",
     "Table",
     "TopicPartition",
@@ -55,11 +63,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Admin": "tidelog.client.admin.admin",
     "AsyncAdmin": "tidelog.client.admin.async_admin",
+    "AsyncConsumer": "tidelog.client.consumer.async_consumer",
     "AsyncDeduplicator": "tidelog.client.processing.async_deduplicator",
     "AsyncKeyedWorkerPool": "tidelog.client.processing.async_worker_pool",
     "AsyncProducer": "tidelog.client.producer.async_producer",
     "Consumer": "tidelog.client.consumer.consumer",
     "ConsumerGroupMetadata": "tidelog.client.types",
+    "ConsumerInterceptor": "tidelog.client.consumer.interceptors",
+    "ConsumerMetrics": "tidelog.client.consumer.metrics",
     "ConsumerRecord": "tidelog.records.kernel_consume",
     "Deduplicator": "tidelog.client.processing.deduplicator",
     "KeyedWorkerPool": "tidelog.client.processing.worker_pool",
@@ -67,6 +78,7 @@ _HOMES = {
     "OffsetAndMetadata": "tidelog.client.types",
     "OffsetAndTimestamp": "tidelog.client.types",
     "Producer": "tidelog.client.producer.producer",
+    "RebalanceListener": "tidelog.client.consumer.rebalance",
     "RecordMetadata": "tidelog.client.types",
     "Table": "tidelog.client.table",
     "TopicPartition": "tidelog.client.types",

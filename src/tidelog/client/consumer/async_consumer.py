@@ -1,0 +1,356 @@
+"""`AsyncConsumer`: reads records on the user's event loop, where it also fetches ahead.
+
+What always holds: everything runs on the loop that first used it; a poll gives what was fetched already without
+waiting, and user code (listeners, callbacks, deserializers) runs inside a call of the consumer, coroutine methods of a
+listener being awaited there. One task polls at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+from tidelog.client.consumer.consumer import CLOSE_TIMEOUT_S, POLL_TIMEOUT_S, first_offsets, read_offsets, read_topics
+from tidelog.client.consumer.core import ConsumerCore
+from tidelog.client.consumer.group_runner import CommitCallback
+from tidelog.client.consumer.metrics import ConsumerMetrics
+from tidelog.client.consumer.offsets_lookup import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from tidelog.client.consumer.rebalance import RebalanceListener, UserCall
+from tidelog.client.consumer.settings import ConsumerOptions, ConsumerSettings
+from tidelog.client.consumer.subscription import TO_BEGINNING, TO_END, OffsetReset
+from tidelog.client.errors import ClosedError, ConcurrentUseError
+from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.client.types import (
+    ConsumerGroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    PartitionMetadata,
+    TopicMetadata,
+    TopicPartition,
+)
+from tidelog.records.kernel_consume import ConsumerRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+
+class AsyncConsumer:
+    """Reads records of topics, alone or as a member of a group, with asyncio.
+
+    >>> async def main() -> None:
+    ...     async with AsyncConsumer(group_id="billing") as consumer:
+    ...         consumer.subscribe(["orders"])
+    ...         async for record in consumer:
+    ...             print(record.key, record.value)
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ConsumerOptions]) -> None:
+        self._closed = False
+        self._made: ConsumerCore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._settings = ConsumerSettings.read(settings, options)
+        self._fork_guard = ForkGuard("AsyncConsumer")
+        self._ready = asyncio.Event()
+        self._is_polling = False
+        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not given out yet
+
+    @property
+    def _core(self) -> ConsumerCore:
+        """The core, made when it is first used, which must be on the loop."""
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+        if self._fork_guard.forked:
+            self._fork_guard.check()
+        if self._made is None:
+            loop = asyncio.get_running_loop()
+            self._made = ConsumerCore(self._settings, post=loop.call_soon, notify=self._ready.set, call_user=_call_user)
+        return self._made
+
+    async def __aenter__(self) -> Self:
+        assert self._core is not None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and self._made is not None and not self._fork_guard.forked:
+            warnings.warn(f"an AsyncConsumer was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
+
+    async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
+        """Leave the group, after a commit where commits are automatic; then end connections and tasks.
+
+        May be called again. What takes longer than the time-out is given up.
+        """
+        if self._closed:
+            return
+        core = self._made
+        if core is not None and not self._fork_guard.forked:
+            self._give_back()
+        self._closed = True
+        if core is not None and not self._fork_guard.forked:
+            await core.close(timeout)
+            core.run_commit_callbacks()
+
+    def wakeup(self) -> None:
+        """Let a poll that waits, or the next one, raise WakeupError; called on the loop."""
+        self._core.wake_up()
+
+    # Reading
+
+    async def poll(self, timeout: float | None = POLL_TIMEOUT_S) -> list[ConsumerRecord]:
+        """The next records, at most `max.poll.records`; waits up to `timeout` seconds (None: for ever) for the first.
+
+        Rebalances and automatic commits happen in here too, so it must be called at least every
+        `max.poll.interval.ms`.
+        """
+        if self._left:
+            records = list(self._left)
+            self._left.clear()
+            return records
+        return await self._poll(timeout, self._core.take) or []
+
+    async def poll_arrow(
+        self, timeout: float | None = POLL_TIMEOUT_S, max_rows: int | None = None
+    ) -> pa.RecordBatch | None:
+        """What was fetched as one Arrow record batch, as poll gives it as records; None when nothing came in time.
+
+        Without `max_rows` it holds what is there, of up to about 32 MiB of records. Keys and values are bytes, whatever
+        the deserializers, and interceptors do not see them.
+        """
+        if max_rows is not None and max_rows < 1:
+            raise ValueError(f"max_rows is 1 or more, not {max_rows}")
+        self._give_back()
+        decoder = self._core.decoder
+        return await self._poll(timeout, lambda: decoder.take_arrow(max_rows))
+
+    async def _poll(self, timeout: float | None, take: Callable[[], T]) -> T | None:
+        core = self._core
+        if self._is_polling:
+            raise ConcurrentUseError("another task is polling this consumer; a consumer is read by one task at a time")
+        self._is_polling = True
+        waited = False
+        try:
+            core.begin_poll()
+            loop = asyncio.get_running_loop()
+            deadline_s = None if timeout is None else loop.time() + timeout
+            while True:
+                self._ready.clear()
+                core.raise_pending()
+                if core.has_turn:
+                    assert core.runner is not None
+                    await core.runner.take_turn(None if deadline_s is None else max(deadline_s - loop.time(), 0.0))
+                if not core.has_turn:
+                    taken = take()
+                    if taken is not None and len(taken):  # type: ignore[arg-type]  # a list or an Arrow batch
+                        return taken
+                left_s = None if deadline_s is None else deadline_s - loop.time()
+                if left_s is not None and left_s <= 0:
+                    return None
+                if not waited:
+                    waited = True
+                    core.begin_waiting()
+                try:
+                    async with asyncio.timeout(left_s):
+                        await self._ready.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            self._is_polling = False
+            if waited:
+                core.end_waiting()
+
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        return self
+
+    async def __anext__(self) -> ConsumerRecord:
+        """The next record; iteration ends when none came for `consumer.timeout.ms`, which by default is never."""
+        if not self._left:
+            self._left.extend(await self.poll(self._settings.consumer_timeout_s))
+            if not self._left:
+                raise StopAsyncIteration
+        return self._left.popleft()
+
+    # What is read
+
+    def subscribe(
+        self,
+        topics: Iterable[str] | str | re.Pattern[str] = (),
+        *,
+        pattern: str | re.Pattern[str] | None = None,
+        listener: RebalanceListener | None = None,
+    ) -> None:
+        """Read these topics as a member of the group, instead of those subscribed before.
+
+        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, also to those that
+        are made later.
+        """
+        names, compiled = read_topics(topics, pattern)
+        if not names and compiled is None:
+            raise ValueError("subscribe to at least one topic; unsubscribe() ends a subscription")
+        self._core.subscribe(names, compiled, listener)
+
+    async def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+        """Read these partitions and no others, without a group that shares them out."""
+        self._give_back()
+        await self._core.assign([TopicPartition(*each) for each in partitions])
+
+    async def unsubscribe(self) -> None:
+        """Read nothing any more; leaves the group."""
+        self._give_back()
+        await self._core.unsubscribe()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are read now."""
+        return self._core.subscription.assigned()
+
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to; with a pattern, those that match it."""
+        return self._core.subscription.topics
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing of these until `resume`; they stay assigned, and what was fetched is kept."""
+        self._core.subscription.pause(partitions)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        self._core.subscription.resume(partitions)
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return self._core.subscription.paused()
+
+    # Where it is read
+
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Go on from this offset in an assigned partition."""
+        value = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
+        self._core.subscription.seek(partition, value.offset, value.leader_epoch)
+        self._forget_left([partition])
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on from the first record of these partitions; without any, of all that are assigned."""
+        self._seek_by(partitions, TO_BEGINNING)
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on behind the last record; with read_committed, behind the last one that can be read."""
+        self._seek_by(partitions, TO_END)
+
+    def _seek_by(self, partitions: Iterable[TopicPartition] | None, reset: OffsetReset) -> None:
+        subscription = self._core.subscription
+        chosen = list(subscription.assigned() if partitions is None else partitions)
+        for topic_partition in chosen:
+            subscription.state(topic_partition)
+        for topic_partition in chosen:
+            subscription.request_reset(topic_partition, reset)
+        self._forget_left(chosen)
+
+    async def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+        """The offset of the next record that poll will return; looked up if it is not known yet."""
+        known = self._core.subscription.position(partition)
+        if known is not None and self._left:
+            return self._consumed()[partition].offset
+        return known if known is not None else await self._core.position(partition, timeout)
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """For each partition the first record at or after the time (milliseconds since 1970); None: there is none."""
+        return await self._core.offsets_for_times(timestamps, timeout)
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        return await self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout)
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """The offset behind the last record; with read_committed, behind the last one that can be read."""
+        return await self._core.end_points(partitions, LATEST_TIMESTAMP, timeout)
+
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """Records between the position and the partition's end as of the last fetch; None while that is not known."""
+        return self._core.lag(partition)
+
+    # What is committed
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit these offsets, or the positions of all partitions, and wait for it; retries what may pass."""
+        await self._core.commit(self._consumed() if offsets is None else read_offsets(offsets), timeout)
+        self._core.run_commit_callbacks()
+
+    commit_sync = commit
+
+    def commit_async(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
+        callback: CommitCallback | None = None,
+    ) -> None:
+        """Commit without waiting and without retries; `callback(offsets, error)` is called by a later call."""
+        self._core.commit_nowait(self._consumed() if offsets is None else read_offsets(offsets), callback)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed for these partitions; None where there is nothing."""
+        return await self._core.committed(partitions, timeout)
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who this member is, for `AsyncProducer.send_offsets_to_transaction`."""
+        return self._core.group_metadata()
+
+    def enforce_rebalance(self, reason: str = "the user asked for it") -> None:
+        """Have the group share its partitions out anew."""
+        self._core.group().request_rejoin(reason)
+
+    # The cluster
+
+    async def partitions_for(self, topic: str, timeout: float | None = None) -> tuple[PartitionMetadata, ...]:
+        """The partitions of a topic; raises NoSuchPartitionError when there is no such topic."""
+        return (await self._core.partitions_for(topic, timeout)).partitions
+
+    async def list_topics(self, timeout: float | None = None) -> dict[str, TopicMetadata]:
+        return await self._core.list_topics(timeout)
+
+    def metrics(self) -> ConsumerMetrics:
+        """What the consumer has done and how far it is."""
+        return self._core.metrics()
+
+    # Records that iteration has polled and not given out: positions are behind them, the user is not
+
+    def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Positions as the user knows them."""
+        return {**self._core.subscription.consumed(), **first_offsets(self._left)}
+
+    def _give_back(self) -> None:
+        """Go back to before them: they are fetched again when they are wanted again."""
+        for topic_partition, offset in first_offsets(self._left).items():
+            if self._core.subscription.is_assigned(topic_partition):
+                self._core.subscription.seek(topic_partition, offset.offset, offset.leader_epoch)
+        self._left.clear()
+
+    def _forget_left(self, partitions: Iterable[TopicPartition]) -> None:
+        if self._left:
+            moved = set(partitions)
+            self._left = deque(each for each in self._left if TopicPartition(each.topic, each.partition) not in moved)
+
+    def __repr__(self) -> str:
+        group = self._settings.group.group_id if self._settings.group is not None else None
+        return f"AsyncConsumer(group_id={group!r}, client_id={self._settings.cluster.client_id!r})"
+
+
+async def _call_user(user_call: UserCall) -> None:
+    result: Any = user_call()
+    if inspect.isawaitable(result):
+        await result
