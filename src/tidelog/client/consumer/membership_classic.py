@@ -349,7 +349,7 @@ class ClassicMember:
 
     def on_partition_counts(self, counts: Mapping[str, int]) -> None:
         """What fresh metadata says of some topics: a leader whose plan is outdated asks for a new one."""
-        if self._leader is None or self._phase is not _Phase.STABLE or self._rejoin_reason is not None:
+        if self._leader is None or self._rejoin_reason is not None:
             return
         changed = self._leader.changed(counts)
         if changed:

@@ -41,8 +41,7 @@ class UserTurns:
         self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
         self._inside = asyncio.Event()
-        self._outside_call = asyncio.Event()
-        self._outside_call.set()
+        self._call: asyncio.Task[None] | None = None  # of the listener
         self._listener_error: BaseException | None = None
 
     @property
@@ -67,9 +66,16 @@ class UserTurns:
 
     async def _wait(self, task: asyncio.Task[None], timeout_s: float | None) -> bool:
         """Whether the turn ended in time; a listener that is being called is waited for in any case."""
-        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=timeout_s)
+            if not done and self._call is not None:
+                await asyncio.wait({self._call})
+        except asyncio.CancelledError:
+            # The user's poll was interrupted, perhaps inside the listener: it is not waited for any more.
+            if self._call is not None:
+                self._call.cancel()
+            raise
         if not done:
-            await self._outside_call.wait()
             return False
         task.result()
         return True
@@ -117,18 +123,22 @@ class UserTurns:
         listener = self._subscription.listener
         if listener is None:
             return
-        call = UserCall(listener, event, partitions)
         await self._inside.wait()
-        self._outside_call.clear()
+        call = UserCall(listener, event, partitions)
+        task = self._call = asyncio.get_running_loop().create_task(self._make(call))
         try:
-            await self._call_user(call)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a listener is the user's code, and what it raises is the user's
+            await asyncio.wait({task})
+        finally:
+            task.cancel()  # the turn itself was cancelled; otherwise it has ended
+            self._call = None
+        if task.cancelled():
+            log.warning("%s was interrupted", call)
+        elif (error := task.exception()) is not None:
             log.warning("%s raised %r", call, error)
             self._listener_error = self._listener_error or error
-        finally:
-            self._outside_call.set()
+
+    async def _make(self, call: UserCall) -> None:
+        await self._call_user(call)
 
     def raise_listener_error(self) -> None:
         """Raise what a listener raised, once."""
