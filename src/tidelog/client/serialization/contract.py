@@ -11,7 +11,8 @@ from typing import Protocol, TypeVar
 
 from tidelog.client.errors import ClientError, SerializationError
 
-Headers = Sequence[tuple[str, bytes | None]]
+# Of the record; None where it has none.
+Headers = Sequence[tuple[str, bytes | None]] | None
 
 T_contra = TypeVar("T_contra", contravariant=True)
 T_co = TypeVar("T_co", covariant=True)
