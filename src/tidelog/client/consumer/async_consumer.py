@@ -70,9 +70,13 @@ class AsyncConsumer:
         if self._fork_guard.forked:
             self._fork_guard.check()
         if self._made is None:
-            loop = asyncio.get_running_loop()
-            self._made = ConsumerCore(self._settings, post=loop.call_soon, notify=self._ready.set, call_user=_call_user)
+            self._loop = asyncio.get_running_loop()
+            self._made = ConsumerCore(self._settings, post=self._post, notify=self._ready.set, call_user=_call_user)
         return self._made
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon(callback)
 
     async def __aenter__(self) -> Self:
         assert self._core is not None
@@ -144,6 +148,7 @@ class AsyncConsumer:
             core.begin_poll()
             loop = asyncio.get_running_loop()
             deadline_s = None if timeout is None else loop.time() + timeout
+            await asyncio.sleep(0)  # a loop that polls and never waits would leave nothing for others on the loop
             while True:
                 self._ready.clear()
                 core.raise_pending()
