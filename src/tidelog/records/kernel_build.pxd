@@ -81,6 +81,7 @@ cdef class TopicSlots:
     cdef list open_batches
     cdef readonly Py_ssize_t sticky_partition
     cdef readonly int64_t sticky_bytes
+    cdef readonly int64_t sticky_bytes_max
     cdef readonly bint chooses_by_key
     cdef readonly bint chooses_sticky
 

@@ -277,11 +277,19 @@ class RecordReceipt:
 class TopicSlots:
     """A topic as the appender knows it: the batch that each partition has open, and where keyless records go."""
 
-    __slots__ = ("chooses_by_key", "chooses_sticky", "open_batches", "sticky_bytes", "sticky_partition")
+    __slots__ = (
+        "chooses_by_key",
+        "chooses_sticky",
+        "open_batches",
+        "sticky_bytes",
+        "sticky_bytes_max",
+        "sticky_partition",
+    )
 
     open_batches: list[BatchBuilder | None]
     sticky_partition: int
     sticky_bytes: int  # what went there since it was chosen
+    sticky_bytes_max: int  # when another has to be chosen, at the latest
     chooses_by_key: bool
     chooses_sticky: bool
 
@@ -289,6 +297,7 @@ class TopicSlots:
         self.open_batches = [None] * partitions
         self.sticky_partition = 0
         self.sticky_bytes = 0
+        self.sticky_bytes_max = INT64_MAX
         self.chooses_by_key = chooses_by_key
         self.chooses_sticky = chooses_sticky
 
@@ -301,9 +310,10 @@ class TopicSlots:
     def note_sticky(self, size: int) -> None:
         self.sticky_bytes += size
 
-    def stick_to(self, partition: int) -> None:
+    def stick_to(self, partition: int, bytes_max: int) -> None:
         self.sticky_partition = partition
         self.sticky_bytes = 0
+        self.sticky_bytes_max = bytes_max
 
     def grow(self, partitions: int) -> None:
         """The topic has more partitions now."""
@@ -418,6 +428,8 @@ def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> Bat
     elif key is not None and slots.chooses_by_key:
         number = (murmur2(key) & MASK_31) % partitions
     elif slots.chooses_sticky:
+        if slots.sticky_bytes >= slots.sticky_bytes_max:
+            return None
         number = slots.sticky_partition
     else:
         return None

@@ -201,7 +201,7 @@ def test_a_partition_given_wins_over_the_key(scene: Scene) -> None:
 def test_keys_choose_by_hash_and_others_stick(scene: Scene) -> None:
     assert scene.appender.append("t", b"v", b"key", None, None, None) == 1
     assert scene.batches[scene.build.partition_for_key(b"key", 3)].count == 1
-    scene.slots.stick_to(1)
+    scene.slots.stick_to(1, 1000)
     size = scene.batches[1].size
     before = scene.batches[1].count
     assert scene.appender.append("t", b"v", None, None, None, None) == 1
@@ -249,6 +249,13 @@ def test_a_topic_with_a_partitioner_of_its_own_needs_it(build: ModuleType) -> No
     appender.add_topic("t", slots)
     assert appender.append("t", b"v", b"k", None, None, None) == 0
     assert appender.append("t", b"v", b"k", None, 0, None) == 1
+
+
+def test_a_sticky_choice_has_its_end(scene: Scene) -> None:
+    scene.slots.stick_to(1, 20)
+    results = [scene.appender.append("t", b"v" * 5, None, None, None, None) for _ in range(3)]
+    assert results == [1, 1, 0]
+    assert scene.appender.append("t", b"v", None, None, 1, None) == 1
 
 
 def test_a_grown_topic_has_more_slots(scene: Scene) -> None:

@@ -170,11 +170,13 @@ class Accumulator:
                 index = batch.append(key, value, headers, timestamp)
                 if index >= 0:
                     break
-                if self._grow(queue, batch, size_max):
-                    continue
-                self._close(queue, batch)
-                if is_sticky:
+                if is_sticky and topic.sticky.is_due and topic.partitions > 1:
+                    # It is full and may go, but stays open: if it still waits when its partition has its next turn,
+                    # it grows.
+                    batch.want()
                     partition = None
+                elif not self._grow(queue, batch, size_max):
+                    self._close(queue, batch)
             if is_sticky:
                 topic.slots.note_sticky(batch.size - size)
             future = DeliveryFuture()

@@ -7,7 +7,9 @@ What always holds: it belongs to one event loop, on which all coroutines here ru
 from __future__ import annotations
 
 import asyncio
+import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -44,6 +46,10 @@ DeliveryCallback = Callable[[RecordMetadata | None, ClientError | None], object]
 _TOPIC_COMES = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
+# Those whose open batches a forked child must not fill: nobody would send them.
+_cores: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
+
+
 class ProducerCore:
     """One producer, without a thread of its own."""
 
@@ -72,6 +78,7 @@ class ProducerCore:
         self.interceptors = InterceptorChain(settings.interceptors)
         self.fatal_error: ClientError | None = None
         self.is_closed = False
+        _cores.add(self)
         self._now_ms = clock.monotonic_ms
         self._is_started = False
         self._acknowledge = self.interceptors.on_acknowledgement if self.interceptors.wants_acknowledgements else None
@@ -380,3 +387,11 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes 
         return encode_header_list(headers)
     except (TypeError, ValueError, AttributeError) as error:
         raise SerializationError(f"headers are pairs of a name and bytes: {error}") from error
+
+
+def _stop_in_child() -> None:
+    for core in _cores:
+        core.set_fast(False)
+
+
+os.register_at_fork(after_in_child=_stop_in_child)

@@ -1,9 +1,9 @@
 """Which partition a record goes to where it does not say so itself: by its key, sticky, in turns, or by an own rule.
 
 What always holds: a key goes to the partition that Kafka's clients pick for it, by murmur2, for the same number of
-partitions. Records without a key stay with one partition until `batch.size` bytes have gone there; the next one is
-chosen at random, and the less likely the more batches wait for it (KIP-794); partitions without a leader, or of a
-broker that takes nothing, are left out while there are others.
+partitions. Records without a key stay with one partition until `batch.size` bytes have gone there and its batch is
+full, or twice as many bytes at most; the next one is chosen at random, and the less likely the more batches wait for it
+(KIP-794); partitions without a leader, or of a broker that takes nothing, are left out while there are others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from tidelog.records.kernel_build import TopicSlots
+
+_UNBOUNDED = 0x7FFFFFFFFFFFFFFF
 
 
 class Partitioner(Protocol):
@@ -66,7 +68,7 @@ class StickyChoice:
     def move(self, loads: Sequence[PartitionLoad]) -> int:
         """Choose among these partitions."""
         partition = self.pick(loads)
-        self._slots.stick_to(partition)
+        self._slots.stick_to(partition, 2 * self._batch_size if len(loads) > 1 else _UNBOUNDED)
         self._is_chosen = True
         return partition
 

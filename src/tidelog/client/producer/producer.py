@@ -171,7 +171,8 @@ class Producer(TransactionCalls):
         if getattr(self, "_is_open", False) and not self._core.fork_guard.forked:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
             self._is_open = False
-            self._thread.loop.call_soon_threadsafe(self._thread.loop.stop)
+            if not self._thread.is_current:  # which can't wait for itself
+                self._thread.close()
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
