@@ -18,6 +18,7 @@ from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchTopic, Forg
 
 NO_SESSION_ID = 0
 FIRST_EPOCH = 0  # asks for a new session
+NO_SESSION_EPOCH = -1  # asks for none
 _EPOCH_MAX = 0x7FFFFFFF
 
 
@@ -88,6 +89,12 @@ class FetchSession:
     def restart(self) -> None:
         """No answer came, or one that names topics we do not know: begin anew, and let the broker end the old one."""
         self._epoch = FIRST_EPOCH
+
+
+def without_session(wanted: Mapping[TopicPartition, Wanted]) -> SessionRequest:
+    """A request that stands alone and is remembered by nobody."""
+    has_topic_ids = all(row.topic_id != ZERO_UUID for row in wanted.values())
+    return SessionRequest(NO_SESSION_ID, NO_SESSION_EPOCH, _topics(wanted), [], has_topic_ids)
 
 
 def _topics(rows: Mapping[TopicPartition, Wanted]) -> list[FetchTopic]:

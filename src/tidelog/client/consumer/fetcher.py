@@ -1,9 +1,10 @@
 """Asks the leaders of the assigned partitions for records, again and again, in the background.
 
-What always holds: each broker has at most one fetch under way, on a connection of its own, because a fetch that waits
-for records holds up what is behind it; the next one goes out as soon as an answer is there, while the user reads the
-last, as long as the queue has room; a partition is fetched from its leader as last heard of, and not before its
-position is known to be in that leader's log. Errors that pass are retried with pauses and never reach the user.
+What always holds: fetches have connections of their own, because one that waits for records holds up what is behind it;
+each broker has one under way, and at most one more for what is wanted anew since that was sent; the next one goes out
+as soon as an answer is there, while the user reads the last, as long as the queue has room; a partition is fetched from
+its leader as last heard of, and not before its position is known to be in that leader's log. Errors that pass are
+retried with pauses and never reach the user.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 from tidelog.client.consumer.fetch_answers import Asked, Next, read_row
 from tidelog.client.consumer.fetch_queue import FetchedChunk, FetchQueue
-from tidelog.client.consumer.fetch_session import FetchSession, Wanted
+from tidelog.client.consumer.fetch_session import FetchSession, SessionRequest, Wanted, without_session
 from tidelog.client.consumer.metrics import ConsumerCounts
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
@@ -73,13 +74,13 @@ class Fetcher:
             elif known.leader_id not in self._nodes:
                 self._nodes[known.leader_id] = _NodeFetcher(self, self._cluster, known.leader_id)
         for node in self._nodes.values():
-            node.event.set()
+            node.wake()
         if unknown:
             self.ask_who_leads(unknown)
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [node.task for node in self._nodes.values()]
+        tasks = [task for node in self._nodes.values() for task in node.tasks()]
         if self._refresh is not None:
             tasks.append(self._refresh)
         for task in tasks:
@@ -167,92 +168,26 @@ class Fetcher:
         asyncio.get_running_loop().call_soon(self.wake)
 
 
-class _NodeFetcher:
-    """The fetches of one broker, one after the other."""
+class _Channel:
+    """A connection for fetches alone, with what is under way on it."""
 
-    def __init__(self, owner: Fetcher, cluster: Cluster, node_id: int) -> None:
-        self._owner = owner
+    def __init__(self, cluster: Cluster, node_id: int) -> None:
         self._cluster = cluster
         self._node_id = node_id
-        self._session = FetchSession()
         self._connection: Connection | None = None
-        self._failures = 0
-        self.event = asyncio.Event()
-        self.task = asyncio.create_task(self._run())
+        self.asked: dict[TopicPartition, Asked] = {}
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
-    async def _run(self) -> None:
-        while True:
-            self.event.clear()
-            asked = self._owner.wanted_from(self._node_id)
-            size = self._allowed(asked) if asked else 0
-            if not size:
-                await self.event.wait()
-                continue
-            try:
-                await self._fetch(asked, size)
-                self._failures = 0
-            except ClientError as error:
-                self._failures += 1
-                self._session.restart()
-                log.info("fetching from broker %d failed, trying again: %s", self._node_id, error)
-                self._owner.ask_who_leads({topic_partition.topic for topic_partition in asked})
-                await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and self._connection.is_open
 
-    def _allowed(self, asked: dict[TopicPartition, Asked]) -> int:
-        """How many bytes the broker may send now; 0 while the queue has no room worth a request."""
-        settings, queue = self._owner.settings, self._owner.queue
-        worth = min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes, queue.bytes_max)
-        if queue.room < worth:
-            queue.wants_room = True  # before the second look, so that what is taken meanwhile is not missed
-            if queue.room < worth:
-                return 0
-        return min(settings.fetch_max_bytes, len(asked) * settings.max_partition_fetch_bytes, queue.room)
-
-    async def _fetch(self, asked: dict[TopicPartition, Asked], size: int) -> None:
-        owner, settings = self._owner, self._owner.settings
-        connection = await self._connected()
-        request = self._session.build({topic_partition: each.wanted for topic_partition, each in asked.items()})
-        message = FetchRequest(
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=size,
-            isolation_level=1 if settings.is_read_committed else 0,
-            session_id=request.session_id,
-            session_epoch=request.session_epoch,
-            topics=request.topics,
-            forgotten_topics_data=request.forgotten,
-            rack_id=settings.client_rack,
-        )
-        version = connection.version_for(FETCH, at_most=None if request.has_topic_ids else _TOPIC_IDS_FROM - 1)
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
-        owner.queue.reserve(size)
-        try:
-            response = await connection.request(
-                FETCH,
-                message,
-                FetchResponse,
-                version=version,
-                timeout_s=settings.cluster.request_timeout_s + settings.fetch_max_wait_ms / 1000,
-            )
-        finally:
-            owner.queue.release(size)
-        owner.counts.fetches += 1
-        owner.counts.fetching_s += loop.time() - started_s
-        self._session.answered(response.error_code, response.session_id)
-        if response.error_code not in _SESSION_ERRORS:
-            raise_for(response.error_code, subject=f"broker {self._node_id}")
-            owner.read(response, asked)
-
-    async def _connected(self) -> Connection:
-        """A connection for fetches alone."""
+    async def connected(self) -> Connection:
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        self._session.restart()
         node = self._cluster.nodes.get(self._node_id)
         if node is None:
             raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {self._node_id} is not in the cluster")
@@ -267,6 +202,141 @@ class _NodeFetcher:
         )
         self._connection.node_id = self._node_id
         return self._connection
+
+    def covers(self, asked: Asked) -> bool:
+        """Whether exactly this is under way."""
+        mine = self.asked.get(asked.state.topic_partition)
+        return (
+            mine is not None and mine.version == asked.version and mine.wanted.fetch_offset == asked.wanted.fetch_offset
+        )
+
+
+class _NodeFetcher:
+    """The fetches of one broker, one after the other.
+
+    A fetch may wait at the broker for records. What is wanted anew meanwhile, after a seek or by a new assignment, is
+    asked for aside, on a second connection, so that it need not wait too.
+    """
+
+    def __init__(self, owner: Fetcher, cluster: Cluster, node_id: int) -> None:
+        self._owner = owner
+        self._node_id = node_id
+        self._session = FetchSession()
+        self._main = _Channel(cluster, node_id)
+        self._aside = _Channel(cluster, node_id)
+        self._failures = 0
+        self._event = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self._aside_task: asyncio.Task[None] | None = None
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        return [self._task] if self._aside_task is None else [self._task, self._aside_task]
+
+    def close(self) -> None:
+        self._main.close()
+        self._aside.close()
+
+    def wake(self) -> None:
+        self._event.set()
+        if self._main.asked and self._aside_task is None:
+            asked = self._wanted(beside=self._main)
+            size = self._allowed(asked) if asked else 0
+            if size:
+                self._aside_task = asyncio.create_task(self._fetch_aside(asked, size))
+
+    async def _run(self) -> None:
+        while True:
+            self._event.clear()
+            asked = self._wanted(beside=self._aside)
+            size = self._allowed(asked) if asked else 0
+            if not size:
+                await self._event.wait()
+                continue
+            try:
+                await self._fetch(asked, size)
+                self._failures = 0
+            except ClientError as error:
+                self._session.restart()
+                await self._bear(error, asked)
+
+    async def _fetch_aside(self, asked: dict[TopicPartition, Asked], size: int) -> None:
+        try:
+            rows = {topic_partition: each.wanted for topic_partition, each in asked.items()}
+            await self._send(self._aside, without_session(rows), asked, size)
+        except ClientError as error:
+            await self._bear(error, asked)
+        finally:
+            self._aside_task = None
+            self._event.set()
+
+    async def _bear(self, error: ClientError, asked: dict[TopicPartition, Asked]) -> None:
+        self._failures += 1
+        log.info("fetching from broker %d failed, trying again: %s", self._node_id, error)
+        self._owner.ask_who_leads({topic_partition.topic for topic_partition in asked})
+        await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
+
+    def _wanted(self, *, beside: _Channel) -> dict[TopicPartition, Asked]:
+        """What may be asked for now and is not under way on the other channel."""
+        wanted = self._owner.wanted_from(self._node_id)
+        if beside.asked:
+            wanted = {key: asked for key, asked in wanted.items() if not beside.covers(asked)}
+        return wanted
+
+    def _allowed(self, asked: dict[TopicPartition, Asked]) -> int:
+        """How many bytes the broker may send now; 0 while the queue has no room worth a request."""
+        settings, queue = self._owner.settings, self._owner.queue
+        worth = min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes, queue.bytes_max)
+        if queue.room < worth:
+            queue.wants_room = True  # before the second look, so that what is taken meanwhile is not missed
+            if queue.room < worth:
+                return 0
+        return min(settings.fetch_max_bytes, len(asked) * settings.max_partition_fetch_bytes, queue.room)
+
+    async def _fetch(self, asked: dict[TopicPartition, Asked], size: int) -> None:
+        if not self._main.is_open:
+            self._session.restart()
+            await self._main.connected()
+        request = self._session.build({topic_partition: each.wanted for topic_partition, each in asked.items()})
+        response = await self._send(self._main, request, asked, size)
+        self._session.answered(response.error_code, response.session_id)
+
+    async def _send(
+        self, channel: _Channel, request: SessionRequest, asked: dict[TopicPartition, Asked], size: int
+    ) -> FetchResponse:
+        owner, settings = self._owner, self._owner.settings
+        message = FetchRequest(
+            max_wait_ms=settings.fetch_max_wait_ms,
+            min_bytes=settings.fetch_min_bytes,
+            max_bytes=size,
+            isolation_level=1 if settings.is_read_committed else 0,
+            session_id=request.session_id,
+            session_epoch=request.session_epoch,
+            topics=request.topics,
+            forgotten_topics_data=request.forgotten,
+            rack_id=settings.client_rack,
+        )
+        loop = asyncio.get_running_loop()
+        owner.queue.reserve(size)
+        channel.asked = asked
+        try:
+            connection = await channel.connected()
+            started_s = loop.time()
+            response = await connection.request(
+                FETCH,
+                message,
+                FetchResponse,
+                version=connection.version_for(FETCH, at_most=None if request.has_topic_ids else _TOPIC_IDS_FROM - 1),
+                timeout_s=settings.cluster.request_timeout_s + settings.fetch_max_wait_ms / 1000,
+            )
+        finally:
+            channel.asked = {}
+            owner.queue.release(size)
+        owner.counts.fetches += 1
+        owner.counts.fetching_s += loop.time() - started_s
+        if response.error_code not in _SESSION_ERRORS:
+            raise_for(response.error_code, subject=f"broker {self._node_id}")
+            owner.read(response, asked)
+        return response
 
 
 def _nothing() -> None:
