@@ -1,0 +1,49 @@
+"""Which records of a partition are done, and up to where that may be committed.
+
+What always holds: the offset to commit has no unfinished record before it, whatever the order in which records are
+finished; gaps between offsets, as compaction and transactions leave them, do not hold it up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tidelog.client.types import OffsetAndMetadata, TopicPartition
+
+
+class OffsetProgress:
+    """The records of one partition, from its assignment until it is given up."""
+
+    __slots__ = ("_epochs", "_finished", "_pending", "committed", "done", "is_given_up", "partition")
+
+    def __init__(self, partition: TopicPartition) -> None:
+        self.partition = partition
+        # Set once the partition belongs to somebody else: what is finished then counts no more.
+        self.is_given_up = False
+        # What may be committed, and what was; None before the first record is done.
+        self.done: OffsetAndMetadata | None = None
+        self.committed: OffsetAndMetadata | None = None
+        self._pending: deque[int] = deque()
+        self._epochs: deque[int] = deque()
+        self._finished: set[int] = set()
+
+    def take(self, offset: int, leader_epoch: int) -> None:
+        """A record was handed out by the consumer; offsets only grow."""
+        self._pending.append(offset)
+        self._epochs.append(leader_epoch)
+
+    def finish(self, offset: int) -> None:
+        self._finished.add(offset)
+        while self._pending and self._pending[0] in self._finished:
+            first = self._pending.popleft()
+            self._finished.remove(first)
+            self.done = OffsetAndMetadata(first + 1, self._epochs.popleft())
+
+    @property
+    def uncommitted(self) -> int:
+        """Records that a crash would repeat: those that are not done, and those that are done behind them."""
+        return len(self._pending)
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._pending) - len(self._finished)

@@ -1,0 +1,123 @@
+"""What both worker pools share: counts, commits that failed, and how a failure is told."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Generic
+
+from tidelog.client.errors import ClientError, CommitFailedError, FatalError, RetriableError
+from tidelog.client.processing.errors import ProcessingFailedError
+from tidelog.client.processing.pool_core import Decision, PoolCore, Task
+from tidelog.client.processing.pool_types import PoolMetrics, PoolSettings, RecordT
+from tidelog.client.processing.record_keys import by_offset
+from tidelog.client.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+# The rate of finished records is that of about so many seconds.
+_RATE_SAMPLES = 10
+_RATE_SAMPLE_S = 1.0
+
+
+class PoolBase(Generic[RecordT]):
+    """The state of a pool; whoever changes it holds the pool's lock, or runs in its loop."""
+
+    def __init__(self, settings: PoolSettings) -> None:
+        self._settings = settings
+        self._core: PoolCore[RecordT] = PoolCore(settings)
+        self._paused: set[TopicPartition] = set()
+        self._failure: BaseException | None = None
+        self._skipped = 0
+        self._dead_lettered = 0
+        self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
+        # What the poller waits for, if it does: whoever finishes a record wakes it only when that has come.
+        self._awaited: Callable[[], bool] | None = None
+        self._lags: dict[TopicPartition, int] = {}
+        self._commit_due_s = 0.0
+
+    def _sample(self, now_s: float, consumer: object) -> None:
+        """Note from time to time how much is done, and how far the consumer's partitions go."""
+        if not self._samples or now_s - self._samples[-1][0] >= _RATE_SAMPLE_S:
+            self._samples.append((now_s, self._core.done))
+
+    def _metrics(self, now_s: float) -> PoolMetrics:
+        core = self._core
+        then_s, done_then = self._samples[0] if self._samples else (now_s, core.done)
+        return PoolMetrics(
+            in_flight=core.in_flight,
+            in_flight_bytes=core.in_flight_bytes,
+            running=core.running,
+            waiting_for_retry=core.waiting_for_retry,
+            done=core.done,
+            done_per_s=(core.done - done_then) / (now_s - then_s) if now_s > then_s else 0.0,
+            retries=core.retries,
+            skipped=self._skipped,
+            dead_lettered=self._dead_lettered,
+            uncommitted=core.uncommitted(),
+            lag=dict(self._lags),
+            paused=frozenset(self._paused),
+        )
+
+    def _pauses(self, assigned: Collection[TopicPartition], *, all_of_them: bool) -> tuple[list[TopicPartition], ...]:
+        """Which partitions are to be paused and which resumed, to be as the limits want it."""
+        wanted = set(assigned) if all_of_them else self._core.wants_pause(assigned)
+        self._paused &= set(assigned)
+        pause, resume = sorted(wanted - self._paused), sorted(self._paused - wanted)
+        self._paused = wanted
+        return pause, resume
+
+    def _has_come(self) -> bool:
+        """Whether the poller waits for something, and it is there."""
+        return self._awaited is not None and self._awaited()
+
+    def _has_room(self, assigned: Collection[TopicPartition]) -> bool:
+        return len(self._core.wants_pause(assigned)) < len(assigned)
+
+    def _bear_commit(self, error: ClientError) -> None:
+        """A commit that failed is made up for by the next; what will not pass is raised."""
+        if isinstance(error, FatalError) or not isinstance(error, (RetriableError, CommitFailedError)):
+            raise error
+        logger.warning("offsets could not be committed and are committed later, if they are still ours: %s", error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the pool stop at the first failure; later ones are logged."""
+        if self._failure is None:
+            self._failure = error
+        else:
+            logger.error("a worker pool that stops failed once more: %r", error)
+
+    def _log_failure(self, task: Task[RecordT], error: BaseException, decision: Decision) -> None:
+        place, attempts = by_offset(task.record), task.attempts
+        if decision is Decision.RETRY:
+            logger.warning("%s failed at attempt %d and is tried again: %r", place, attempts, error)
+        elif decision is Decision.LEAVE:
+            logger.warning("%s failed after its partition went to another member: %r", place, error)
+        elif decision is not Decision.STOP:
+            logger.error("%s is left behind after %d attempts: %r", place, attempts, error)
+
+    def _stop_at(self, task: Task[RecordT], error: BaseException) -> None:
+        failure = ProcessingFailedError(
+            f"{by_offset(task.record)} could not be processed ({task.attempts} attempts): {error!r}; "
+            "the pool stops, and commits nothing from this record on in its partition"
+        )
+        failure.__cause__ = error
+        self._fail(failure)
+        self._core.abandon(task)
+
+    def _hand_over(self, record: RecordT, error: BaseException) -> Any:
+        on_failure = self._settings.on_failure
+        assert callable(on_failure)
+        assert isinstance(error, Exception)
+        return on_failure(record, error)
+
+    def _counts_as_left_behind(self, decision: Decision) -> bool:
+        """Count it; whether the record is finished by it."""
+        self._skipped += decision is Decision.SKIP
+        self._dead_lettered += decision is Decision.HAND_OVER
+        return decision in (Decision.SKIP, Decision.HAND_OVER, Decision.LEAVE)
+
+
+def refuse_auto_commit(consumer: object) -> None:
+    """Refuse a consumer that commits what it has handed out, done or not."""
