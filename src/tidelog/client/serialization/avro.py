@@ -17,10 +17,10 @@ from tidelog.client.serialization.bounded_cache import BoundedCache
 from tidelog.client.serialization.contract import missing_extra
 from tidelog.client.serialization.objects import Builder, to_plain
 from tidelog.client.serialization.registry import SchemaRegistry
-from tidelog.client.serialization.schema import RegisteredSchema, Schema, SchemaType
+from tidelog.client.serialization.schema import Schema, SchemaType
 from tidelog.client.serialization.schema_choice import CACHE_SIZE, SchemaOptions
 from tidelog.client.serialization.schema_serializer import SchemaDeserializer, SchemaSerializer, referenced
-from tidelog.client.serialization.wire_format import PREFIX_BYTES, prefix, schema_id_of
+from tidelog.client.serialization.wire_format import PREFIX_BYTES, schema_id_of
 
 try:
     import fastavro
@@ -71,12 +71,12 @@ class AvroSerializer(SchemaSerializer[T, _Parsed]):
     def _parse(self, schema: Schema) -> _Parsed:
         return parse(self._choice.registry, schema)
 
-    def _write(self, registered: RegisteredSchema, parsed: _Parsed, value: T) -> bytes:
+    def _write(self, start: bytes, parsed: _Parsed, value: T) -> bytes:
         plain = to_plain(value) if self._to_dict is None else self._to_dict(value)
         if _is_plain_bytes(parsed):
-            return prefix(registered.id) + bytes(plain)
+            return start + bytes(plain)
         buffer = io.BytesIO()
-        buffer.write(prefix(registered.id))
+        buffer.write(start)
         try:
             fastavro.schemaless_writer(buffer, parsed, plain, strict=self._strict)
         except Exception as error:

@@ -1,15 +1,14 @@
 """What was asked for lately, kept so that it is asked for once.
 
-What always holds: it is safe for threads; no more than `size` entries are kept, those unused the longest go first;
+What always holds: it is safe for threads; no more than `size` entries are kept, those that came first go first;
 threads that want the same missing entry at once wait for one of them to bring it, while others are not held up. What
-raises is not kept.
+raises is not kept. What is there is found without a lock, since serializers look for every record.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
@@ -26,7 +25,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
         self._size = size
         self._lifetime_s = lifetime_s
         self._clock = clock
-        self._entries: OrderedDict[KeyT, tuple[ValueT, float]] = OrderedDict()
+        self._entries: dict[KeyT, tuple[ValueT, float]] = {}
         self._loading: dict[KeyT, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -54,22 +53,18 @@ class BoundedCache(Generic[KeyT, ValueT]):
 
     def put(self, key: KeyT, value: ValueT) -> None:
         with self._guard:
+            # What is brought anew counts as the newest.
+            self._entries.pop(key, None)
+            while len(self._entries) >= self._size:
+                del self._entries[next(iter(self._entries))]
             self._entries[key] = (value, self._clock())
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._size:
-                self._entries.popitem(last=False)
 
     def clear(self) -> None:
         with self._guard:
             self._entries.clear()
 
     def _fresh(self, key: KeyT) -> tuple[ValueT, float] | None:
-        with self._guard:
-            entry = self._entries.get(key)
-            if entry is None:
-                return None
-            if self._lifetime_s is not None and self._clock() - entry[1] >= self._lifetime_s:
-                del self._entries[key]
-                return None
-            self._entries.move_to_end(key)
-            return entry
+        entry = self._entries.get(key)
+        if entry is not None and self._lifetime_s is not None and self._clock() - entry[1] >= self._lifetime_s:
+            return None
+        return entry

@@ -17,10 +17,10 @@ from tidelog.client.serialization.bounded_cache import BoundedCache
 from tidelog.client.serialization.contract import missing_extra
 from tidelog.client.serialization.objects import Builder, to_plain
 from tidelog.client.serialization.registry import SchemaRegistry
-from tidelog.client.serialization.schema import RegisteredSchema, Schema, SchemaType
+from tidelog.client.serialization.schema import Schema, SchemaType
 from tidelog.client.serialization.schema_choice import CACHE_SIZE, SchemaOptions
 from tidelog.client.serialization.schema_serializer import SchemaDeserializer, SchemaSerializer, referenced
-from tidelog.client.serialization.wire_format import PREFIX_BYTES, prefix, schema_id_of
+from tidelog.client.serialization.wire_format import PREFIX_BYTES, schema_id_of
 
 try:
     import jsonschema
@@ -72,11 +72,11 @@ class JsonSchemaSerializer(SchemaSerializer[T, _Validator]):
     def _parse(self, schema: Schema) -> _Validator:
         return parse(self._choice.registry, schema)
 
-    def _write(self, registered: RegisteredSchema, parsed: _Validator, value: T) -> bytes:
+    def _write(self, start: bytes, parsed: _Validator, value: T) -> bytes:
         plain = to_plain(value) if self._to_dict is None else self._to_dict(value)
         if self._validate:
             check(parsed, plain)
-        return prefix(registered.id) + orjson.dumps(plain)
+        return start + orjson.dumps(plain)
 
 
 class JsonSchemaDeserializer(SchemaDeserializer[T]):

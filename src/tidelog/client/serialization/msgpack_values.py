@@ -30,10 +30,19 @@ class MsgpackSerializer:
         if value is None:
             return None
         try:
-            packed: bytes = msgpack.packb(to_plain(value), default=self._default, use_bin_type=True, datetime=True)
+            packed: bytes = msgpack.packb(value, default=self._known_otherwise, use_bin_type=True, datetime=True)
         except (TypeError, ValueError, OverflowError) as error:
             raise cannot_serialize(topic, value, str(error)) from error
         return packed
+
+    def _known_otherwise(self, value: Any) -> Any:
+        """Something that msgpack knows, for an object that it does not."""
+        plain = to_plain(value)
+        if plain is not value:
+            return plain
+        if self._default is None:
+            raise TypeError(f"msgpack can't hold a {type(value).__name__}")
+        return self._default(value)
 
 
 class MsgpackDeserializer(Generic[T]):

@@ -46,16 +46,23 @@ def builder_of(into: Builder[Any] | None) -> Build | None:
 
 
 def to_plain(value: Any) -> Any:
-    """What a format can hold of an object: its `to_dict()`, a dataclass's fields, or the object itself."""
+    """What a format can hold of an object: its `to_dict()`, a dataclass's fields, or the object itself.
+
+    A dict is taken as it is: to look into each would cost more than to write it.
+    """
+    return value if type(value) is dict else _plain(value)
+
+
+def _plain(value: Any) -> Any:
     to_dict = getattr(value, "to_dict", None)
     if to_dict is not None:
         return to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return value
 
 

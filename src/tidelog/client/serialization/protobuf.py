@@ -16,14 +16,13 @@ from tidelog.client.serialization.bounded_cache import BoundedCache
 from tidelog.client.serialization.contract import missing_extra
 from tidelog.client.serialization.objects import Builder
 from tidelog.client.serialization.registry import SchemaRegistry
-from tidelog.client.serialization.schema import RegisteredSchema, Schema, SchemaReference, SchemaType
+from tidelog.client.serialization.schema import Schema, SchemaReference, SchemaType
 from tidelog.client.serialization.schema_choice import CACHE_SIZE, SchemaOptions
 from tidelog.client.serialization.schema_serializer import SchemaDeserializer, SchemaSerializer
 from tidelog.client.serialization.wire_format import (
     PREFIX_BYTES,
     decode_indexes,
     encode_indexes,
-    prefix,
     schema_id_of,
 )
 
@@ -71,19 +70,19 @@ class ProtobufSerializer(SchemaSerializer[MessageT | Mapping[str, Any], bytes]):
             raise SerializationError(f"the schema has no message {self._descriptor.full_name}") from error
         return encode_indexes(protobuf_files.indexes_of(message))
 
-    def _write(self, registered: RegisteredSchema, parsed: bytes, value: MessageT | Mapping[str, Any]) -> bytes:
+    def _write(self, start: bytes, parsed: bytes, value: MessageT | Mapping[str, Any]) -> bytes:
         name = self._descriptor.full_name
-        if isinstance(value, Mapping):
+        if isinstance(value, self._class):
+            message: Message = value
+        elif isinstance(value, Mapping):
             try:
-                message: Message = self._class(**value)
+                message = self._class(**value)
             except (TypeError, ValueError) as error:
                 raise SerializationError(f"the value does not fit {name}: {error}") from error
-        elif isinstance(value, self._class):
-            message = value
         else:
             raise SerializationError(f"it takes a {name} or a dict, not a {type(value).__name__}")
         try:
-            return b"".join((prefix(registered.id), parsed, message.SerializeToString()))
+            return b"".join((start, parsed, message.SerializeToString()))
         except EncodeError as error:
             raise SerializationError(f"the {name} is not complete: {error}") from error
 

@@ -1,7 +1,7 @@
 """Which schema a value is written with, and under which id.
 
-What always holds: a serializer asks the registry once for each subject, not for each record; with `use_latest_version`
-it asks again when the registry client thinks that the latest version may be another one.
+What always holds: the registry's client knows what it has asked for, so a choice for the next record costs no request;
+with `use_latest_version` it asks again when the latest version may be another one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from tidelog.client.errors import ConfigError
-from tidelog.client.serialization.bounded_cache import BoundedCache
 from tidelog.client.serialization.registry import SchemaRegistry
 from tidelog.client.serialization.schema import RegisteredSchema, Schema
 from tidelog.client.serialization.subjects import SubjectName, topic_subject
@@ -58,7 +57,11 @@ class SchemaChoice:
         self._uses_latest = use_latest_version
         self._normalize = normalize
         self._schema_id = schema_id
-        self._known: BoundedCache[str, RegisteredSchema] = BoundedCache(CACHE_SIZE)
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the schema of a topic may be another one for the next record."""
+        return self._uses_latest
 
     @property
     def registers(self) -> bool:
@@ -77,9 +80,7 @@ class SchemaChoice:
         subject = self._subject_name(topic, self.is_key, record_name)
         if self._uses_latest:
             return self.registry.latest(subject, serialized=self._serialized)
-        return self._known.get_or_load(subject, lambda: self._registered(subject, own()))
-
-    def _registered(self, subject: str, schema: Schema) -> RegisteredSchema:
+        schema = own()
         if self._registers:
             schema_id = self.registry.register(subject, schema, normalize=self._normalize)
             # Nothing asks for the version of what is written, so the registry is not asked for it either.

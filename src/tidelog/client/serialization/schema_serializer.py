@@ -16,8 +16,9 @@ from tidelog.client.serialization.contract import Headers
 from tidelog.client.serialization.objects import Builder, builder_of
 from tidelog.client.serialization.registry import SchemaRegistry
 from tidelog.client.serialization.registry_errors import SchemaRegistryError
-from tidelog.client.serialization.schema import RegisteredSchema, Schema, SchemaReference
+from tidelog.client.serialization.schema import Schema, SchemaReference
 from tidelog.client.serialization.schema_choice import CACHE_SIZE, SchemaChoice, SchemaOptions, place
+from tidelog.client.serialization.wire_format import prefix
 
 T = TypeVar("T")
 ParsedT = TypeVar("ParsedT")
@@ -36,14 +37,15 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
     ) -> None:
         self._to_dict = to_dict
         self._choice = SchemaChoice(registry, serialized=self._asks_for_serialized, **options)
+        self._ready: BoundedCache[str, tuple[bytes, ParsedT]] = BoundedCache(CACHE_SIZE)
         self._parsed: BoundedCache[int, ParsedT] = BoundedCache(CACHE_SIZE)
 
     def __call__(self, topic: str, value: T | None, headers: Headers = (), /) -> bytes | None:
         if value is None:
             return None
         try:
-            registered, parsed = self._schema_for(topic)
-            return self._write(registered, parsed, value)
+            start, parsed = self._schema_for(topic)
+            return self._write(start, parsed, value)
         except Exception as error:
             raise _told_at(place(topic, self._choice.is_key), error) from error
 
@@ -57,10 +59,16 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
         except Exception as error:
             raise _told_at(place(topic, self._choice.is_key), error) from error
 
-    def _schema_for(self, topic: str) -> tuple[RegisteredSchema, ParsedT]:
+    def _schema_for(self, topic: str) -> tuple[bytes, ParsedT]:
+        """What a value begins with, and the schema it is written with."""
+        if self._choice.may_change:
+            return self._choose(topic)
+        return self._ready.get_or_load(topic, lambda: self._choose(topic))
+
+    def _choose(self, topic: str) -> tuple[bytes, ParsedT]:
         registered = self._choice.of(topic, self._record_name(), self._own_schema)
         parsed = self._parsed.get_or_load(registered.id, lambda: self._parse(registered.schema))
-        return registered, parsed
+        return prefix(registered.id), parsed
 
     @abstractmethod
     def _own_schema(self) -> Schema: ...
@@ -72,7 +80,7 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
     def _parse(self, schema: Schema) -> ParsedT: ...
 
     @abstractmethod
-    def _write(self, registered: RegisteredSchema, parsed: ParsedT, value: T) -> bytes: ...
+    def _write(self, start: bytes, parsed: ParsedT, value: T) -> bytes: ...
 
 
 class SchemaDeserializer(ABC, Generic[T]):

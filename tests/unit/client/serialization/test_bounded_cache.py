@@ -1,4 +1,4 @@
-"""A cache that asks once, forgets what is unused the longest, and keeps no failures."""
+"""A cache that asks once, forgets what came first, and keeps no failures."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def test_what_is_there_is_not_asked_for_again() -> None:
     assert [cache.get_or_load("a", source) for _ in range(3)] == [1, 1, 1]
 
 
-def test_those_unused_the_longest_go_first() -> None:
+def test_those_that_came_first_go_first() -> None:
     cache, source = BoundedCache[str, int](2), Source()
     for key in ("a", "b", "a", "c"):
         cache.get_or_load(key, source)
     assert len(cache) == 2
-    assert cache.get_or_load("a", source) == 1
-    assert cache.get_or_load("b", source) == 4
+    assert cache.get_or_load("b", source) == 2
+    assert cache.get_or_load("a", source) == 4
     cache.clear()
     assert cache.get_or_load("a", source) == 5
 
@@ -44,6 +44,7 @@ def test_an_entry_has_its_lifetime() -> None:
     assert cache.get_or_load("a", source) == 1
     now = 10.0
     assert cache.get_or_load("a", source) == 2
+    assert len(cache) == 1
 
 
 def test_failures_are_not_kept() -> None:

@@ -72,7 +72,7 @@ def test_a_class_is_asked_for_its_own_way() -> None:
     made = build("t", {"degrees": 3.5})
     assert isinstance(made, Temperature)
     assert to_plain(made) == {"degrees": 3.5}
-    assert to_plain({"list": [made]}) == {"list": [{"degrees": 3.5}]}
+    assert to_plain([made]) == [{"degrees": 3.5}]
 
 
 def test_a_function_will_do() -> None:
@@ -99,3 +99,4 @@ def test_without_a_class_values_stay_as_they_are() -> None:
 def test_formats_take_dataclasses() -> None:
     data = MsgpackSerializer()("t", ANN)
     assert MsgpackDeserializer(Person)("t", data) == ANN
+    assert MsgpackSerializer(str)("t", {"list": [Address("A"), 1j]}) == b"\x81\xa4list\x92\x81\xa6street\xa1A\xa21j"
