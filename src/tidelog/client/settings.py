@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from tidelog.client.address import parse_addresses
 from tidelog.client.errors import ConfigError
+from tidelog.client.serialization.pickle_refused import refusal_of_pickle
 from tidelog.common.settings import Setting, SettingError, SettingType, at_least, nearest_name, one_of
 
 
@@ -33,8 +34,8 @@ def object_setting(
     return ObjectSetting(name, SettingType.CLASS, default, help_text, check=check)
 
 
-def is_callable(value: object) -> str | None:
-    return None if callable(value) else "expected something that can be called"
+def is_serializer(value: object) -> str | None:
+    return refusal_of_pickle(value) if callable(value) else "expected something that can be called"
 
 
 class ClientOptions(TypedDict, total=False):

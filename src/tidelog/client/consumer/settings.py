@@ -21,7 +21,7 @@ from tidelog.client.settings import (
     ClientOptions,
     ClientSettings,
     ClientSettingsTable,
-    is_callable,
+    is_serializer,
     object_setting,
 )
 from tidelog.common.settings import Setting, SettingType, at_least, one_of
@@ -153,9 +153,11 @@ _READING: tuple[Setting, ...] = (
     ),
     Setting("check.crcs", SettingType.BOOLEAN, True, "Whether the checksum of every batch is checked."),
     Setting("client.rack", SettingType.STRING, "", "Where this client runs; told to brokers and assignors."),
-    object_setting("key.deserializer", "Makes keys of bytes: called with topic, bytes and headers.", check=is_callable),
     object_setting(
-        "value.deserializer", "Makes values of bytes: called with topic, bytes and headers.", check=is_callable
+        "key.deserializer", "Makes keys of bytes: called with topic, bytes and headers.", check=is_serializer
+    ),
+    object_setting(
+        "value.deserializer", "Makes values of bytes: called with topic, bytes and headers.", check=is_serializer
     ),
     object_setting("interceptor.classes", "Objects that see records before you do, and commits.", default=()),
     Setting(

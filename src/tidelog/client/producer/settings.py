@@ -21,7 +21,7 @@ from tidelog.client.settings import (
     ClientOptions,
     ClientSettings,
     ClientSettingsTable,
-    is_callable,
+    is_serializer,
     object_setting,
 )
 from tidelog.common.settings import Setting, SettingType, at_least, between, one_of
@@ -128,7 +128,7 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "Number the batches, so that a retry is stored once and in its place.",
     ),
     object_setting("interceptor.classes", "Interceptors that see each record, in this order.", default=()),
-    object_setting("key.serializer", "Makes bytes of keys; without one they must be bytes.", check=is_callable),
+    object_setting("key.serializer", "Makes bytes of keys; without one they must be bytes.", check=is_serializer),
     Setting(
         "linger.ms",
         SettingType.LONG,
@@ -205,7 +205,7 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         None,
         "The name of the producer's transactions, also after a restart; with it the producer is transactional.",
     ),
-    object_setting("value.serializer", "Makes bytes of values; without one they must be bytes.", check=is_callable),
+    object_setting("value.serializer", "Makes bytes of values; without one they must be bytes.", check=is_serializer),
 )
 
 PRODUCER_TABLE = ClientSettingsTable("Producer", (*CLIENT_SETTINGS, *PRODUCER_SETTINGS))

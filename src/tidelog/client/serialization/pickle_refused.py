@@ -18,11 +18,10 @@ _WHY = (
 _PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 
 
-def refuse_pickle(function: Callable[..., Any]) -> None:
-    """Raise SerializationError for a function of a module that pickles, as `pickle.loads`."""
+def refusal_of_pickle(function: Callable[..., Any]) -> str | None:
+    """Why a function of a module that pickles, as `pickle.loads`, is no serializer; None for others."""
     module = getattr(function, "__module__", None) or ""
-    if module.split(".")[0] in _PICKLES:
-        raise SerializationError(_WHY)
+    return _WHY if module.split(".")[0] in _PICKLES else None
 
 
 class PickleSerializer:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog import Consumer, Producer
 from tidelog.client.errors import ConfigError
-from tidelog.client.serialization.pickle_refused import refuse_pickle
+from tidelog.client.serialization.pickle_refused import refusal_of_pickle
 from tidelog.serialization import (
     BooleanDeserializer,
     BooleanSerializer,
@@ -200,8 +201,12 @@ def test_pickle_is_refused() -> None:
         with pytest.raises(SerializationError, match="unpickling runs whatever code") as refused:
             made()
         assert "JsonSerializer" in str(refused.value)
-    for function in (pickle.loads, pickle.dumps):
-        with pytest.raises(SerializationError, match="pickle is not supported"):
-            refuse_pickle(function)
-    refuse_pickle(StringSerializer())
-    refuse_pickle(bytes.decode)
+    assert refusal_of_pickle(StringSerializer()) is None
+    assert refusal_of_pickle(bytes.decode) is None
+
+
+def test_clients_refuse_functions_that_pickle() -> None:
+    with pytest.raises(ConfigError, match=r"value.serializer.*pickle is not supported"):
+        Producer(value_serializer=pickle.dumps)  # type: ignore[arg-type]  # it is about this mistake
+    with pytest.raises(ConfigError, match=r"key.deserializer.*pickle is not supported"):
+        Consumer(key_deserializer=pickle.loads)  # type: ignore[arg-type]  # and this one
