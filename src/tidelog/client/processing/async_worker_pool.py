@@ -15,7 +15,7 @@ from typing import Any, Self, Unpack
 
 from tidelog.client.consumer.rebalance import RebalanceListener
 from tidelog.client.errors import ClientError, ConfigError, RetriableError
-from tidelog.client.processing.pool_base import PoolBase, refuse_auto_commit
+from tidelog.client.processing.pool_base import PoolBase, check_consumer
 from tidelog.client.processing.pool_core import Decision, Task
 from tidelog.client.processing.pool_types import AsyncHandler, AsyncPooledConsumer, PoolMetrics, PoolSettings, RecordT
 from tidelog.client.processing.worker_pool import PoolOptions
@@ -51,7 +51,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         (`enable.auto.commit=false`). `workers` is how many handlers run at once.
         """
         super().__init__(PoolSettings.checked(**options))
-        refuse_auto_commit(consumer)
+        check_consumer(consumer)
         self._consumer = consumer
         self._handler = handler
         self._topics = None if topics is None else list(topics)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any, Generic
+from typing import Any, Generic, Protocol
 
-from tidelog.client.errors import ClientError, CommitFailedError, FatalError, RetriableError
+from tidelog.client.consumer.settings import ConsumerSettings
+from tidelog.client.errors import ClientError, CommitFailedError, ConfigError, FatalError, RetriableError
 from tidelog.client.processing.errors import ProcessingFailedError
 from tidelog.client.processing.pool_core import Decision, PoolCore, Task
 from tidelog.client.processing.pool_types import PoolMetrics, PoolSettings, RecordT
@@ -19,6 +20,11 @@ logger = logging.getLogger(__name__)
 # The rate of finished records is that of about so many seconds.
 _RATE_SAMPLES = 10
 _RATE_SAMPLE_S = 1.0
+
+
+class _ConsumerWithLag(Protocol):
+    def assignment(self) -> Collection[TopicPartition]: ...
+    def current_lag(self, partition: TopicPartition, /) -> int | None: ...
 
 
 class PoolBase(Generic[RecordT]):
@@ -37,10 +43,16 @@ class PoolBase(Generic[RecordT]):
         self._lags: dict[TopicPartition, int] = {}
         self._commit_due_s = 0.0
 
-    def _sample(self, now_s: float, consumer: object) -> None:
+    def _sample(self, now_s: float, consumer: _ConsumerWithLag) -> None:
         """Note from time to time how much is done, and how far the consumer's partitions go."""
         if not self._samples or now_s - self._samples[-1][0] >= _RATE_SAMPLE_S:
             self._samples.append((now_s, self._core.done))
+            uncommitted = self._core.uncommitted()
+            lags = {partition: consumer.current_lag(partition) for partition in consumer.assignment()}
+            # What the consumer has handed out lies behind its position, and is not done yet.
+            self._lags = {
+                partition: lag + uncommitted.get(partition, 0) for partition, lag in lags.items() if lag is not None
+            }
 
     def _metrics(self, now_s: float) -> PoolMetrics:
         core = self._core
@@ -119,5 +131,13 @@ class PoolBase(Generic[RecordT]):
         return decision in (Decision.SKIP, Decision.HAND_OVER, Decision.LEAVE)
 
 
-def refuse_auto_commit(consumer: object) -> None:
-    """Refuse a consumer that commits what it has handed out, done or not."""
+def check_consumer(consumer: object) -> None:
+    """Refuse a consumer that commits what it has handed out, done or not, or that can't commit at all."""
+    settings = getattr(consumer, "_settings", None)
+    if isinstance(settings, ConsumerSettings):
+        if settings.group is None:
+            raise ConfigError("a worker pool commits what is done: set group_id on its consumer")
+        if settings.group.enable_auto_commit:
+            raise ConfigError(
+                "the consumer commits records before they are done: set enable_auto_commit=False, the pool commits"
+            )

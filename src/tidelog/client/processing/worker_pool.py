@@ -19,7 +19,7 @@ from typing import Any, Self, TypedDict, Unpack
 
 from tidelog.client.consumer.rebalance import RebalanceListener
 from tidelog.client.errors import ClientError, ConfigError, RetriableError
-from tidelog.client.processing.pool_base import PoolBase, refuse_auto_commit
+from tidelog.client.processing.pool_base import PoolBase, check_consumer
 from tidelog.client.processing.pool_core import Decision, Task
 from tidelog.client.processing.pool_types import (
     Handler,
@@ -78,7 +78,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         (`enable.auto.commit=false`).
         """
         super().__init__(PoolSettings.checked(**options))
-        refuse_auto_commit(consumer)
+        check_consumer(consumer)
         self._consumer = consumer
         self._handler = handler
         self._topics = None if topics is None else list(topics)

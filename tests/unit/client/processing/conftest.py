@@ -83,6 +83,9 @@ class FakePositions:
     def assignment(self) -> Collection[TopicPartition]:
         return frozenset(self.positions)
 
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        return len(self.group.log[partition]) - self.positions[partition]
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         self.paused |= set(partitions)
 
