@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 cdef int64_t INT64_MAX
 cdef Py_ssize_t HEADER_ROOM
-cdef int64_t NANOSECONDS_PER_MILLISECOND
+cdef double MILLISECONDS_PER_SECOND
 cdef Py_ssize_t VARINT32_SIZE_MAX
 cdef uint32_t MURMUR2_SEED
 cdef uint32_t MURMUR2_MULTIPLIER
@@ -91,12 +91,13 @@ cdef class RecordAppender:
     cdef dict topics
     cdef readonly bint is_enabled
     cdef object receipt_class
+    cdef object send_slowly
 
-    @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, size=Py_ssize_t)
+    @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, seconds=double, size=Py_ssize_t)
     cpdef int append(
         self, object topic, object value, object key, bytes headers, object partition, object timestamp
     ) except -1
-    @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, size=Py_ssize_t, index=Py_ssize_t,
+    @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, seconds=double, size=Py_ssize_t, index=Py_ssize_t,
                    receipt=RecordReceipt, receipt_class=object, key_size=Py_ssize_t, value_size=Py_ssize_t)
     cpdef RecordReceipt append_with_receipt(
         self,

@@ -9,12 +9,12 @@ and all waiting are not here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from time import time_ns
+from collections.abc import Callable, Iterable
+from time import time
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 HEADER_ROOM = 61
-NANOSECONDS_PER_MILLISECOND = 1_000_000
+MILLISECONDS_PER_SECOND = 1000.0
 VARINT32_SIZE_MAX = 5
 
 # The parameters of murmur2 as Kafka's clients have them.
@@ -321,19 +321,62 @@ class TopicSlots:
             self.open_batches.append(None)
 
 
+def refuse(*_: object) -> RecordReceipt:
+    """The slow way of an appender that was given none."""
+    raise RuntimeError("nothing is there to decide where the record goes")
+
+
 class RecordAppender:
     """Appends to batches that are open; whatever needs a decision is left to the caller by a refusal."""
 
-    __slots__ = ("is_enabled", "receipt_class", "topics")
+    __slots__ = ("is_enabled", "receipt_class", "send_slowly", "topics")
 
     topics: dict[str, TopicSlots]
     is_enabled: bool
     receipt_class: type[RecordReceipt]
+    send_slowly: Callable[..., RecordReceipt]
 
     def __init__(self, receipt_class: type[RecordReceipt]) -> None:
         self.topics = {}
         self.is_enabled = True
         self.receipt_class = receipt_class
+        self.send_slowly = refuse
+
+    def set_slow_way(self, send_slowly: Callable[..., RecordReceipt]) -> None:
+        """What `send` and `send_nowait` call with all they were given, where the record can't be appended here."""
+        self.send_slowly = send_slowly
+
+    def send_nowait(
+        self,
+        topic: object,
+        value: object = None,
+        key: object = None,
+        headers: object = None,
+        partition: object = None,
+        timestamp: object = None,
+        on_delivery: object = None,
+    ) -> None:
+        """A producer's `send_nowait`, compiled: what can't be appended here goes the slow way."""
+        if headers is None and on_delivery is None and self.append(topic, value, key, None, partition, timestamp):
+            return
+        self.send_slowly(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    def send(
+        self,
+        topic: object,
+        value: object = None,
+        key: object = None,
+        headers: object = None,
+        partition: object = None,
+        timestamp: object = None,
+        on_delivery: object = None,
+    ) -> RecordReceipt:
+        """A producer's `send`, compiled."""
+        if headers is None:
+            receipt = self.append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
+            if receipt is not None:
+                return receipt
+        return self.send_slowly(topic, value, key, headers, partition, timestamp, on_delivery)
 
     def set_enabled(self, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
@@ -362,7 +405,8 @@ class RecordAppender:
         if batch is None:
             return NEEDS_SLOW_PATH
         if timestamp is None:
-            stamp = time_ns() // NANOSECONDS_PER_MILLISECOND
+            seconds = time()
+            stamp = int(seconds * MILLISECONDS_PER_SECOND)
         elif type(timestamp) is int:
             stamp = timestamp
         else:
@@ -396,7 +440,8 @@ class RecordAppender:
         if batch is None:
             return None
         if timestamp is None:
-            stamp = time_ns() // NANOSECONDS_PER_MILLISECOND
+            seconds = time()
+            stamp = int(seconds * MILLISECONDS_PER_SECOND)
         elif type(timestamp) is int:
             stamp = timestamp
         else:

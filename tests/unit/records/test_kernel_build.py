@@ -277,9 +277,27 @@ def test_a_receipt_tells_where_the_record_went(scene: Scene) -> None:
     assert receipt.on_delivery == told.append
 
 
+def test_sends_take_the_slow_way_where_they_must(scene: Scene) -> None:
+    slow: list[tuple[object, ...]] = []
+    with pytest.raises(RuntimeError, match="nothing is there to decide"):
+        scene.appender.send("unknown", b"v")
+    scene.appender.set_slow_way(lambda *record: slow.append(record))
+    scene.appender.send_nowait("t", b"v")
+    assert isinstance(scene.appender.send("t", b"v", on_delivery=slow.append), scene.receipt_class)
+    assert slow == []
+    scene.appender.send("t", b"v", headers=[])
+    scene.appender.send_nowait("t", b"v", key=b"k", on_delivery=print)
+    scene.appender.send_nowait("unknown", b"v", partition=3, timestamp=7)
+    assert slow == [
+        ("t", b"v", None, [], None, None, None),
+        ("t", b"v", b"k", None, None, None, print),
+        ("unknown", b"v", None, None, 3, 7, None),
+    ]
+
+
 def test_records_without_a_timestamp_get_the_time_of_now(scene: Scene) -> None:
-    before = time.time_ns() // 1_000_000
+    before = int(time.time() * 1000)
     receipt = scene.appender.append_with_receipt("t", None, None, None, 0, None, None)
-    assert before <= receipt.timestamp <= time.time_ns() // 1_000_000
+    assert before <= receipt.timestamp <= int(time.time() * 1000)
     assert (receipt.key_size, receipt.value_size) == (-1, -1)
     assert scene.batches[0].take_callbacks() == []

@@ -37,7 +37,7 @@ from tidelog.client.producer.settings import ProducerSettings, Serializer
 from tidelog.client.types import ClusterMetadata, PartitionMetadata, RecordMetadata
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.protocol import ErrorCode
-from tidelog.records.kernel_build import RecordReceipt, encode_header_list, partition_for_key
+from tidelog.records.kernel_build import RecordAppender, RecordReceipt, encode_header_list, partition_for_key
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 DeliveryCallback = Callable[[RecordMetadata | None, ClientError | None], object]
@@ -120,10 +120,25 @@ class ProducerCore:
 
     # From what the application gave to what is sent
 
+    @property
+    def compiled_appender(self) -> RecordAppender | None:
+        """The appender, where it is compiled and records go in as they are given."""
+        is_plain = self._takes_plain_bytes and self.accumulator.fast_lock is None
+        return self.accumulator.appender if is_plain else None
+
+    def refuse(self, *_: object) -> DeliveryFuture:
+        """The slow way of a producer that is closed."""
+        self.check_usable()
+        raise ClosedError(f"this {self.owner} is closed; make a new one")
+
+    @property
+    def _takes_plain_bytes(self) -> bool:
+        settings = self.settings
+        return not settings.interceptors and settings.key_serializer is None and settings.value_serializer is None
+
     def fast_ways(self) -> tuple[Callable[..., int], Callable[..., RecordReceipt | None]]:
         """The appender's two methods, or two that always refuse where records can't go in as they are given."""
-        settings = self.settings
-        if settings.interceptors or settings.key_serializer is not None or settings.value_serializer is not None:
+        if not self._takes_plain_bytes:
             return (lambda *_: 0), (lambda *_: None)
         appender, lock = self.accumulator.appender, self.accumulator.fast_lock
         if lock is None:

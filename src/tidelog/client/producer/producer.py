@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -44,7 +45,22 @@ class Producer(TransactionCalls):
         self._thread = LoopThread("tidelog-producer")
         self._thread.post(self._core.start)
         self._append, self._append_with_receipt = self._core.fast_ways()
+        self._shorten_sends()
         self._is_open = True
+
+    def _shorten_sends(self) -> None:
+        """Where the compiled kernel can do what `send` and `send_nowait` do, let it stand for them: a call less."""
+        appender = self._core.compiled_appender
+        if appender is not None and not _is_overridden(type(self)):
+            refuse = self._core.refuse
+            me = weakref.ref(self)  # the thread has the appender, and must not keep a producer alive that nobody uses
+
+            def send_slowly(*record: Any) -> DeliveryFuture:
+                producer = me()
+                return refuse() if producer is None else producer._send(*record)
+
+            appender.set_slow_way(send_slowly)
+            vars(self).update(send_nowait=appender.send_nowait, send=appender.send)
 
     # Sending
 
@@ -188,3 +204,8 @@ class Producer(TransactionCalls):
     def metrics(self) -> ProducerMetrics:
         """What was sent, what waits, and how long it takes."""
         return self._core.metrics()
+
+
+def _is_overridden(kind: type[Producer]) -> bool:
+    """Whether a subclass has its own way to send, which the compiled one must not replace."""
+    return any(getattr(kind, name) is not getattr(Producer, name) for name in ("send", "send_nowait", "_send"))
