@@ -20,7 +20,7 @@ from tidelog.testing import Broker
 pytestmark = pytest.mark.tidelog_only
 
 TOPIC = "sink"
-TASKS = 3
+TASKS = 2
 DEADLINE_S = 60
 SETTINGS = {"transaction.two.phase.commit.enable": "true", "unstable.api.versions.enable": "true"}
 KILLED = 9
