@@ -45,12 +45,31 @@ class AvroSerializer(SchemaSerializer[T, _Parsed]):
     `strict` refuses fields that the schema does not have. Options are those of `SchemaOptions`.
     """
 
+    @overload
+    def __init__(
+        self: AvroSerializer[Any],
+        registry: SchemaRegistry,
+        schema: AvroSchema | None = None,
+        *,
+        strict: bool = False,
+        **options: Unpack[SchemaOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AvroSerializer[T],
+        registry: SchemaRegistry,
+        schema: AvroSchema | None = None,
+        *,
+        to_dict: Callable[[T], Any],
+        strict: bool = False,
+        **options: Unpack[SchemaOptions],
+    ) -> None: ...
     def __init__(
         self,
         registry: SchemaRegistry,
         schema: AvroSchema | None = None,
         *,
-        to_dict: Callable[[T], Any] | None = None,
+        to_dict: Callable[[Any], Any] | None = None,
         strict: bool = False,
         **options: Unpack[SchemaOptions],
     ) -> None:

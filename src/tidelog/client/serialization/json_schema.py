@@ -43,12 +43,31 @@ _Validator = jsonschema.protocols.Validator
 class JsonSchemaSerializer(SchemaSerializer[T, _Validator]):
     """A dict, a dataclass, or what `to_dict` makes a dict of, as JSON. Options are those of `SchemaOptions`."""
 
+    @overload
+    def __init__(
+        self: JsonSchemaSerializer[Any],
+        registry: SchemaRegistry,
+        schema: JsonSchema | None = None,
+        *,
+        validate: bool = True,
+        **options: Unpack[SchemaOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: JsonSchemaSerializer[T],
+        registry: SchemaRegistry,
+        schema: JsonSchema | None = None,
+        *,
+        to_dict: Callable[[T], Any],
+        validate: bool = True,
+        **options: Unpack[SchemaOptions],
+    ) -> None: ...
     def __init__(
         self,
         registry: SchemaRegistry,
         schema: JsonSchema | None = None,
         *,
-        to_dict: Callable[[T], Any] | None = None,
+        to_dict: Callable[[Any], Any] | None = None,
         validate: bool = True,
         **options: Unpack[SchemaOptions],
     ) -> None:
