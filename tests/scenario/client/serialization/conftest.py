@@ -1,4 +1,8 @@
-"""The registries that the suite runs against: one in the test's process, and with `make compat` a real one."""
+"""The registries that the suite runs against: one in the test's process, and with `make compat` a real one.
+
+The real one is Apicurio with its interface like Confluent's, from Maven Central, which has no other registry: neither
+Confluent's nor Karapace is there or on PyPI. Its releases from 3.3 on need Java 21.
+"""
 
 from __future__ import annotations
 
