@@ -418,7 +418,9 @@ def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
     parts: list[ProducerBatch] = []
     for record in records:
         headers = encode_header_list(record.headers) if record.headers else None
-        if not parts or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
+        # A large record has room to spare in its part; a small one that went along would make the same batch again.
+        is_full = not parts or parts[-1].size >= size_max
+        if is_full or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
             if parts:
                 parts[-1].close()
             capacity = max(size_max, BATCH_HEADER_SIZE + record_size_max(record.key, record.value, headers))
