@@ -54,6 +54,7 @@ class AsyncConsumer:
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ConsumerOptions]) -> None:
         self._closed = False
+        self._is_closing = False
         self._made: ConsumerCore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._settings = ConsumerSettings.read(settings, options)
@@ -96,15 +97,20 @@ class AsyncConsumer:
 
         May be called again. What takes longer than the time-out is given up.
         """
-        if self._closed:
+        if self._closed or self._is_closing:
             return
         core = self._made
-        if core is not None and not self._fork_guard.forked:
-            self._give_back()
-        self._closed = True
-        if core is not None and not self._fork_guard.forked:
+        if core is None or self._fork_guard.forked:
+            self._closed = True
+            return
+        # Not closed yet: a listener that is told of its partitions' end may still commit.
+        self._is_closing = True
+        self._give_back()
+        try:
             await core.close(timeout)
             core.run_commit_callbacks()
+        finally:
+            self._closed = True
 
     def wakeup(self) -> None:
         """Let a poll that waits, or the next one, raise WakeupError; called on the loop."""

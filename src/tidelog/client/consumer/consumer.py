@@ -57,6 +57,7 @@ class Consumer:
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ConsumerOptions]) -> None:
         self._closed = True  # until it is made, there is nothing to close
+        self._is_closing = False
         self._settings = ConsumerSettings.read(settings, options)
         self._fork_guard = ForkGuard("Consumer")
         self._one_thread = OneThread()
@@ -96,16 +97,19 @@ class Consumer:
         May be called again. What takes longer than the time-out is given up.
         """
         with self._one_thread:
-            if self._closed:
+            if self._closed or self._is_closing:
                 return
-            self._closed = True
             if self._fork_guard.forked:
+                self._closed = True
                 return
+            # Not closed yet: a listener that is told of its partitions' end may still commit.
+            self._is_closing = True
             self._give_back()
             try:
                 self._user.run(self._core.close(timeout))
                 self._core.run_commit_callbacks()
             finally:
+                self._closed = True
                 self._loop_thread.close()
 
     def wakeup(self) -> None:
