@@ -29,7 +29,12 @@ from group_members.report import HEARTBEAT_INTERVAL_MS, Options
 TOPIC = "t"
 DEADLINE_S = 30.0
 SESSION_MS = 3_000
-PROGRAMS = {"confluent": "confluent_member", "aiokafka": "aiokafka_member", "kafka-python": "kafka_python_member"}
+PROGRAMS = {
+    "confluent": "confluent_member",
+    "aiokafka": "aiokafka_member",
+    "kafka-python": "kafka_python_member",
+    "tidelog": "tidelog_member",
+}
 
 JAVA_PROGRAM = "io.tidelog.compat.GroupMember"
 
