@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, Unpack
 
-from tidelog.client.errors import SerializationError
+from tidelog.client.errors import ClientError, SerializationError
 from tidelog.client.serialization.bounded_cache import BoundedCache
 from tidelog.client.serialization.contract import Headers
 from tidelog.client.serialization.objects import Builder, builder_of
@@ -130,7 +130,7 @@ def _told_at(where: str, error: Exception) -> SerializationError:
     reason = " ".join(str(error).split()) or type(error).__name__
     if len(reason) > _REASON_CHARACTERS:
         reason = f"{reason[:_REASON_CHARACTERS]}..."
-    if not isinstance(error, SerializationError):
+    if not isinstance(error, ClientError):
         # A library's own words seldom say what kind of trouble it is.
         reason = f"{type(error).__name__}: {reason}" if reason != type(error).__name__ else reason
     return SerializationError(f"{where}: {reason}")

@@ -17,15 +17,15 @@ def topic_subject(topic: str, is_key: bool, record_name: str | None) -> str:
 
 def record_subject(topic: str, is_key: bool, record_name: str | None) -> str:
     """`shop.Order`: a type evolves alike in all topics, and a topic may hold several types."""
-    return _named(topic, record_name)
+    return _named(record_name)
 
 
 def topic_record_subject(topic: str, is_key: bool, record_name: str | None) -> str:
     """`orders-shop.Order`: a topic may hold several types, which evolve on their own in each topic."""
-    return f"{topic}-{_named(topic, record_name)}"
+    return f"{topic}-{_named(record_name)}"
 
 
-def _named(topic: str, record_name: str | None) -> str:
+def _named(record_name: str | None) -> str:
     if not record_name:
-        raise SerializationError(f"topic {topic}: a subject by record name needs a schema that has a name")
+        raise SerializationError("a subject by record name needs a schema that has a name")
     return record_name

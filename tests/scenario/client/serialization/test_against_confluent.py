@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import uuid
@@ -54,6 +55,7 @@ from tidelog.serialization import (
 RANDOM = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 BY_TOPIC = {"subject.name.strategy.type": "TOPIC"}
 
 
@@ -115,9 +117,20 @@ def _optional(of: Typed) -> Typed:
     return ["null", of[0]], st.none() | of[1]
 
 
+_LOGICAL: list[Typed] = [
+    ({"type": "int", "logicalType": "date"}, st.dates()),
+    (
+        {"type": "long", "logicalType": "timestamp-millis"},
+        # In whole milliseconds, as the type holds them.
+        st.integers(0, 10**12).map(lambda ms: EPOCH + datetime.timedelta(milliseconds=ms)),
+    ),
+    ({"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}, st.decimals(-(10**9), 10**9, places=2)),
+    ({"type": "string", "logicalType": "uuid"}, st.uuids()),
+]
 _symbols = st.lists(st.sampled_from("ABCDEFGH"), min_size=1, max_size=4, unique=True)
 _flat = st.one_of(
     st.sampled_from(sorted(_PRIMITIVES)).map(lambda kind: (kind, _PRIMITIVES[kind])),
+    st.sampled_from(_LOGICAL),
     _symbols.map(_enum),
     st.integers(1, 16).map(_fixed),
 )
@@ -145,7 +158,9 @@ def test_avro(registry_url: str, their_client: SchemaRegistryClient, data: st.Da
         written = ours(topic, value)
         assert written == theirs(value, at(topic))
         assert written is not None
-        assert our_reader(topic, written) == their_reader(written, at(topic)) == value
+        assert our_reader(topic, written) == value
+        # Theirs does not take a value of no bytes, which a record without fields or of nulls alone has.
+        assert len(written) == 5 or their_reader(written, at(topic)) == value
 
 
 @pytest.mark.parametrize("kind", sorted(set(_PRIMITIVES) - {"null"}))
