@@ -93,7 +93,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             raise self._failure
 
     async def stop(self) -> None:
-        """Finish what runs, commit what is done, and end. Records that wait for their turn are left to the next reader.
+        """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
 
         Returns when all has ended; raises what stopped the pool before. In a handler it asks the pool to stop and
         returns at once.
@@ -154,7 +154,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         if is_all_paused:
             # Nothing will be read: what is waited for is room, and the group only wants to be polled.
             if is_draining:
-                await self._await(lambda: self._core.is_idle(queued=False), self._settings.poll_timeout_s)
+                await self._await(lambda: self._core.is_idle(queued=True), self._settings.poll_timeout_s)
             else:
                 await self._await(lambda: self._has_room(assigned), self._settings.poll_timeout_s)
         records = await self._poll(0.0 if is_all_paused else self._settings.poll_timeout_s)
@@ -176,14 +176,11 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             return ()
 
     async def _drain_all(self) -> None:
-        """Let what runs come to its end while the consumer is polled on, and commit what is done."""
+        """Let what was begun come to its end while the consumer is polled on, and commit what is done."""
         deadline_s = self._now_s() + self._settings.drain_timeout_s
-        while True:
-            # A handler that fails now is not tried again: its record is left to the next reader.
-            self._core.drop_queued()
-            if self._core.is_idle(queued=False):
-                break
+        while not self._drop_for_drain(None):
             if self._now_s() >= deadline_s:
+                self._core.drop_queued()
                 await self._cancel(list(self._handling))
                 break
             await self._step(is_draining=True)
@@ -200,20 +197,19 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         else:
             self._core.note_committed(offsets)
 
-    async def _await(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until a condition holds, or the time is over; whether it holds. Also ends when the pool stops."""
-        is_stopping = self._stopping.is_set()
-        self._awaited = lambda: condition() or self._stopping.is_set() is not is_stopping
+    async def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
+        before = self._stopping.is_set(), self._failure
+        self._awaited = lambda: condition() or (self._stopping.is_set(), self._failure) != before
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._awaited():
                     self._progress.clear()
                     await self._progress.wait()
         except TimeoutError:
-            return condition()
+            return
         finally:
             self._awaited = None
-        return condition()
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -221,16 +217,14 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
     # Called by the listener, in poll
 
     async def _revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """Let what runs come to its end, commit what is done, and forget the partitions."""
-        drains_all = self._settings.drain == "all" and not self._stopping.is_set()
-        if not drains_all:
-            self._core.drop_queued(partitions)
+        """Let what was begun come to its end, commit what is done, and forget the partitions."""
         deadline_s = self._now_s() + self._settings.drain_timeout_s
-        if drains_all:
-            await self._await(lambda: self._core.is_idle(partitions, queued=True), self._settings.drain_timeout_s)
-        if not await self._await(lambda: self._core.is_idle(partitions, queued=False), deadline_s - self._now_s()):
-            self._core.drop_queued(partitions)
-            await self._cancel([task for task in self._handling if task.progress.partition in partitions])
+        while not self._drop_for_drain(partitions):
+            if self._now_s() >= deadline_s:
+                self._core.drop_queued(partitions)
+                await self._cancel([task for task in self._handling if task.progress.partition in partitions])
+                break
+            await self._await(lambda: self._core.is_idle(partitions, queued=True), deadline_s - self._now_s())
         try:
             await self._commit(partitions)
         finally:

@@ -14,7 +14,17 @@ from tidelog.client.types import OffsetAndMetadata, TopicPartition
 class OffsetProgress:
     """The records of one partition, from its assignment until it is given up."""
 
-    __slots__ = ("_epochs", "_finished", "_pending", "committed", "done", "is_given_up", "partition")
+    __slots__ = (
+        "_epochs",
+        "_finished",
+        "_pending",
+        "begun",
+        "committed",
+        "done",
+        "in_flight",
+        "is_given_up",
+        "partition",
+    )
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
@@ -23,12 +33,17 @@ class OffsetProgress:
         # What may be committed, and what was; None before the first record is done.
         self.done: OffsetAndMetadata | None = None
         self.committed: OffsetAndMetadata | None = None
+        # The last offset that somebody began to work on: what waits before it is a gap in what is done.
+        self.begun = -1
+        # Records that are worked on, or will be.
+        self.in_flight = 0
         self._pending: deque[int] = deque()
         self._epochs: deque[int] = deque()
         self._finished: set[int] = set()
 
     def take(self, offset: int, leader_epoch: int) -> None:
         """A record was handed out by the consumer; offsets only grow."""
+        self.in_flight += 1
         self._pending.append(offset)
         self._epochs.append(leader_epoch)
 
@@ -43,7 +58,3 @@ class OffsetProgress:
     def uncommitted(self) -> int:
         """Records that a crash would repeat: those that are not done, and those that are done behind them."""
         return len(self._pending)
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._pending) - len(self._finished)

@@ -11,7 +11,7 @@ from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import ClientError, CommitFailedError, ConfigError, FatalError, RetriableError
 from tidelog.client.processing.errors import ProcessingFailedError
 from tidelog.client.processing.pool_core import Decision, PoolCore, Task
-from tidelog.client.processing.pool_types import PoolMetrics, PoolSettings, RecordT
+from tidelog.client.processing.pool_types import Drain, PoolMetrics, PoolSettings, RecordT
 from tidelog.client.processing.record_keys import by_offset
 from tidelog.client.types import TopicPartition
 
@@ -86,6 +86,11 @@ class PoolBase(Generic[RecordT]):
 
     def _has_room(self, assigned: Collection[TopicPartition]) -> bool:
         return len(self._core.wants_pause(assigned)) < len(assigned)
+
+    def _drop_for_drain(self, partitions: Collection[TopicPartition] | None) -> bool:
+        """Drop what need not be waited for; whether nothing is left. After a failure nothing more is begun."""
+        self._core.drop_queued(partitions, Drain.RUNNING if self._failure is not None else self._settings.drain)
+        return self._core.is_idle(partitions, queued=True)
 
     def _bear_commit(self, error: ClientError) -> None:
         """A commit that failed is made up for by the next; what will not pass is raised."""

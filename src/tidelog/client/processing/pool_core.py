@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 from tidelog.client.errors import ConfigError
 from tidelog.client.processing.offset_progress import OffsetProgress
-from tidelog.client.processing.pool_types import OnFailure, OrderBy, PoolSettings, RecordT
+from tidelog.client.processing.pool_types import Drain, OnFailure, OrderBy, PoolSettings, RecordT
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 # Reading goes on once so much of what was too much is done: pausing and resuming for every record would cost more.
@@ -142,6 +142,7 @@ class PoolCore(Generic[RecordT]):
                 continue
             task = lane.running = lane.tasks.popleft()
             task.attempts += 1
+            task.progress.begun = max(task.progress.begun, task.record.offset)
             self._running.add(task)
             return task
         return None
@@ -205,17 +206,20 @@ class PoolCore(Generic[RecordT]):
 
     # Partitions come and go
 
-    def drop_queued(self, partitions: Collection[TopicPartition] | None = None) -> None:
-        """Forget records that nobody works on; of all partitions unless some are named."""
+    def drop_queued(self, partitions: Collection[TopicPartition] | None = None, drain: Drain = Drain.RUNNING) -> None:
+        """Forget records that nobody works on and that need not be waited for; of all partitions, or those named."""
+        if drain is Drain.ALL:
+            return
         chosen = None if partitions is None else set(partitions)
         queued = {id(lane): lane for lane in (*self._lanes.values(), *self._ready, *(row[2] for row in self._retries))}
         for lane in queued.values():
             kept: deque[Task[RecordT]] = deque()
             for task in lane.tasks:
-                if chosen is None or task.progress.partition in chosen:
-                    self._leave(task)
-                else:
+                is_gap = drain is Drain.GAPS and task.record.offset <= task.progress.begun
+                if is_gap or (chosen is not None and task.progress.partition not in chosen):
                     kept.append(task)
+                else:
+                    self._leave(task)
             lane.tasks = kept
         # Lanes that wait for a retry of what is gone, and empty ones, are put in order again.
         waiting, self._retries = self._retries, []
@@ -235,7 +239,7 @@ class PoolCore(Generic[RecordT]):
             return not (self.in_flight if queued else self.running)
         if queued:
             chosen = (self._partitions.get(partition) for partition in partitions)
-            return not any(progress is not None and progress.unfinished for progress in chosen)
+            return not any(progress is not None and progress.in_flight for progress in chosen)
         return not any(task.progress.partition in partitions for task in self.running_tasks())
 
     def running_tasks(self) -> list[Task[RecordT]]:
@@ -292,7 +296,7 @@ class PoolCore(Generic[RecordT]):
         for partition in assigned:
             progress = self._partitions.get(partition)
             if progress is not None and (
-                progress.uncommitted >= settings.max_uncommitted or (load >= 0.5 and progress.unfinished >= share)
+                progress.uncommitted >= settings.max_uncommitted or (load >= 0.5 and progress.in_flight >= share)
             ):
                 paused.add(partition)
         return paused
@@ -331,6 +335,7 @@ class PoolCore(Generic[RecordT]):
 
     def _leave(self, task: Task[RecordT]) -> None:
         self.in_flight -= 1
+        task.progress.in_flight -= 1
         self.in_flight_bytes -= task.size
 
 

@@ -60,9 +60,13 @@ class OnFailure(enum.StrEnum):
 
 
 class Drain(enum.StrEnum):
-    """What is waited for before a partition is given up."""
+    """What is waited for before a partition is given up, or the pool ends."""
 
+    # What runs, and what waits before it: then nothing that was done is repeated.
+    GAPS = "gaps"
+    # What runs: the soonest, but what was done behind a record that waits is done again.
     RUNNING = "running"
+    # All that was polled.
     ALL = "all"
 
 
@@ -81,7 +85,7 @@ class PoolSettings:
     max_in_flight_bytes: int = 64 * 1024 * 1024
     max_uncommitted: int = 10_000
     commit_interval_s: float = 1.0
-    drain: Drain = Drain.RUNNING
+    drain: Drain = Drain.GAPS
     drain_timeout_s: float = 30.0
     poll_timeout_s: float = 0.1
 

@@ -114,7 +114,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         return has_ended
 
     def stop(self) -> None:
-        """Finish what runs, commit what is done, and end. Records that wait for their turn are left to the next reader.
+        """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
 
         Returns when all has ended; raises what stopped the pool before. May be called from any thread and again; in a
         handler it asks the pool to stop and returns at once.
@@ -201,7 +201,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         if is_all_paused:
             # Nothing will be read: what is waited for is room, and the group only wants to be polled.
             if is_draining:
-                self._await(lambda: self._core.is_idle(queued=False), self._settings.poll_timeout_s)
+                self._await(lambda: self._core.is_idle(queued=True), self._settings.poll_timeout_s)
             else:
                 self._await(lambda: self._has_room(assigned), self._settings.poll_timeout_s)
         records = self._poll(0.0 if is_all_paused else self._settings.poll_timeout_s)
@@ -214,14 +214,13 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             self._commit_due_s = now_s + self._settings.commit_interval_s
             self._commit()
 
-    def _await(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until a condition holds, or the time is over; whether it holds. Also ends when the pool stops."""
-        is_stopping = self._stopping.is_set()
+    def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
+        before = self._stopping.is_set(), self._failure
         with self._lock:
-            self._awaited = lambda: condition() or self._stopping.is_set() is not is_stopping
+            self._awaited = lambda: condition() or (self._stopping.is_set(), self._failure) != before
             self._progress.wait_for(self._awaited, timeout_s)
             self._awaited = None
-            return condition()
 
     def _poll(self, timeout_s: float) -> Sequence[RecordT]:
         try:
@@ -232,21 +231,15 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             return ()
 
     def _drain_all(self) -> None:
-        """Let what runs come to its end while the consumer is polled on, and commit what is done."""
+        """Let what was begun come to its end while the consumer is polled on, and commit what is done."""
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        with self._lock:
-            self._core.drop_queued()
         while time.monotonic() < deadline_s:
             with self._lock:
-                # A handler that fails now is not tried again: its record is left to the next reader.
-                self._core.drop_queued()
-                if self._core.is_idle(queued=False):
+                if self._drop_for_drain(None):
                     break
             self._step(is_draining=True)
         else:
-            logger.warning(
-                "handlers still run after %s s; their records will be repeated", self._settings.drain_timeout_s
-            )
+            logger.warning("handlers still run after %s s: their records are repeated", self._settings.drain_timeout_s)
         self._commit()
 
     def _commit(self, partitions: Collection[TopicPartition] | None = None) -> None:
@@ -265,16 +258,15 @@ class KeyedWorkerPool(PoolBase[RecordT]):
     # Called by the listener, in poll
 
     def _revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """Let what runs come to its end, commit what is done, and forget the partitions."""
-        drains_all = self._settings.drain == "all" and not self._stopping.is_set()
-        with self._lock:
-            if not drains_all:
-                self._core.drop_queued(partitions)
+        """Let what was begun come to its end, commit what is done, and forget the partitions."""
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        if drains_all:
-            self._await(lambda: self._core.is_idle(partitions, queued=True), self._settings.drain_timeout_s)
-        if not self._await(lambda: self._core.is_idle(partitions, queued=False), deadline_s - time.monotonic()):
-            logger.warning("handlers of revoked partitions still run; their records will be repeated elsewhere")
+        while time.monotonic() < deadline_s:
+            with self._lock:
+                if self._drop_for_drain(partitions):
+                    break
+            self._await(lambda: self._core.is_idle(partitions, queued=True), deadline_s - time.monotonic())
+        else:
+            logger.warning("handlers of revoked partitions still run; their records are repeated elsewhere")
         try:
             self._commit(partitions)
         finally:
