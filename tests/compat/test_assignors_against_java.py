@@ -185,7 +185,7 @@ def test_javas_leaders_understand_what_sticky_members_had(java_jars: Path, tmp_p
             lines.append(group.line(assignor))
             expected.append({member_id: frozenset(partitions) for member_id, partitions in plan.items()})
     answers = ask_java(java_jars, tmp_path, version, lines)
-    for answer, plan in zip(answers, expected, strict=True):
-        assert {member_id: read_assignment(data) for member_id, data in answer.items()} == plan
+    for answer, ours in zip(answers, expected, strict=True):
+        assert {member_id: read_assignment(data) for member_id, data in answer.items()} == ours
         for data in answer.values():
             assert read_assignment(write_assignment(read_assignment(data))) == read_assignment(data)

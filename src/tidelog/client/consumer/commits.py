@@ -129,11 +129,18 @@ class GroupOffsets:
 
     # Commits
 
-    async def commit(self, offsets: Offsets, *, timeout_s: float | None = None) -> None:
+    async def commit(
+        self, offsets: Offsets, *, timeout_s: float | None = None, giving_up_on: frozenset[ErrorCode] = frozenset()
+    ) -> None:
         """Commit and wait for it. Raises CommitFailedError, and what did not pass within the time."""
         if offsets:
             try:
-                await self._cluster.retry(lambda: self._commit_when_settled(offsets), timeout_s=timeout_s, patient=True)
+                await self._cluster.retry(
+                    lambda: self._commit_when_settled(offsets),
+                    timeout_s=timeout_s,
+                    giving_up_on=giving_up_on,
+                    patient=True,
+                )
             except _MembershipMovedError as error:
                 why = error.help()
                 raise self._failed(why) from why

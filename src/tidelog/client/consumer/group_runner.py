@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # How long the leave request may take that is sent because the user does not poll; nobody waits for it.
 _SILENT_LEAVE_S = 5.0
+# A topic that was deleted may be made again, but no rebalance waits for that.
+_TOPIC_IS_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 # How often a poll that waits is looked at.
 _POLL_CHECK_S = 1.0
 
@@ -336,8 +338,9 @@ class GroupRunner:
         if not offsets or (identity is not None and not identity.is_member):
             return
         longest_s = min(self._settings.default_api_timeout_ms, self._settings.max_poll_interval_ms) / 1000
+        timeout_s = longest_s if timeout_s is None else min(timeout_s, longest_s)
         try:
-            await self._offsets.commit(offsets, timeout_s=longest_s if timeout_s is None else min(timeout_s, longest_s))
+            await self._offsets.commit(offsets, timeout_s=timeout_s, giving_up_on=_TOPIC_IS_GONE)
         except ClientError as error:
             log.warning("group %s: a commit before partitions go failed: %s", self._settings.group_id, error)
 

@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 
 from tidelog import Admin, Consumer, RebalanceListener, TopicPartition
-from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 from tidelog.client.admin.topic_types import NewTopic
 
 DEADLINE_S = 45.0
@@ -28,6 +28,24 @@ def _settings_of(group_id: str, options: dict[str, Any]) -> dict[str, Any]:
             pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
         return {"group_id": group_id, "auto_offset_reset": "earliest", **options}
     return {"group_id": group_id, "auto_offset_reset": "earliest", **_QUICK, **options}
+
+
+@pytest.fixture(scope="session")
+def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """As elsewhere in the suite, with quick heartbeats in the consumer protocol, where the broker sets their pace."""
+    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    settings = {"group.initial.rebalance.delay.ms": "0", "group.consumer.heartbeat.interval.ms": "500"}
+    directory = tmp_path_factory.mktemp("groups")
+    if peer:
+        settings["group.consumer.min.heartbeat.interval.ms"] = "500"
+        broker: BrokerProcess = KafkaBroker(directory, jars=kafka_jars(peer), settings=settings)
+    else:
+        broker = TidelogBroker(directory, settings=settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
 
 
 class Worker(RebalanceListener):
@@ -120,6 +138,17 @@ class GroupBench:
             for number in range(start, start + count):
                 producer.produce(topic, str(number).encode(), partition=partition)
         assert producer.flush(DEADLINE_S) == 0
+
+    def read(self, consumer: Consumer, count: int) -> list[Any]:
+        """Poll until so many records have come."""
+        records: list[Any] = []
+
+        def polled() -> bool:
+            records.extend(consumer.poll(0.1))
+            return len(records) >= count
+
+        self.wait_for(polled, f"{count} records")
+        return records
 
     def wait_for(self, condition: Callable[[], object], what: str = "") -> None:
         deadline = time.monotonic() + DEADLINE_S
