@@ -288,6 +288,8 @@ class Connection:
     # Answers
 
     def _on_readable(self) -> None:
+        """Receive until there is nothing more. uvloop reports a connection that was reset once and never again, so
+        whoever leaves bytes unread may never hear of its end."""
         for _ in range(_RECEIVES_AT_ONCE):
             if self._socket is None:
                 return
@@ -311,8 +313,7 @@ class Connection:
                 return
             for frame in frames:
                 self._answer(frame)
-            if frames:
-                return  # whoever waited for it comes first
+        self._loop.call_soon(self._on_readable)  # others have their turn
 
     def _answer(self, frame: bytearray) -> None:
         if self._socket is None:

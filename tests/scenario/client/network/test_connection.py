@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +22,7 @@ from tidelog.client.errors import (
     UnsupportedVersionError,
 )
 from tidelog.client.network.connection import Connection
+from tidelog.common.event_loop import new_event_loop
 from tidelog.protocol import ErrorCode, encode
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersion, ApiVersionsResponse
@@ -78,7 +81,9 @@ def run(test: Awaitable[None]) -> None:
         async with asyncio.timeout(30):
             await test
 
-    asyncio.run(bounded())
+    # The loop that clients run on, which differs from asyncio's in what it tells of connections that were reset.
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(bounded())
 
 
 def test_answers_come_in_the_order_of_the_requests() -> None:
@@ -136,6 +141,44 @@ def test_a_bad_answer_fails_what_waits_and_closes(sent: bytes, error: type[Clien
                 await ask(connection)
 
     run(test())
+
+
+def test_an_answer_and_a_reset_that_arrive_together_are_both_noticed() -> None:
+    sent_all, has_reset = threading.Event(), threading.Event()
+
+    def receive(connected: socket.socket) -> tuple[int, int]:
+        size = struct.unpack(">i", connected.recv(4, socket.MSG_WAITALL))[0]
+        _, version, correlation_id = struct.unpack_from(">hhi", connected.recv(size, socket.MSG_WAITALL))
+        return version, correlation_id
+
+    def answer_and_reset(listener: socket.socket) -> None:
+        connected, _ = listener.accept()
+        version, correlation_id = receive(connected)
+        connected.sendall(api_versions(correlation_id, version=version))
+        ids = [receive(connected)[1] for _ in range(2)]
+        sent_all.wait(20)
+        connected.sendall(metadata(ids[0]))
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connected.close()
+        has_reset.set()
+
+    async def test(address: Address) -> None:
+        connection = await Connection.open(address)
+        futures = [connection.send(METADATA, MetadataRequest(topics=[]), MetadataResponse) for _ in range(2)]
+        # The loop stands still meanwhile, so that it meets the answer and the end at once.
+        sent_all.set()
+        has_reset.wait(20)
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(outcomes[0], MetadataResponse)
+        assert isinstance(outcomes[1], ConnectionLostError)
+        assert not connection.is_open
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        broker = threading.Thread(target=answer_and_reset, args=(listener,))
+        broker.start()
+        run(test(Address("127.0.0.1", listener.getsockname()[1])))
+        broker.join(20)
 
 
 def test_silence_is_an_error_after_the_time_given_and_closes() -> None:
