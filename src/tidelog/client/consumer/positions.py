@@ -20,7 +20,7 @@ from tidelog.client.consumer.offsets_lookup import (
     list_offsets,
 )
 from tidelog.client.consumer.settings import ConsumerSettings
-from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
+from tidelog.client.consumer.subscription import NO_EPOCH, PartitionState, SubscriptionState
 from tidelog.client.errors import ClientError, LogTruncationError, NoOffsetError, RetriableError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -127,6 +127,7 @@ class PositionKeeper:
 
     async def _reset(self, states: list[PartitionState]) -> None:
         versions = {state.topic_partition: state.version for state in states}
+        epochs = {state.topic_partition: self._leader_epoch(state.topic_partition) for state in states}
         now_ms = self._clock.now_ms()
         timestamps = {
             state.topic_partition: state.reset.timestamp_at(now_ms) for state in states if state.reset is not None
@@ -136,7 +137,13 @@ class PositionKeeper:
         ends = [topic_partition for topic_partition, offset in found.items() if offset.offset < 0]
         found |= await self._list(dict.fromkeys(ends, LATEST_TIMESTAMP))
         for topic_partition, offset in found.items():
-            self._subscription.found(topic_partition, versions[topic_partition], offset.offset, offset.leader_epoch)
+            self._subscription.found(
+                topic_partition,
+                versions[topic_partition],
+                offset.offset,
+                offset.leader_epoch,
+                checked_leader_epoch=epochs[topic_partition],
+            )
 
     async def _list(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
         """All at once; when that fails each alone, so that one partition without a leader does not hold up others."""
@@ -168,14 +175,17 @@ class PositionKeeper:
 
     # Leader epochs
 
+    def _leader_epoch(self, topic_partition: TopicPartition) -> int:
+        known = self._cluster.metadata.partition(topic_partition)
+        return NO_EPOCH if known is None else known.leader_epoch
+
     def _unchecked(self) -> list[PartitionState]:
         """Partitions with a new leader that has not been asked whether it holds what was read."""
         unchecked = []
         for state in self._subscription.states():
             if state.fetch_offset < 0:
                 continue
-            known = self._cluster.metadata.partition(state.topic_partition)
-            if known is not None and state.fetch_epoch >= 0 and known.leader_epoch > state.checked_leader_epoch:
+            if state.fetch_epoch >= 0 and self._leader_epoch(state.topic_partition) > state.checked_leader_epoch:
                 unchecked.append(state)
         return unchecked
 
@@ -183,9 +193,9 @@ class PositionKeeper:
         asked: dict[TopicPartition, AskedEpoch] = {}
         before = {state.topic_partition: (state.version, state.fetch_offset) for state in states}
         for state in states:
-            known = self._cluster.metadata.partition(state.topic_partition)
-            if known is not None:
-                asked[state.topic_partition] = AskedEpoch(state.fetch_epoch, known.leader_epoch)
+            epoch = self._leader_epoch(state.topic_partition)
+            if epoch >= 0:
+                asked[state.topic_partition] = AskedEpoch(state.fetch_epoch, epoch)
         ends = await epoch_ends(self._cluster, asked, timeout_s=self._settings.cluster.request_timeout_s)
         truncated: list[str] = []
         for state in states:
@@ -195,7 +205,7 @@ class PositionKeeper:
             end = ends.get(state.topic_partition)
             if end is None or (end.end_offset >= offset and end.leader_epoch >= 0):
                 state.checked_leader_epoch = asked[state.topic_partition].current_leader_epoch
-            elif not self._step_back(state, version, end):
+            elif not self._step_back(state, version, end, asked[state.topic_partition].current_leader_epoch):
                 truncated.append(f"{state.topic_partition} at {max(end.end_offset, 0)}")
         if truncated:
             raise LogTruncationError(
@@ -203,14 +213,17 @@ class PositionKeeper:
                 "to an offset to go on from"
             )
 
-    def _step_back(self, state: PartitionState, version: int, end: EpochEnd) -> bool:
+    def _step_back(self, state: PartitionState, version: int, end: EpochEnd, leader_epoch: int) -> bool:
         """Go on from where the logs part; False when the user is to decide."""
         log.warning("partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset)
         if end.end_offset >= state.position >= 0:
             # Only what was fetched ahead is gone.
-            return self._subscription.found(state.topic_partition, version, state.position, end.leader_epoch)
+            return self._found(state, version, state.position, end.leader_epoch, leader_epoch)
         if self._settings.reset is None:
             return False
         if end.end_offset < 0 or end.leader_epoch < 0:
             return self._subscription.request_reset(state.topic_partition, self._settings.reset, version)
-        return self._subscription.found(state.topic_partition, version, end.end_offset, end.leader_epoch)
+        return self._found(state, version, end.end_offset, end.leader_epoch, leader_epoch)
+
+    def _found(self, state: PartitionState, version: int, offset: int, epoch: int, checked: int) -> bool:
+        return self._subscription.found(state.topic_partition, version, offset, epoch, checked_leader_epoch=checked)

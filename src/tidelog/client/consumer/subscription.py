@@ -244,13 +244,25 @@ class SubscriptionState:
             self._move(self.state(topic_partition), offset, leader_epoch)
         self.on_change()
 
-    def found(self, topic_partition: TopicPartition, version: int, offset: int, leader_epoch: int = NO_EPOCH) -> bool:
-        """A look-up that began at `version` gave this offset. False when the partition has moved since."""
+    def found(
+        self,
+        topic_partition: TopicPartition,
+        version: int,
+        offset: int,
+        leader_epoch: int = NO_EPOCH,
+        *,
+        checked_leader_epoch: int = NO_EPOCH,
+    ) -> bool:
+        """A look-up that began at `version` gave this offset. False when the partition has moved since.
+
+        `checked_leader_epoch` is that of the leader who gave it, and so need not be asked whether it has it.
+        """
         with self._lock:
             state = self._partitions.get(topic_partition)
             if state is None or state.version != version:
                 return False
             self._move(state, offset, leader_epoch)
+            state.checked_leader_epoch = checked_leader_epoch
         self.on_change()
         return True
 
