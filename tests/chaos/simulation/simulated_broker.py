@@ -1,0 +1,192 @@
+"""A whole broker as a simulated process: started, stopped, and killed at any moment.
+
+What always holds: it is the broker that `tidelog serve` runs, on real files, with the network, the time and the
+threads of the simulation; after a kill its files are as it left them, its locks are free, and all else is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from simulated_clock import SimulatedClock
+from simulated_kill import KillSwitch
+from simulated_loop import Process, SimulatedLoop
+from simulated_network import SimulatedNetwork
+from tidelog.controller.requests import NewTopic
+from tidelog.log import LogManager
+from tidelog.metadata import SqliteStore
+from tidelog.protocol import ErrorCode
+from tidelog.server import server as server_module
+from tidelog.server.server import BrokerServer
+from tidelog.server.settings_load import load
+
+
+class SimulatedBroker:
+    """One broker and its restarts."""
+
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        network: SimulatedNetwork,
+        kills: KillSwitch,
+        data_dir: Path,
+        settings: Mapping[str, object],
+    ) -> None:
+        self.process: Process | None = None
+        self.starts = 0
+        self._loop = loop
+        self._network = network
+        self._kills = kills
+        self._clock = SimulatedClock(loop)
+        self._data_dir = data_dir
+        # The simulated disk has one arm, and its work is counted.
+        self._settings = load(options={"num.recovery.threads.per.data.dir": 1, **settings})
+        self._server: BrokerServer | None = None
+        self._store: SqliteStore | None = None
+        self._logs: LogManager | None = None
+
+    @contextmanager
+    def installed(self, rng: random.Random) -> Iterator[None]:
+        """While brokers are started: ports, the store's clock and ids are the simulation's."""
+
+        def make_store(path: Path) -> SqliteStore:
+            self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms)
+            return self._store
+
+        def make_logs(*args: Any) -> LogManager:
+            self._logs = LogManager(*args)
+            return self._logs
+
+        def new_uuid() -> uuid.UUID:
+            return uuid.UUID(int=rng.getrandbits(128), version=4)
+
+        def bind(*_: object, **__: object) -> object:
+            return self._network.listen()
+
+        with (
+            mock.patch.object(server_module, "SqliteStore", make_store),
+            mock.patch.object(server_module, "LogManager", make_logs),
+            mock.patch.object(server_module, "bind", bind),
+            mock.patch.object(uuid, "uuid4", new_uuid),
+            self._kills.installed(),
+        ):
+            yield
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it has started and was not killed since."""
+        return self.process is not None and self.process.is_alive and self._server is not None
+
+    async def start(self) -> None:
+        """Start it; when it is killed while it starts, this returns as well."""
+        assert self.process is None or not self.process.is_alive
+        self.starts += 1
+        process = self.process = self._loop.process(f"broker {self.starts}")
+        died = self._loop.create_future()
+        starting = self._loop.current
+
+        def tell() -> None:
+            if not died.done():
+                self._loop.schedule(starting, self._loop.time(), died.set_result, None)
+
+        process.on_death.append(self._release)
+        process.on_death.append(tell)
+        server = BrokerServer(self._settings, self._data_dir, self._clock)
+
+        async def run() -> None:
+            try:
+                await server.start()
+                self._server = server
+            finally:
+                tell()
+
+        task = self._loop.spawn(process, run())
+        await died
+        process.on_death.remove(tell)
+        if process.is_alive:
+            task.result()
+
+    async def stop(self) -> None:
+        """End it as SIGTERM does; it may still be killed on the way."""
+        process, server = self.process, self._server
+        assert process is not None
+        assert server is not None
+        self._server = None
+        ended = self._loop.create_future()
+        stopping = self._loop.current
+
+        def tell() -> None:
+            if not ended.done():
+                self._loop.schedule(stopping, self._loop.time(), ended.set_result, None)
+
+        process.on_death.append(tell)
+
+        async def run() -> None:
+            try:
+                await server.stop()
+            finally:
+                self._loop.kill(process)
+
+        task = self._loop.spawn(process, run())
+        await ended
+        if task.done():
+            task.result()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self._loop.kill(self.process)
+
+    def kill_while_it_writes(self, changes: int, torn_share: float) -> None:
+        """Kill it at the change to a file after so many from now on."""
+        if self.process is not None and self.process.is_alive:
+            self._kills.kill_at(self.process, changes, torn_share)
+
+    async def create_topics(self, partitions: Mapping[str, int]) -> None:
+        server, process = self._server, self.process
+        assert server is not None
+        assert process is not None
+        topics = [
+            NewTopic(name, partitions=count, replication_factor=1, configs={}) for name, count in partitions.items()
+        ]
+
+        async def create() -> None:
+            results = await server.services.controller.create_topics(topics)
+            assert not any(result.error for result in results), results
+            await server.services.replicas.wait_until_opened([result.topic_id for result in results])
+
+        await self._loop.spawn(process, create())
+
+    def reload_coordinators(self) -> None:
+        """Have the broker load all transactions and groups anew, as after writes whose outcome it could not tell."""
+        server, process = self._server, self.process
+        assert server is not None
+        assert process is not None
+
+        async def reload() -> None:
+            for service in (server.services.transactions, server.services.groups):
+                held: Any
+                for held in tuple(service._held.values()):
+                    if held.is_loaded:
+                        service._reload(held, ErrorCode.REQUEST_TIMED_OUT)
+
+        self._loop.spawn(process, reload())
+
+    def _release(self) -> None:
+        """What the kernel does for a dead process: its files are closed, and its locks are free."""
+        self._server = None
+        if self._logs is not None:
+            self._logs.close(clean=False)
+        database = self._store._database if self._store is not None else None
+        if database is not None:
+            for lock in database._locks.values():
+                os.close(lock._fd)
+            database._locks.clear()
+            database.close()
+        self._logs = self._store = None

@@ -1,0 +1,74 @@
+"""Kills simulated processes in the middle of what they write.
+
+What always holds: every call by which Python code of a simulated process changes files passes through here, and may be
+the last of that process; a write to a log may be done in part first. What the dead still try to change, while their
+stack unwinds, is not changed. What was written stays: memory is lost, the kernel is not. SQLite writes by itself: it is
+killed between its transactions only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from simulated_disk import CrashError
+from simulated_loop import Process, SimulatedLoop
+
+_CHANGES = ("pwrite", "write", "ftruncate", "truncate", "rename", "replace", "unlink", "remove", "mkdir", "rmdir")
+_WRITES = ("pwrite", "write")
+
+
+class KillSwitch:
+    """Counts what processes change, and ends those whose time has come."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._countdowns: dict[Process, tuple[int, float]] = {}
+        self.mid_write = 0
+
+    def kill_at(self, process: Process, changes: int, torn_share: float = 0.0) -> None:
+        """Kill it instead of the change after so many, of which this share is done if it is a write to a log."""
+        self._countdowns[process] = changes, torn_share
+
+    def spare_all(self) -> None:
+        """Nobody is to be killed any more."""
+        self._countdowns.clear()
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        patches = [mock.patch.object(os, name, self._guarded(name)) for name in _CHANGES]
+        for patch in patches:
+            patch.start()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+
+    def _guarded(self, name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def change(*args: Any, **kwargs: Any) -> Any:
+            process = self._loop.current
+            if not process.is_alive:
+                raise CrashError
+            if process in self._countdowns:
+                left, torn_share = self._countdowns.pop(process)
+                if left == 0:
+                    self._kill(process, real if name in _WRITES else None, args, torn_share)
+                self._countdowns[process] = left - 1, torn_share
+            return real(*args, **kwargs)
+
+        return change
+
+    def _kill(self, process: Process, write: Callable[..., Any] | None, args: tuple[Any, ...], share: float) -> None:
+        if write is not None and os.readlink(f"/proc/self/fd/{args[0]}").endswith(".log"):
+            torn = memoryview(args[1])[: int(len(args[1]) * share)]
+            if torn:
+                write(args[0], torn, *args[2:])
+        self.mid_write += 1
+        self._loop.kill(process)
+        raise CrashError
