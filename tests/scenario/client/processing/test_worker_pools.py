@@ -14,9 +14,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
-from tidelog import Admin, AsyncConsumer, AsyncKeyedWorkerPool, Consumer, KeyedWorkerPool, NewTopic, Producer
+from tidelog import Admin, AsyncConsumer, AsyncKeyedWorkerPool, Consumer, KeyedWorkerPool, NewTopic
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.types import TopicPartition
 
@@ -25,7 +26,7 @@ KEYS = 23
 
 
 class Topic:
-    """A topic whose records have a number that grows within each key."""
+    """A topic whose records, which another client writes, have a number that grows within each key."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         self.bootstrap = bootstrap
@@ -33,10 +34,10 @@ class Topic:
         self.written = 0
 
     def write(self, count: int) -> None:
-        with Producer(bootstrap_servers=self.bootstrap) as producer:
-            for number in range(self.written, self.written + count):
-                producer.send_nowait(self.name, b"%d" % number, key=b"key-%d" % (number % KEYS))
-            producer.flush()
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.bootstrap})
+        for number in range(self.written, self.written + count):
+            producer.produce(self.name, b"%d" % number, key=b"key-%d" % (number % KEYS))
+        assert producer.flush(60) == 0
         self.written += count
 
     def consumer_options(self, group: str, **options: Any) -> dict[str, Any]:
