@@ -180,3 +180,9 @@ def own_group(own_cluster: BrokerProcess, fresh_name: Callable[[str], str]) -> I
     """The same with a broker that the test may stop and start."""
     with ExitStack() as stack:
         yield GroupBench(own_cluster, fresh_name, stack)
+
+
+@pytest.fixture
+def make_group() -> type[GroupBench]:
+    """For clusters of the test's own."""
+    return GroupBench
