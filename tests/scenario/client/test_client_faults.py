@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog import Admin, Consumer, Producer, TopicPartition
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.client.errors import BufferFullError, ClientError, RequestTimeoutError, RetriableError
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def test_cuts_at_random_under_load_keep_order_and_count(proxied_cluster: Proxied
     proxy, chance = proxied_cluster.proxy, random.Random(7)
     settings = {"bootstrap.servers": proxied_cluster.bootstrap, "linger.ms": 1, "batch.size": 2000, **QUICK}
     with Producer(settings) as producer:
-        futures = []
+        futures: list[DeliveryFuture] = []
         for number in range(count):
             if number % 500 == 0:
                 if futures:

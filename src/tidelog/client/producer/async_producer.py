@@ -13,15 +13,16 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from tidelog.client.producer.accumulator import NoRoom
-from tidelog.client.producer.core import DeliveryCallback, Headers, ProducerCore
+from tidelog.client.producer.core import DeliveryCallback, Headers
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.interceptors import ProducerRecord
 from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
+from tidelog.client.producer.transaction_calls import AsyncTransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata, RecordMetadata
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncTransactionCalls):
     """Sends records to topics from coroutines.
 
     It may be made anywhere and starts when it is first used.
@@ -35,7 +36,7 @@ class AsyncProducer:
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
         self._is_open = False
-        self._core = ProducerCore(ProducerSettings.read(settings, options), owner="AsyncProducer")
+        self._core = make_core(ProducerSettings.read(settings, options), "AsyncProducer")
         self._append, self._append_with_receipt = self._core.fast_ways()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True

@@ -67,6 +67,12 @@ _STABLE_INIT_AT_MOST = 5
 _CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
 
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+# What a partition's leader says of the producer and not of its records.
+_REFUSES_PRODUCER = _FENCED | {
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    ErrorCode.UNSUPPORTED_VERSION,
+}
 # What ends the transaction but not the producer.
 _ABORTABLE = frozenset(
     {
@@ -194,7 +200,11 @@ class Transactions:
         return False
 
     def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
-        self._failed(error)
+        # A record that a partition does not take ends the transaction, not the producer.
+        if isinstance(error, BrokerError) and error.code in _REFUSES_PRODUCER:
+            self._failed(error)
+        else:
+            self._note(error)
 
     # What the user asks
 
@@ -524,10 +534,13 @@ class Transactions:
                 shown = FatalTransactionError(f"{self._subject} can't go on, make a new producer: {error}")
             if shown is not error:
                 shown.__cause__ = error
-        self.state.failed(shown)
+        self._note(shown)
+        return shown
+
+    def _note(self, error: ClientError) -> None:
+        self.state.failed(error)
         if self.state.error is not None:
             self._host.set_open(False)
-        return shown
 
 
 class TransactionTimeoutError(RetriableError):
