@@ -213,6 +213,7 @@ local = threading.local()
 def handle(record):
     if not hasattr(local, "connection"):
         local.connection = sqlite3.connect(database, timeout=30)
+        local.connection.execute("PRAGMA synchronous=OFF")  # processes die here, machines do not
     with local.connection as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("INSERT INTO given VALUES (?)", (int(record.value),))
@@ -236,14 +237,14 @@ def test_killed_pools_lose_nothing_and_a_deduplicator_makes_it_once(
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.executescript("CREATE TABLE given (number int); CREATE TABLE effects (number int)")
-    topic.write(2000)
+    topic.write(1000)
     command = [sys.executable, "-c", KILLED_POOL, topic.bootstrap, topic.name, fresh_name("group"), str(database)]
 
     def effects() -> int:
         with closing(sqlite3.connect(database)) as connection:
             return int(connection.execute("SELECT count(*) FROM effects").fetchone()[0])
 
-    for enough in (600, 2000):
+    for enough in (300, 1000):
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
         try:
             wait_until(lambda enough=enough, process=process: effects() >= enough or process.poll() is not None, "work")
@@ -254,5 +255,5 @@ def test_killed_pools_lose_nothing_and_a_deduplicator_makes_it_once(
     with closing(sqlite3.connect(database)) as connection:
         numbers = sorted(number for (number,) in connection.execute("SELECT number FROM effects"))
         given = connection.execute("SELECT count(*), count(DISTINCT number) FROM given").fetchone()
-    assert numbers == list(range(2000)), "each effect once"
-    assert given[1] == 2000
+    assert numbers == list(range(1000)), "each effect once"
+    assert given[1] == 1000
