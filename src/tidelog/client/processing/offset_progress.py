@@ -15,12 +15,13 @@ class OffsetProgress:
     """The records of one partition, from its assignment until it is given up."""
 
     __slots__ = (
+        "_done_epoch",
+        "_done_offset",
         "_epochs",
         "_finished",
         "_pending",
         "begun",
         "committed",
-        "done",
         "in_flight",
         "is_given_up",
         "partition",
@@ -30,13 +31,14 @@ class OffsetProgress:
         self.partition = partition
         # Set once the partition belongs to somebody else: what is finished then counts no more.
         self.is_given_up = False
-        # What may be committed, and what was; None before the first record is done.
-        self.done: OffsetAndMetadata | None = None
+        # What was committed; None before that.
         self.committed: OffsetAndMetadata | None = None
         # The last offset that somebody began to work on: what waits before it is a gap in what is done.
         self.begun = -1
         # Records that are worked on, or will be.
         self.in_flight = 0
+        self._done_offset = -1
+        self._done_epoch = -1
         self._pending: deque[int] = deque()
         self._epochs: deque[int] = deque()
         self._finished: set[int] = set()
@@ -52,7 +54,12 @@ class OffsetProgress:
         while self._pending and self._pending[0] in self._finished:
             first = self._pending.popleft()
             self._finished.remove(first)
-            self.done = OffsetAndMetadata(first + 1, self._epochs.popleft())
+            self._done_offset, self._done_epoch = first + 1, self._epochs.popleft()
+
+    @property
+    def done(self) -> OffsetAndMetadata | None:
+        """What may be committed; None before the first record is done."""
+        return None if self._done_offset < 0 else OffsetAndMetadata(self._done_offset, self._done_epoch)
 
     @property
     def uncommitted(self) -> int:

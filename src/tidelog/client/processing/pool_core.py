@@ -266,13 +266,12 @@ class PoolCore(Generic[RecordT]):
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """The offsets that have moved since they were committed."""
-        return {
-            partition: progress.done
-            for partition, progress in self._partitions.items()
-            if progress.done is not None
-            and progress.done != progress.committed
-            and (partitions is None or partition in partitions)
-        }
+        moved = {}
+        for partition, progress in self._partitions.items():
+            done = progress.done
+            if done is not None and done != progress.committed and (partitions is None or partition in partitions):
+                moved[partition] = done
+        return moved
 
     def note_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for partition, offset in offsets.items():
@@ -307,9 +306,6 @@ class PoolCore(Generic[RecordT]):
 
     def uncommitted(self) -> dict[TopicPartition, int]:
         return {partition: progress.uncommitted for partition, progress in self._partitions.items()}
-
-    def done_offsets(self) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        return {partition: progress.done for partition, progress in self._partitions.items()}
 
     # Lanes
 

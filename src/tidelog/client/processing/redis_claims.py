@@ -229,7 +229,7 @@ class AsyncRedisClaims(_RedisKeys):
 
 def open_redis(target: str | redis.Redis, name: str, timeout_s: float) -> RedisClaims:
     """The store at a URL, with connections of its own, or over the caller's client."""
-    if isinstance(target, redis.Redis):
+    if not isinstance(target, str):
         return RedisClaims(target, name, is_own=False)
     retry = redis.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
     client = redis.Redis.from_url(target, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
@@ -237,7 +237,7 @@ def open_redis(target: str | redis.Redis, name: str, timeout_s: float) -> RedisC
 
 
 def open_redis_async(target: str | redis.asyncio.Redis, name: str, timeout_s: float) -> AsyncRedisClaims:
-    if isinstance(target, redis.asyncio.Redis):
+    if not isinstance(target, str):
         return AsyncRedisClaims(target, name, is_own=False)
     retry = redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
     client = redis.asyncio.Redis.from_url(
