@@ -131,7 +131,6 @@ class TransactionState:
     def note_partition(self, topic_partition: TopicPartition) -> bool:
         """A batch was opened for it; whether the broker has still to be told."""
         with self._guard:
-            self.has_begun_at_broker = True
             if topic_partition in self._added:
                 return False
             if topic_partition not in self._adding:

@@ -191,6 +191,8 @@ class Transactions:
 
     def on_append(self, topic_partition: TopicPartition) -> None:
         self.state.note_partition(topic_partition)
+        if self._adds_itself:  # by the first batch that arrives, which may be any
+            self.state.has_begun_at_broker = True
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         if self._adds_itself or self.state.is_added(topic_partition):
@@ -414,6 +416,7 @@ class Transactions:
                     forever=True,
                 )
                 self.state.added(partitions)
+                self.state.has_begun_at_broker = True
                 self._host.wake()
         except ClientError as error:
             self._host.fail_undrained(self._failed(error))

@@ -99,9 +99,7 @@ def test_a_fatal_error_stays() -> None:
 
 def test_partitions_are_told_once() -> None:
     state = in_transaction()
-    assert not state.has_begun_at_broker
     assert state.note_partition(ORDERS)
-    assert state.has_begun_at_broker
     assert state.take_new() == [ORDERS]
     assert state.note_partition(ORDERS), "the answer is not there yet"
     assert state.take_new() == []
