@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +12,7 @@ import typer
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json, print_table
+from tidelog.cli.progress import steps
 
 if TYPE_CHECKING:
     from tidelog.bench.report import Row
@@ -53,9 +54,9 @@ def broker(
     """
     from tidelog.bench import broker_bench
 
-    with _failures_told():
+    with _measuring() as tell:
         rows = broker_bench.compare(
-            broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips), report, directory
+            broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips), tell, directory
         )
     _show(rows, markdown, json)
 
@@ -78,9 +79,9 @@ def compaction(
     """
     from tidelog.bench import compaction_bench
 
-    with _failures_told():
+    with _measuring() as tell:
         rows = compaction_bench.compare(
-            compaction_bench.Plan(megabytes=megabytes, keys=keys, runs=runs), report, directory
+            compaction_bench.Plan(megabytes=megabytes, keys=keys, runs=runs), tell, directory
         )
     _show(rows, markdown, json)
 
@@ -100,8 +101,8 @@ def partitions(
     """
     from tidelog.bench import partitions_bench
 
-    with _failures_told():
-        rows = partitions_bench.compare(partitions_bench.Plan(partitions=count, runs=runs), report, directory)
+    with _measuring() as tell:
+        rows = partitions_bench.compare(partitions_bench.Plan(partitions=count, runs=runs), tell, directory)
     _show(rows, markdown, json)
 
 
@@ -122,9 +123,9 @@ def groups(
     """
     from tidelog.bench import groups_bench
 
-    with _failures_told():
+    with _measuring() as tell:
         rows = groups_bench.compare(
-            groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds), report, directory
+            groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds), tell, directory
         )
     _show(rows, markdown, json)
 
@@ -145,9 +146,9 @@ def transactions(
     """
     from tidelog.bench import transactions_bench
 
-    with _failures_told():
+    with _measuring() as tell:
         rows = transactions_bench.compare(
-            transactions_bench.Plan(runs=runs, megabytes=megabytes, commit_interval_ms=interval), report, directory
+            transactions_bench.Plan(runs=runs, megabytes=megabytes, commit_interval_ms=interval), tell, directory
         )
     _show(rows, markdown, json)
 
@@ -167,8 +168,8 @@ def client(
     """
     from tidelog.bench import client_bench
 
-    with _failures_told():
-        rows = client_bench.compare(client_bench.Plan(runs=runs, records=records), report, directory)
+    with _measuring() as tell:
+        rows = client_bench.compare(client_bench.Plan(runs=runs, records=records), tell, directory)
     if markdown is not None:
         markdown.write_text(client_bench.markdown(rows))
     if json:
@@ -179,12 +180,13 @@ def client(
 
 
 @contextmanager
-def _failures_told() -> Iterator[None]:
-    """A plan that makes no sense, or a measurement that could not be made, ends as one line."""
+def _measuring() -> Iterator[Callable[[str], None]]:
+    """Gives what tells each step; a plan that makes no sense, or a measurement that failed, ends as one line."""
     from tidelog.bench.brokers import MeasurementError
 
     try:
-        yield
+        with steps(report) as tell:
+            yield tell
     except MeasurementError as error:
         raise CommandError(str(error)) from None
 

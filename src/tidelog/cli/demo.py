@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 import typer
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.options import Json, checked, connected
+from tidelog.cli.options import Json, administration, checked, client_options
 from tidelog.cli.output import print_json, print_line
+from tidelog.cli.progress import is_watched, progress
 from tidelog.cli.text import count_text, plural, size_text
 
 if TYPE_CHECKING:
-    from tidelog.client.cluster import Cluster
-    from tidelog.records import Record
+    from tidelog.client.producer.producer import Producer
+    from tidelog.client.types import RecordMetadata
+    from tidelog.records.kernel_consume import ConsumerRecord
 
 START_DEADLINE_S = 20.0
 STOP_DEADLINE_S = 10.0
@@ -42,12 +44,12 @@ VALUE_BYTES = 100
 ROUND_TRIPS = 500
 ROUND_TRIPS_SECONDS_MAX = 2.0
 PROGRESS_EVERY_RECORDS = 2000
+BATCH_BYTES = 256 * 1024
+RECORDS_AT_ONCE = 5000
+POLL_S = 0.2
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PADDING = bytes(ord("a") + number % 26 for number in range(VALUE_BYTES))
-
-# Takes the share that is done, 0 to 1, and the records so far.
-Progress = Callable[[float, int], None]
 
 
 @dataclass(slots=True)
@@ -125,12 +127,11 @@ def demo(
     tell = _say_nothing if json else _say
     with _Interruption().caught() as interruption, ExitStack() as cleanup:
         place = _prepare(bootstrap, cleanup, interruption, tell)
-        with connected(place.bootstrap, TIMEOUT_S) as cluster:
-            round_trips, written = _produce(cluster, place.topic, seconds, interruption, tell)
-            tell(f"wrote {written.text()}")
-            read = _consume(cluster, place.topic, written.records + len(round_trips.latencies_ms), interruption)
-            tell(f"read  {read.text()}")
-            tell(f"compared: all {count_text(read.records)} records came back as sent, in order")
+        round_trips, written = _produce(place, seconds, interruption, tell)
+        tell(f"wrote {written.text()}")
+        read = _consume(place, written.records + len(round_trips.latencies_ms), interruption)
+        tell(f"read  {read.text()}")
+        tell(f"compared: all {count_text(read.records)} records came back as sent, in order")
     if json:
         print_json(
             {
@@ -187,104 +188,122 @@ def _value(number: int) -> bytes:
     return digits + _PADDING[len(digits) :]
 
 
-def _produce(
-    cluster: Cluster, topic: str, seconds: float, interruption: _Interruption, tell: Callable[[str], None]
-) -> tuple[RoundTrips, Throughput]:
-    from tidelog.client.produce import Producer
+class _Deliveries:
+    """The first error of a delivery, told on the producer's own thread."""
 
-    producer = Producer(cluster, idempotent=True, delivery_timeout_s=TIMEOUT_S)
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __call__(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        self.error = self.error or error
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise CommandError(f"records could not be delivered: {self.error}")
+
+
+def _produce(
+    place: _Place, seconds: float, interruption: _Interruption, tell: Callable[[str], None]
+) -> tuple[RoundTrips, Throughput]:
+    from tidelog.client.producer.producer import Producer
+
+    deliveries = _Deliveries()
+    with Producer(**client_options(place.bootstrap, TIMEOUT_S), batch_size=BATCH_BYTES) as producer:
+        round_trips = _round_trips(producer, place.topic, interruption)
+        tell(f"sent  {round_trips.text()}")
+        number = first = len(round_trips.latencies_ms)
+        with progress("writing", seconds, shown=is_watched()) as advance:
+            started_s = time.perf_counter()
+            while time.perf_counter() - started_s < seconds:
+                interruption.check()
+                deliveries.check()
+                for _ in range(PROGRESS_EVERY_RECORDS):
+                    producer.send(
+                        place.topic,
+                        _value(number),
+                        _key(number),
+                        partition=number % PARTITIONS,
+                        on_delivery=deliveries,
+                    )
+                    number += 1
+                advance(time.perf_counter() - started_s, f"writing {number:,} records")
+            producer.flush()
+            took_s = time.perf_counter() - started_s
+    deliveries.check()
+    payload_bytes = sum(len(_key(sent)) for sent in range(first, number)) + (number - first) * VALUE_BYTES
+    return round_trips, Throughput(number - first, payload_bytes, took_s)
+
+
+def _round_trips(producer: Producer, topic: str, interruption: _Interruption) -> RoundTrips:
+    """Records that are acknowledged one by one."""
     round_trips = RoundTrips()
-    number = 0
     started_s = time.perf_counter()
-    while number < ROUND_TRIPS and time.perf_counter() - started_s < ROUND_TRIPS_SECONDS_MAX:
+    for number in range(ROUND_TRIPS):
         interruption.check()
         sent_s = time.perf_counter()
-        producer.send(topic, _value(number), key=_key(number), partition=number % PARTITIONS)
-        producer.flush()
+        if sent_s - started_s >= ROUND_TRIPS_SECONDS_MAX:
+            break
+        sent = producer.send(topic, _value(number), _key(number), partition=number % PARTITIONS)
+        producer.flush()  # it does not wait for more records to go with this one
+        sent.result()
         round_trips.latencies_ms.append((time.perf_counter() - sent_s) * 1000)
-        number += 1
-    _check_delivered(producer.delivery.first_error)
-    tell(f"sent  {round_trips.text()}")
-    before_records, before_bytes = producer.delivery.delivered_records, producer.delivery.delivered_bytes
-    with _progress("writing") as advanced:
-        started_s = time.perf_counter()
-        deadline_s = started_s + seconds
-        while time.perf_counter() < deadline_s:
-            interruption.check()
-            for _ in range(PROGRESS_EVERY_RECORDS):
-                producer.send(topic, _value(number), key=_key(number), partition=number % PARTITIONS)
-                number += 1
-            advanced((time.perf_counter() - started_s) / seconds, number)
-        producer.flush()
-        took_s = time.perf_counter() - started_s
-    _check_delivered(producer.delivery.first_error)
-    delivery = producer.delivery
-    return round_trips, Throughput(
-        delivery.delivered_records - before_records, delivery.delivered_bytes - before_bytes, took_s
-    )
+    return round_trips
 
 
-def _check_delivered(error: Exception | None) -> None:
-    if error is not None:
-        raise CommandError(f"records could not be delivered: {error}")
-
-
-def _consume(cluster: Cluster, topic: str, sent_records: int, interruption: _Interruption) -> Throughput:
+def _consume(place: _Place, sent_records: int, interruption: _Interruption) -> Throughput:
     """Read everything and compare it; only the reading is timed."""
-    from tidelog.client.consume import BEGINNING, Consumer
+    from tidelog.client.consumer.consumer import Consumer
     from tidelog.client.types import TopicPartition
 
-    consumer = Consumer(cluster)
-    consumer.assign({TopicPartition(topic, partition): BEGINNING for partition in range(PARTITIONS)}, stop_at_end=True)
     read = Throughput()
-    with _progress("reading") as advanced:
-        while not consumer.is_done:
-            interruption.check()
-            polled_s = time.perf_counter()
-            fetched = consumer.poll()
-            read.seconds += time.perf_counter() - polled_s
-            if fetched is None:
-                continue
-            read.payload_bytes += _compare(fetched.topic_partition.partition, fetched.records)
-            read.records += len(fetched.records)
-            advanced(read.records / sent_records, read.records)
+    with Consumer(
+        **client_options(place.bootstrap, TIMEOUT_S), auto_offset_reset="earliest", max_poll_records=RECORDS_AT_ONCE
+    ) as consumer:
+        consumer.assign([TopicPartition(place.topic, partition) for partition in range(PARTITIONS)])
+        idle_since_s = time.perf_counter()
+        with progress("reading", sent_records, shown=is_watched()) as advance:
+            while read.records < sent_records:
+                interruption.check()
+                polled_s = time.perf_counter()
+                records = consumer.poll(POLL_S)
+                read.seconds += time.perf_counter() - polled_s
+                if records:
+                    idle_since_s = time.perf_counter()
+                elif time.perf_counter() - idle_since_s > TIMEOUT_S:
+                    break
+                read.payload_bytes += _compare(records)
+                read.records += len(records)
+                advance(read.records, f"reading {read.records:,} records")
     if read.records != sent_records:
         raise CommandError(f"{plural(sent_records, 'record')} were sent, {count_text(read.records)} came back")
     return read
 
 
-def _compare(partition: int, records: list[Record]) -> int:
+def _compare(records: list[ConsumerRecord]) -> int:
     """Hold records against what was sent; gives the bytes of their keys and values."""
     payload_bytes = 0
     for record in records:
-        number = record.offset * PARTITIONS + partition
+        number = record.offset * PARTITIONS + record.partition
         key, value = record.key, record.value
         if key != _key(number) or value != _value(number):
-            raise CommandError(f"the record at offset {record.offset} of partition {partition} is not what was sent")
+            raise CommandError(
+                f"the record at offset {record.offset} of partition {record.partition} is not what was sent"
+            )
         payload_bytes += len(key) + len(value)
     return payload_bytes
 
 
 def _create_topic(bootstrap: str, topic: str) -> None:
-    from tidelog.client.admin_calls import Admin
-    from tidelog.client.admin_types import NewTopic
+    from tidelog.client.admin import NewTopic
 
-    with connected(bootstrap, TIMEOUT_S) as cluster:
-        admin = Admin(cluster)
-        (outcome,) = admin.create_topics([NewTopic(topic, PARTITIONS, -1, {})])
-        if outcome.error is not None:
-            raise outcome.error
-        admin.wait_for_topic(topic)
+    with administration(bootstrap, TIMEOUT_S) as admin:
+        admin.create_topics([NewTopic(topic, PARTITIONS)]).raise_for_errors()
+        admin.wait_for_topics(topic)
 
 
 def _delete_topic(bootstrap: str, topic: str) -> None:
-    """On a connection of its own: the other may have been left in the middle of an answer."""
-    from tidelog.client.admin_calls import Admin
-
-    with connected(bootstrap, STOP_DEADLINE_S) as cluster:
-        (outcome,) = Admin(cluster).delete_topics([topic])
-        if outcome.error is not None:
-            raise outcome.error
+    with administration(bootstrap, STOP_DEADLINE_S) as admin:
+        admin.delete_topics(topic).raise_for_errors()
 
 
 # The demo's own broker
@@ -384,23 +403,3 @@ def _say(text: str) -> None:
 
 def _say_nothing(text: str) -> None:
     pass
-
-
-@contextmanager
-def _progress(action: str) -> Iterator[Progress]:
-    """A progress display when a person watches; else nothing."""
-    if not sys.stderr.isatty():
-        yield lambda share, records: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Display
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Display(*columns, console=Console(stderr=True), transient=True) as display:
-        task = display.add_task(action, total=1.0)
-
-        def advanced(share: float, records: int) -> None:
-            display.update(task, completed=min(share, 1.0), description=f"{action} {records:,} records")
-
-        yield advanced

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from tidelog.client.admin import Admin
     from tidelog.client.cluster import Cluster
+    from tidelog.client.settings import ClientOptions
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 
@@ -52,17 +53,22 @@ CONNECT_TIMEOUT_S_MAX = 5.0  # whoever waits at a terminal wants to know sooner 
 CLIENT_ID = "tidelog-cli"
 
 
+def client_options(bootstrap: str, timeout_s: float) -> ClientOptions:
+    """The settings that the clients of all commands have."""
+    return {
+        "bootstrap_servers": bootstrap,
+        "client_id": CLIENT_ID,
+        "socket_connection_setup_timeout_ms": round(min(timeout_s, CONNECT_TIMEOUT_S_MAX) * 1000),
+        "request_timeout_ms": round(timeout_s * 1000),
+        "default_api_timeout_ms": round(timeout_s * 1000),
+    }
+
+
 def administration(bootstrap: str, timeout_s: float) -> Admin:
     """An admin client for the length of a command: use it with `with`."""
     from tidelog.client.admin.admin import Admin
 
-    return Admin(
-        bootstrap_servers=bootstrap,
-        client_id=CLIENT_ID,
-        socket_connection_setup_timeout_ms=round(min(timeout_s, CONNECT_TIMEOUT_S_MAX) * 1000),
-        request_timeout_ms=round(timeout_s * 1000),
-        default_api_timeout_ms=round(timeout_s * 1000),
-    )
+    return Admin(**client_options(bootstrap, timeout_s))
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,20 +20,25 @@ from tidelog.cli.options import (
     Bootstrap,
     Json,
     Timeout,
+    administration,
     checked,
-    connected,
+    client_options,
     topic_name,
 )
 from tidelog.cli.output import print_json, print_line
+from tidelog.cli.progress import Advance, is_watched, progress
 from tidelog.cli.text import count_text, duration_text, parse_pair, plural, size_text, unescape
 
 if TYPE_CHECKING:
-    from tidelog.client.batches import Batch
-    from tidelog.client.errors import ClientError
-    from tidelog.client.produce import Delivery, Producer
+    from tidelog.client.producer.metrics import ProducerMetrics
+    from tidelog.client.types import RecordMetadata
 
 PROGRESS_EVERY_RECORDS = 1000
 FAILURES_SHOWN_MAX = 10
+BATCH_BYTES = 256 * 1024
+LINGER_MS = 5
+# How large a record may be is for the broker to say, which names its own limit.
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Acks(enum.StrEnum):
@@ -87,69 +92,97 @@ def produce(
     json: Json = False,
 ) -> None:
     """Write the lines of standard input to a topic, one record a line, in order."""
-    from tidelog.client.produce import Producer
-    from tidelog.records import Compression
+    from tidelog.client.errors import RecordTooLargeError
+    from tidelog.client.producer.producer import Producer
 
     separator = None if key_separator is None else _separator(key_separator)
     headers = [_header(text) for text in header or []]
     null = None if null_marker is None else null_marker.encode()
-    failures = _Failures()
+    _check_topic(bootstrap, timeout, topic, partition)  # told before the first line is typed
+    tally = _Tally()
     started_s = time.monotonic()
-    with connected(bootstrap, timeout) as cluster:
-        cluster.topic(topic)  # a wrong name is told before the first line is typed
-        producer = Producer(
-            cluster,
-            acks={Acks.ALL: -1, Acks.LEADER: 1, Acks.NONE: 0}[acks],
-            compression=Compression.from_label(compression.value),
-            idempotent=idempotent and acks is Acks.ALL,
-            delivery_timeout_s=timeout,
-            on_failure=failures.add,
-        )
-        with _progress(topic) as advanced:
-            try:
-                for number, line in enumerate(_lines(producer, advanced), start=1):
-                    key, value = _split(line, separator, number)
-                    producer.send(
-                        topic,
-                        None if value == null else value,
-                        key=None if key is None or key == null else key,
-                        headers=headers,
-                        partition=partition,
-                    )
-            finally:
-                # Also after Ctrl-C or a bad line: what was read before it is delivered.
-                producer.flush()
-    _summarise(topic, producer.delivery, time.monotonic() - started_s, json)
-    if producer.delivery.failed_records:
-        raise CommandError(f"{plural(producer.delivery.failed_records, 'record')} could not be delivered to {topic}")
+    with Producer(
+        **client_options(bootstrap, timeout),
+        acks=acks.value,
+        batch_size=BATCH_BYTES,
+        compression_type=compression.value,
+        enable_idempotence=idempotent and acks is Acks.ALL,
+        linger_ms=LINGER_MS,
+        delivery_timeout_ms=round(timeout * 1000) + LINGER_MS,
+        max_block_ms=round(timeout * 1000),
+        max_request_size=REQUEST_BYTES_MAX,
+    ) as producer:
+        try:
+            for number, line in enumerate(_lines(topic), start=1):
+                key, value = (None if part == null else part for part in _split(line, separator, number))
+                try:
+                    producer.send(topic, value, key, headers or None, partition, None, tally.add)
+                except RecordTooLargeError as error:
+                    tally.add(None, error)
+        finally:
+            # Also after Ctrl-C or a bad line: what was read before it is delivered.
+            producer.flush()
+        metrics = producer.metrics()
+    _summarise(topic, tally, metrics, time.monotonic() - started_s, json)
+    if tally.failed_records:
+        raise CommandError(f"{plural(tally.failed_records, 'record')} could not be delivered to {topic}")
 
 
-class _Failures:
-    """Tells why records failed, without a line for each of very many."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def add(self, batch: Batch, error: ClientError) -> None:
-        self._count += 1
-        if self._count <= FAILURES_SHOWN_MAX:
-            report(f"{plural(len(batch.records), 'record')} not delivered: {error}")
+def _check_topic(bootstrap: str, timeout_s: float, topic: str, partition: int | None) -> None:
+    with administration(bootstrap, timeout_s) as admin:
+        partitions = admin.describe_topics(topic)[topic].partitions
+    if partition is not None and partition >= len(partitions):
+        raise CommandError(f"topic {topic!r} has no partition {partition}; it has 0 to {len(partitions) - 1}")
 
 
-def _lines(producer: Producer, advanced: Callable[[int, int], None]) -> Iterator[bytes]:
+@dataclass(slots=True)
+class _Tally:
+    """What became of the records; tells why some failed, without a line for each of very many."""
+
+    delivered_records: int = 0
+    delivered_bytes: int = 0  # of keys and values
+    failed_records: int = 0
+    reasons: int = 0
+    last_reason: str = ""
+
+    def add(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
+        if metadata is not None:
+            self.delivered_records += 1
+            # The size of null is -1.
+            self.delivered_bytes += max(metadata.serialized_key_size, 0) + max(metadata.serialized_value_size, 0)
+            return
+        self.failed_records += 1
+        reason = str(error)
+        # The records of a batch fail together, for one reason.
+        if reason != self.last_reason:
+            self.last_reason = reason
+            self.reasons += 1
+            if self.reasons <= FAILURES_SHOWN_MAX:
+                report(f"not delivered: {reason}")
+
+
+def _lines(topic: str) -> Iterator[bytes]:
+    """The lines, with a progress bar when a person watches and the input is no keyboard."""
     from tidelog.cli.input_lines import read_lines
 
+    status = os.fstat(sys.stdin.fileno())
+    total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
+    shown = is_watched() and not sys.stdin.isatty()
     read_records = read_bytes = 0
-    for line in read_lines(sys.stdin.fileno()):
-        if line is None:
-            producer.flush()
-            advanced(read_records, read_bytes)
-            continue
-        yield line
-        read_records += 1
-        read_bytes += len(line) + 1
-        if read_records % PROGRESS_EVERY_RECORDS == 0:
-            advanced(read_records, read_bytes)
+
+    def show(advance: Advance) -> None:
+        advance(read_bytes, f"{read_records:,} records to {topic}")
+
+    with progress(f"producing to {topic}", total_bytes, shown=shown, in_bytes=True) as advance:
+        for line in read_lines(sys.stdin.fileno()):
+            if line is None:
+                show(advance)
+                continue
+            yield line
+            read_records += 1
+            read_bytes += len(line) + 1
+            if read_records % PROGRESS_EVERY_RECORDS == 0:
+                show(advance)
 
 
 def _split(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
@@ -173,44 +206,23 @@ def _header(text: str) -> tuple[str, bytes]:
     return key, value.encode()
 
 
-def _summarise(topic: str, delivery: Delivery, seconds: float, as_json: bool) -> None:
+def _summarise(topic: str, tally: _Tally, metrics: ProducerMetrics, seconds: float, as_json: bool) -> None:
     if as_json:
         print_json(
             {
                 "topic": topic,
-                "delivered_records": delivery.delivered_records,
-                "delivered_bytes": delivery.delivered_bytes,
-                "failed_records": delivery.failed_records,
-                "requests": delivery.requests,
-                "retries": delivery.retries,
+                "delivered_records": tally.delivered_records,
+                "delivered_bytes": tally.delivered_bytes,
+                "failed_records": tally.failed_records,
+                "requests": metrics.requests_sent,
+                "retries": metrics.records_retried,
                 "seconds": round(seconds, 3),
             }
         )
         return
-    rate = delivery.delivered_records / seconds if seconds > 0 else 0
-    failed = f", {count_text(delivery.failed_records)} failed" if delivery.failed_records else ""
+    rate = tally.delivered_records / seconds if seconds > 0 else 0
+    failed = f", {count_text(tally.failed_records)} failed" if tally.failed_records else ""
     print_line(
-        f"produced {plural(delivery.delivered_records, 'record')} ({size_text(delivery.delivered_bytes)}) to {topic} "
+        f"produced {plural(tally.delivered_records, 'record')} ({size_text(tally.delivered_bytes)}) to {topic} "
         f"in {duration_text(seconds)}: {count_text(round(rate))} records/s{failed}"
     )
-
-
-@contextmanager
-def _progress(topic: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar when a person watches and the input is no keyboard; else nothing."""
-    if not sys.stderr.isatty() or sys.stdin.isatty():
-        yield lambda records, read_bytes: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    status = os.fstat(sys.stdin.fileno())
-    total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"producing to {topic}", total=total_bytes)
-
-        def advanced(records: int, read_bytes: int) -> None:
-            progress.update(task, completed=read_bytes, description=f"{records:,} records to {topic}")
-
-        yield advanced

@@ -13,8 +13,11 @@ from collections.abc import Callable
 
 from tidelog.cli.text import unescape
 from tidelog.records import Record
+from tidelog.records.kernel_consume import ConsumerRecord
 
-RecordWriter = Callable[[str, int, Record], bytes]
+AnyRecord = Record | ConsumerRecord
+
+RecordWriter = Callable[[str, int, AnyRecord], bytes]
 """Topic, partition and record to the bytes to print, without the line's end."""
 
 DEFAULT_TEMPLATE = "%v"
@@ -49,22 +52,22 @@ def compile_format(text: str, null_marker: str = "") -> RecordWriter:
     if text == DEFAULT_TEMPLATE:
         return fields["v"]
 
-    def write(topic: str, partition: int, record: Record) -> bytes:
+    def write(topic: str, partition: int, record: AnyRecord) -> bytes:
         return b"".join(part if isinstance(part, bytes) else part(topic, partition, record) for part in parts)
 
     return write
 
 
-def _headers(record: Record, null: bytes) -> bytes:
+def _headers(record: AnyRecord, null: bytes) -> bytes:
     return b",".join(name.encode() + b"=" + (null if value is None else value) for name, value in record.headers)
 
 
-def _write_json(topic: str, partition: int, record: Record) -> bytes:
+def _write_json(topic: str, partition: int, record: AnyRecord) -> bytes:
     document = {"topic": topic, "partition": partition, **record_document(record)}
     return json.dumps(document, ensure_ascii=False).encode()
 
 
-def record_document(record: Record) -> dict[str, object]:
+def record_document(record: AnyRecord) -> dict[str, object]:
     """The record as JSON shows it."""
     return {
         "offset": record.offset,

@@ -1,15 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import random
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog.client.cluster import Cluster
-from tidelog.client.produce import Producer
+from tidelog import Admin, Producer
+from tidelog.client.types import TopicPartition
 
 if TYPE_CHECKING:
     from tests.scenario.cli.conftest import Command
@@ -20,9 +28,10 @@ DEADLINE_S = 60
 
 def fill(tidelog: Command, topic: str, count: int) -> None:
     """Records n with timestamp 1000 * n, all in partition 0."""
-    with Cluster(tidelog.bootstrap) as cluster, Producer(cluster) as producer:
-        for number in range(count):
-            producer.send(topic, b"%d" % number, partition=0, timestamp_ms=1000 * number)
+    with Producer(bootstrap_servers=tidelog.bootstrap) as producer:
+        sent = [producer.send(topic, b"%d" % number, partition=0, timestamp=1000 * number) for number in range(count)]
+        producer.flush()
+    assert all(future.result().offset == number for number, future in enumerate(sent))
 
 
 def test_round_trip_with_keys_headers_and_null(tidelog: Command, topic: str) -> None:
@@ -181,3 +190,129 @@ def test_nobody_listens(make_command: Callable[[str], Command]) -> None:
 
 def test_bootstrap_option_outranks_the_environment(make_command: Callable[[str], Command], tidelog: Command) -> None:
     make_command("127.0.0.1:1")("topics", "list", "--bootstrap", f"127.0.0.1:2,{tidelog.bootstrap}").ok()
+
+
+def committed(tidelog: Command, group: str, topic: str) -> int:
+    with Admin(bootstrap_servers=tidelog.bootstrap) as admin:
+        return admin.list_consumer_group_offsets(group)[group][TopicPartition(topic, 0)].offset
+
+
+def test_a_group_goes_on_where_it_stopped(tidelog: Command, topic: str) -> None:
+    fill(tidelog, topic, 7)
+    group = f"{topic}-readers"
+    first = tidelog("consume", topic, "--group", group, "--from-beginning", "--max-messages", "3").ok()
+    assert first.text.split() == ["0", "1", "2"]
+    assert committed(tidelog, group, topic) == 3
+    rest = tidelog("consume", topic, "--group", group, "--from-beginning", "--exit-at-end").ok()
+    assert rest.text.split() == ["3", "4", "5", "6"]
+    assert committed(tidelog, group, topic) == 7
+    assert tidelog("consume", topic, "--group", group, "--from-beginning", "--exit-at-end").ok().out == b""
+
+
+def test_a_new_group_begins_with_what_comes(tidelog: Command, topic: str) -> None:
+    fill(tidelog, topic, 3)
+    assert tidelog("consume", topic, "--group", f"{topic}-late", "--exit-at-end").ok().out == b""
+
+
+def test_members_of_a_group_share_the_partitions(tidelog: Command, topic: str) -> None:
+    group = f"{topic}-shared"
+    arguments = ("consume", topic, "--group", group, "--from-beginning")
+    one, two = tidelog.start(*arguments), tidelog.start(*arguments)
+    try:
+        wait_for_members(tidelog, group, 2)
+        for partition in range(3):
+            tidelog("produce", topic, "--partition", str(partition), stdin=b"for %d\n" % partition).ok()
+    finally:
+        # Long enough for what was produced to arrive, which nobody can see from outside but on their output.
+        wait_for_lag(tidelog, group, topic, 3)
+        for process in (one, two):
+            process.send_signal(signal.SIGINT)
+    lines = [line for process in (one, two) for line in process.communicate(timeout=DEADLINE_S)[0].split(b"\n") if line]
+    assert sorted(lines) == [b"for 0", b"for 1", b"for 2"]
+    assert (one.returncode, two.returncode) == (130, 130)
+
+
+def wait_for_members(tidelog: Command, group: str, count: int) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    with Admin(bootstrap_servers=tidelog.bootstrap) as admin:
+        while True:
+            results = admin.describe_consumer_groups(group)
+            described = None if results.errors else results[group]
+            if described and described.state == "Stable" and len(described.members) == count:
+                return
+            assert time.monotonic() < deadline_s, described
+            threading.Event().wait(0.05)
+
+
+def wait_for_lag(tidelog: Command, group: str, topic: str, partitions: int) -> None:
+    """Until one record of each partition is committed."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    with Admin(bootstrap_servers=tidelog.bootstrap) as admin:
+        while True:
+            offsets = admin.list_consumer_group_offsets(group)[group]
+            if sum(row.offset for row in offsets.values()) == partitions:
+                return
+            assert time.monotonic() < deadline_s, offsets
+            threading.Event().wait(0.05)
+
+
+def test_a_group_excludes_what_it_decides_itself(tidelog: Command, topic: str) -> None:
+    refused = tidelog("consume", topic, "--group", "g", "--partition", "0").refused(2)
+    assert "--group excludes --partition, --offset and --timestamp" in refused
+
+
+def test_records_of_open_and_aborted_transactions(tidelog: Command, topic: str) -> None:
+    with Producer(bootstrap_servers=tidelog.bootstrap, transactional_id=f"{topic}-tx") as producer:
+        producer.init_transactions()
+        for value, commits in ((b"good", True), (b"bad", False)):
+            producer.begin_transaction()
+            producer.send(topic, value, partition=0).result(DEADLINE_S)
+            if commits:
+                producer.commit_transaction()
+            else:
+                producer.abort_transaction()
+        assert tidelog("consume", topic, *READ_ALL).ok().text.split() == ["good"]
+        everything = tidelog("consume", topic, *READ_ALL, "--isolation-level", "read_uncommitted").ok()
+        assert everything.text.split() == ["good", "bad"]
+        producer.begin_transaction()
+        producer.send(topic, b"open", partition=0).result(DEADLINE_S)
+        assert tidelog("consume", topic, *READ_ALL).ok().text.split() == ["good"]
+        producer.abort_transaction()
+
+
+def test_who_watches_sees_how_far_it_is(tidelog: Command, topic: str, tmp_path: Path) -> None:
+    lines = tmp_path / "lines"
+    lines.write_bytes(b"".join(b"line %d\n" % number for number in range(5000)))
+    with lines.open("rb") as file:
+        code, shown, _ = on_a_terminal(tidelog, "produce", topic, "--partition", "0", stdin=file.fileno())
+    assert code == 0
+    assert f"records to {topic}" in shown
+    code, shown, out = on_a_terminal(tidelog, "consume", topic, "--from-beginning", "--max-messages", "5000")
+    assert (code, out) == (0, lines.read_bytes())
+    assert f"records of {topic}" in shown
+
+
+def on_a_terminal(tidelog: Command, *arguments: str, stdin: int = subprocess.DEVNULL) -> tuple[int, str, bytes]:
+    """Exit code, what the terminal shows of standard error, and standard output."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "tidelog", *arguments],
+        env=tidelog.environment() | {"TERM": "xterm"},
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as process:
+        os.close(theirs)
+        shown: list[bytes] = []
+
+        def watch() -> None:
+            with contextlib.suppress(OSError):  # how a terminal says that nobody is left
+                while chunk := os.read(ours, 4096):
+                    shown.append(chunk)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        out = process.communicate(timeout=DEADLINE_S)[0]
+        watcher.join(DEADLINE_S)
+        os.close(ours)
+    return process.returncode, b"".join(shown).decode(), out
