@@ -206,7 +206,7 @@ def test_consume_transform_produce_once(
 ) -> None:
     if group_protocol == "consumer" and not supports_new_groups():
         pytest.skip("Kafka 3.9 has the new group protocol only as a preview")
-    target, group, count = fresh_name("target"), fresh_name("group"), 300
+    target, group, count = fresh_name("target"), fresh_name("group"), 200
     make_topic(client_cluster, target)
     with Producer(bootstrap_servers=client_cluster.bootstrap) as plain:
         for number in range(count):
