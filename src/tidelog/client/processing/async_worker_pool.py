@@ -178,12 +178,20 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
     async def _drain_all(self) -> None:
         """Let what was begun come to its end while the consumer is polled on, and commit what is done."""
         deadline_s = self._now_s() + self._settings.drain_timeout_s
+        can_poll = self._can_poll_on()
         while not self._drop_for_drain(None):
             if self._now_s() >= deadline_s:
                 self._core.drop_queued()
                 await self._cancel(list(self._handling))
                 break
-            await self._step(is_draining=True)
+            if can_poll:
+                try:
+                    await self._step(is_draining=True)
+                except ClientError as error:
+                    self._fail(error)
+                    can_poll = False
+            else:
+                await self._await(lambda: self._core.is_idle(queued=True), deadline_s - self._now_s())
         await self._commit()
 
     async def _commit(self, partitions: Collection[TopicPartition] | None = None) -> None:

@@ -92,6 +92,10 @@ class PoolBase(Generic[RecordT]):
         self._core.drop_queued(partitions, Drain.RUNNING if self._failure is not None else self._settings.drain)
         return self._core.is_idle(partitions, queued=True)
 
+    def _can_poll_on(self) -> bool:
+        """Whether the consumer is of use yet: a record failed at most, and not the consumer itself."""
+        return self._failure is None or isinstance(self._failure, ProcessingFailedError)
+
     def _bear_commit(self, error: ClientError) -> None:
         """A commit that failed is made up for by the next; what will not pass is raised."""
         if isinstance(error, FatalError) or not isinstance(error, (RetriableError, CommitFailedError)):

@@ -86,7 +86,8 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         self._lock = threading.Lock()
         self._work_there = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
-        self._stopping = threading.Event()
+        # A plain flag, which a signal handler can set whatever it interrupts.
+        self._is_stopping = False
         self._ended = threading.Event()
         self._are_workers_done = False
         self._has_begun = False
@@ -117,12 +118,15 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
 
         Returns when all has ended; raises what stopped the pool before. May be called from any thread and again; in a
-        handler it asks the pool to stop and returns at once.
+        handler, and in a signal handler of the thread that runs the pool, it asks for the stop and returns at once.
         """
-        self._stopping.set()
+        self._is_stopping = True
+        # A handler, and a signal handler that interrupts run(), may hold the lock or be waited for: they only ask.
+        if threading.current_thread() in self._own_threads:
+            return
         with self._lock:
             self._progress.notify_all()
-        if self._has_begun and threading.current_thread() not in self._own_threads:
+        if self._has_begun:
             self._ended.wait()
             self._raise_failure()
 
@@ -167,7 +171,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                 worker.start()
             if self._topics is not None:
                 self._consumer.subscribe(self._topics, listener=self._listener)
-            while not self._stopping.is_set():
+            while not self._is_stopping:
                 self._step(is_draining=False)
         except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the pool
             self._fail(error)
@@ -216,9 +220,9 @@ class KeyedWorkerPool(PoolBase[RecordT]):
 
     def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
-        before = self._stopping.is_set(), self._failure
+        before = self._is_stopping, self._failure
         with self._lock:
-            self._awaited = lambda: condition() or (self._stopping.is_set(), self._failure) != before
+            self._awaited = lambda: condition() or (self._is_stopping, self._failure) != before
             self._progress.wait_for(self._awaited, timeout_s)
             self._awaited = None
 
@@ -227,17 +231,25 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             return self._consumer.poll(timeout_s)
         except RetriableError as error:
             logger.warning("nothing could be polled, and it is tried again: %s", error)
-            self._stopping.wait(self._settings.poll_timeout_s)
+            self._await(lambda: False, self._settings.poll_timeout_s)
             return ()
 
     def _drain_all(self) -> None:
         """Let what was begun come to its end while the consumer is polled on, and commit what is done."""
         deadline_s = time.monotonic() + self._settings.drain_timeout_s
+        can_poll = self._can_poll_on()
         while time.monotonic() < deadline_s:
             with self._lock:
                 if self._drop_for_drain(None):
                     break
-            self._step(is_draining=True)
+            if can_poll:
+                try:
+                    self._step(is_draining=True)
+                except ClientError as error:
+                    self._fail(error)
+                    can_poll = False
+            else:
+                self._await(lambda: self._core.is_idle(queued=True), deadline_s - time.monotonic())
         else:
             logger.warning("handlers still run after %s s: their records are repeated", self._settings.drain_timeout_s)
         self._commit()
@@ -325,7 +337,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             if decision is Decision.STOP:
                 # The record stays unfinished, so nothing behind it is committed.
                 self._stop_at(task, error)
-                self._stopping.set()
+                self._is_stopping = True
                 self._progress.notify_all()
             return self._counts_as_left_behind(decision)
 

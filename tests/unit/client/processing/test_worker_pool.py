@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -422,3 +423,45 @@ def test_the_blocks_own_error_is_the_one_that_is_seen(
     with pytest.raises(KeyError, match="the block's"):
         use()
     assert "the worker pool had failed, too" in caplog.text
+
+
+def test_handlers_end_although_the_consumer_is_of_no_use_any_more(
+    group_of: Any, fake_consumer: Any, wait_until: Callable[..., None]
+) -> None:
+    group = group_of([["a"]])
+    began, go_on = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def act(record: Any) -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+        ended.append(record.offset)
+
+    consumer = fake_consumer(group)
+    pool = KeyedWorkerPool(consumer, act, topics=["orders"], poll_timeout_s=0.01).start()
+    assert began.wait(WAIT_S)
+    consumer.poll_errors.extend([FatalError("fenced")] * 1000)
+    wait_until(lambda: pool._failure is not None, "the consumer failed")
+    assert not pool.wait(0)
+    go_on.set()
+    with pytest.raises(FatalError, match="fenced"):
+        pool.wait(WAIT_S)
+    assert ended == [0]
+
+
+def test_a_signal_may_stop_it(group_of: Any, fake_consumer: Any) -> None:
+    """The signal handler runs in the thread that polls, wherever that is."""
+    group = group_of([["a"] * 100])
+    pool: KeyedWorkerPool[Any]
+
+    def act(record: Any) -> None:
+        if record.offset == 50:
+            signal.raise_signal(signal.SIGUSR1)
+
+    pool = KeyedWorkerPool(fake_consumer(group), act, topics=["orders"], poll_timeout_s=0.01)
+    before = signal.signal(signal.SIGUSR1, lambda *_: pool.stop())
+    try:
+        pool.run()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert group.committed[group.places[0]] > 50
