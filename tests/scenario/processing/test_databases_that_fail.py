@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,22 +20,34 @@ from tidelog.client.processing.errors import ClaimStoreError
 pytestmark = pytest.mark.xdist_group("processing")
 
 
-@pytest.fixture(params=["redis", "postgres"])
-def server(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A server of the test's own, which it may stop; like those that all tests share."""
+@pytest.fixture(scope="module", params=["redis", "postgres"])
+def own_server(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A server like those that all tests share, which these tests may stop."""
     shared = request.getfixturevalue(f"{request.param}_server")
     with tempfile.TemporaryDirectory(prefix="tidelog-server-") as directory:
         server = type(shared)(Path(directory))
         if request.param == "postgres":
             server.create()
-        server.start()
         yield server
-        server.stop()
 
 
-def test_a_restarted_server_is_found_again(server: Any) -> None:
+@pytest.fixture
+def server(own_server: Any) -> Iterator[Any]:
+    """The same, running."""
+    own_server.start()
+    yield own_server
+    own_server.stop()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name under which nothing is marked yet."""
+    return uuid.uuid4().hex
+
+
+def test_a_restarted_server_is_found_again(server: Any, name: str) -> None:
     """Marks outlive a server that is killed, and connections that broke are replaced without a word."""
-    with Deduplicator(server.url, name="billing") as dedup:
+    with Deduplicator(server.url, name=name) as dedup:
         with dedup.once("before"):
             pass
         server.stop(signal.SIGQUIT if hasattr(server, "create") else signal.SIGKILL)
@@ -45,19 +58,19 @@ def test_a_restarted_server_is_found_again(server: Any) -> None:
             assert first
 
 
-def test_a_server_that_comes_back_in_time_is_waited_for(server: Any) -> None:
+def test_a_server_that_comes_back_in_time_is_waited_for(server: Any, name: str) -> None:
     def claim(dedup: Deduplicator) -> bool:
         with dedup.once("k") as first:
             return bool(first)
 
-    with Deduplicator(server.url, name="billing", timeout_s=30) as dedup, ThreadPoolExecutor(1) as pool:
+    with Deduplicator(server.url, name=name, timeout_s=30) as dedup, ThreadPoolExecutor(1) as pool:
         server.stop()
         claimed = pool.submit(claim, dedup)
         server.start()
         assert claimed.result(30)
 
 
-def test_a_server_that_stays_away_is_told(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_stays_away_is_told(server: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The error of the handler is not hidden by that of the database."""
 
     def lose_the_server(dedup: Deduplicator) -> None:
@@ -65,7 +78,7 @@ def test_a_server_that_stays_away_is_told(server: Any, caplog: pytest.LogCapture
             server.stop()
             raise RuntimeError("no ink")
 
-    with Deduplicator(server.url, name="billing", timeout_s=0.2) as dedup:
+    with Deduplicator(server.url, name=name, timeout_s=0.2) as dedup:
         with pytest.raises(RuntimeError, match="no ink"):
             lose_the_server(dedup)
         assert "end with their lease of 60.0 s" in caplog.text
@@ -74,12 +87,12 @@ def test_a_server_that_stays_away_is_told(server: Any, caplog: pytest.LogCapture
         assert isinstance(raised.value.__cause__, (redis.RedisError, psycopg.Error))
 
 
-def test_a_mark_that_can_not_be_written_is_raised(server: Any) -> None:
+def test_a_mark_that_can_not_be_written_is_raised(server: Any, name: str) -> None:
     def lose_the_server(dedup: Deduplicator) -> None:
         with dedup.once("k"):
             server.stop()
 
-    with Deduplicator(server.url, name="billing", timeout_s=0.2) as dedup, pytest.raises(ClaimStoreError):
+    with Deduplicator(server.url, name=name, timeout_s=0.2) as dedup, pytest.raises(ClaimStoreError):
         lose_the_server(dedup)
 
 

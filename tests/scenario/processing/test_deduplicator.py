@@ -180,13 +180,13 @@ def test_expired_marks_are_removed_while_new_ones_come(
     deduplicator: Callable[..., Deduplicator], database: Any
 ) -> None:
     dedup = deduplicator()
-    with dedup.filter_new([Record(offset) for offset in range(300)]):
+    with dedup.filter_new([Record(offset) for offset in range(130)]):
         pass
     database.end_all_times()
-    for offset in range(300, 600):
+    for offset in range(130, 260):
         with dedup.once(Record(offset)):
             pass
-    assert database.count() <= 300 + 64
+    assert database.count() <= 130 + 64
     database.end_all_times()
     dedup.purge()
     assert database.count() == 0
