@@ -143,12 +143,20 @@ class TransactionService(CoordinatorService[TransactionShard]):
             task.add_done_callback(self._allocating.discard)
             return []
         if isinstance(action, SendMarkers):
-            written = self._markers.write(action.marker, action.partitions)
-            if isinstance(written, Awaitable):
-                self._start(self._wait_for_markers(held, action.token, written))
-                return []
-            return held.shard.on_markers_written(action.token, written, self._now())
+            # Behind the answer to whoever decided the end, which is sent when this turn of the loop is over; what it
+            # asks next comes in a later one.
+            self._loop.call_soon(self._send_markers, held, action)
+            return []
         return super()._perform(held, action)
+
+    def _send_markers(self, held: Held[TransactionShard], action: SendMarkers) -> None:
+        if not held.is_active:
+            return  # whoever coordinates them now sends them
+        written = self._markers.write(action.marker, action.partitions)
+        if isinstance(written, Awaitable):
+            self._start(self._wait_for_markers(held, action.token, written))
+        else:
+            self._run(held, held.shard.on_markers_written(action.token, written, self._now()))
 
     async def _allocate(self, held: Held[TransactionShard], token: int) -> None:
         producer_id, code = NO_PRODUCER_ID, ErrorCode.NONE

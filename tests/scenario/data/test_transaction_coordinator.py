@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tidelog.coordinator.transaction import ProducerIdentity
+from tidelog.coordinator.txn_requests import EndTxn
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k01_fetch import PartitionData
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
@@ -23,6 +26,7 @@ from tidelog.protocol.messages.k66_list_transactions import (
     ListTransactionsResponse,
 )
 from tidelog.records import Record
+from tidelog.server.server import BrokerServer
 from tidelog.testing import Broker
 
 if TYPE_CHECKING:
@@ -121,6 +125,26 @@ def test_ends_in_every_version(broker: Broker, new_producer: NewProducer, versio
         producer.epoch = before[1]
         assert producer.end(commit=not commit, version=version) == ErrorCode.INVALID_TXN_STATE
         producer.producer_id, producer.epoch = after
+
+
+def test_an_end_is_answered_before_its_markers_are_written(broker: Broker, new_producer: NewProducer) -> None:
+    producer = new_producer("answered-first")
+    assert producer.init() == 0
+    assert producer.add("t") == [0]
+    ask = EndTxn(producer.transactional_id, ProducerIdentity(producer.producer_id, producer.epoch), committed=True)
+
+    async def end(server: BrokerServer) -> tuple[int, int, int]:
+        log = server.services.replicas.find("t", 0).log
+        before = log.log_end_offset
+        answer = server.services.transactions.ask(
+            ask.transactional_id, lambda shard, now, exchange: shard.end_txn(ask, now, exchange)
+        )
+        at_answer = log.log_end_offset - before
+        await asyncio.sleep(0)
+        return answer.error, at_answer, log.log_end_offset - before
+
+    assert broker.call(end) == (0, 0, 1)
+    producer.wait_for("CompleteCommit")
 
 
 def test_what_is_refused_in_a_transaction(new_producer: NewProducer) -> None:

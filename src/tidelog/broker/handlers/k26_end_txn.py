@@ -10,6 +10,7 @@ The answer comes when the end is decided and written down; markers follow.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
@@ -24,7 +25,9 @@ _EPOCH_BUMP_FROM_VERSION = 5
 
 
 @handles(END_TXN, "0-5")
-async def handle_end_txn(request: EndTxnRequest, context: RequestContext) -> EndTxnResponse:
+def handle_end_txn(
+    request: EndTxnRequest, context: RequestContext
+) -> EndTxnResponse | Coroutine[None, None, EndTxnResponse]:
     ask = EndTxn(
         request.transactional_id,
         ProducerIdentity(request.producer_id, request.producer_epoch),
@@ -37,7 +40,16 @@ async def handle_end_txn(request: EndTxnRequest, context: RequestContext) -> End
         )
     except KafkaError as error:
         return EndTxnResponse(error_code=error.code)
-    result: ProducerResult = await answer if isinstance(answer, asyncio.Future) else answer
-    if result.error is ErrorCode.PRODUCER_FENCED and context.version < _FENCED_FROM_VERSION:
+    if isinstance(answer, asyncio.Future):
+        return _answer_later(answer, context.version)
+    return _response(answer, context.version)
+
+
+async def _answer_later(answer: asyncio.Future[ProducerResult], version: int) -> EndTxnResponse:
+    return _response(await answer, version)
+
+
+def _response(result: ProducerResult, version: int) -> EndTxnResponse:
+    if result.error is ErrorCode.PRODUCER_FENCED and version < _FENCED_FROM_VERSION:
         return EndTxnResponse(error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
     return EndTxnResponse(error_code=result.error, producer_id=result.producer_id, producer_epoch=result.producer_epoch)
