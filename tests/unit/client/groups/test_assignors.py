@@ -181,7 +181,8 @@ def test_cooperative_takes_away_first_and_gives_in_the_next_rebalance(
             layout, {each: MemberSubscription(topics) for each, topics in before.items()}
         )
     )
-    for generation in (1, 2):
+    alike = len(set(after.values())) == 1
+    for generation in range(1, 8):
         members = {
             member_id: MemberSubscription(
                 topics,
@@ -195,6 +196,10 @@ def test_cooperative_takes_away_first_and_gives_in_the_next_rebalance(
             others = {each for other, member in members.items() if other != member_id for each in member.owned}
             assert not set(partitions) & others
         owned = dict(plan)
+        if all(set(member.owned) == set(plan[member_id]) for member_id, member in members.items()):
+            break
+        # Where all read the same, the second rebalance ends it; otherwise one may open the way for another.
+        assert generation <= (2 if alike else 4)
     check_whole(owned, layout, members)
     for loads in loads_by_topics(owned, members).values():
         assert max(loads) - min(loads) <= 1
