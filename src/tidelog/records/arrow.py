@@ -255,13 +255,13 @@ def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytear
     """
     rows = batch.num_rows
     columns = {name: batch.column(number) for number, name in enumerate(batch.schema.names)}
-    keys, keys_size = _binary_source(columns.get("key"), rows)
-    values, values_size = _binary_source(columns.get("value"), rows)
-    timestamps = _timestamps(columns.get("timestamp"), rows, options.get("now_ms"))
-    headers_offsets, elements = _headers(columns.get("headers"), rows)
+    keys, keys_size = binary_source(columns.get("key"), rows)
+    values, values_size = binary_source(columns.get("value"), rows)
+    timestamps = timestamps_of(columns.get("timestamp"), rows, options.get("now_ms"))
+    headers_offsets, elements = header_columns(columns.get("headers"), rows)
     headers = headers_offsets[rows]
-    header_keys, header_keys_size = _binary_source(elements[0], headers)
-    header_values, header_values_size = _binary_source(elements[1], headers)
+    header_keys, header_keys_size = binary_source(elements[0], headers)
+    header_values, header_values_size = binary_source(elements[1], headers)
     size_max = rows * _RECORD_OVERHEAD_MAX + headers * _HEADER_OVERHEAD_MAX
     size_max += keys_size + values_size + header_keys_size + header_values_size
     out = bytearray(BATCH_HEADER_SIZE + size_max)
@@ -274,7 +274,7 @@ def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytear
     return out
 
 
-def _binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int]:
+def binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int]:
     """The kernel's view of a column, and how many bytes its rows have at most."""
     if array is None or pa.types.is_null(array.type):
         all_null = bytes((rows + 7) // 8)
@@ -294,7 +294,7 @@ def _binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int
     return source, offsets[array.offset + rows] - offsets[array.offset]
 
 
-def _timestamps(array: pa.Array | None, rows: int, now_ms: int | None) -> memoryview:
+def timestamps_of(array: pa.Array | None, rows: int, now_ms: int | None) -> memoryview:
     """Milliseconds as int64, one a row."""
     if array is None:
         array = pa.nulls(rows, pa.int64())
@@ -308,7 +308,7 @@ def _timestamps(array: pa.Array | None, rows: int, now_ms: int | None) -> memory
     return _numbers(array, "q")
 
 
-def _headers(array: pa.Array | None, rows: int) -> tuple[memoryview, tuple[pa.Array | None, pa.Array | None]]:
+def header_columns(array: pa.Array | None, rows: int) -> tuple[memoryview, tuple[pa.Array | None, pa.Array | None]]:
     """Which headers belong to each row, and the keys and values of all headers."""
     if array is None or pa.types.is_null(array.type):
         return memoryview(bytes(4 * (rows + 1))).cast("i"), (None, None)

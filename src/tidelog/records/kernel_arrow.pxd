@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from libc.string cimport memcpy
+
 from tidelog.records.kernel cimport RecordReader
 
 cdef int64_t INT64_MAX
@@ -14,6 +16,9 @@ cdef Py_ssize_t VIEW_WORDS
 cdef Py_ssize_t WORD_SIZE
 cdef Py_ssize_t VIEW_PREFIX_SIZE
 cdef Py_ssize_t VIEW_INLINE_MAX
+
+
+cdef bint IS_COMPILED
 
 
 @cython.final
@@ -76,6 +81,42 @@ cdef class ColumnsWriter:
     cdef int write_part(self, BinarySource source, Py_ssize_t row, Py_ssize_t length) except -1
     @cython.locals(row=Py_ssize_t, length=Py_ssize_t)
     cdef int write_headers(self, BinarySource keys, BinarySource values, Py_ssize_t first, Py_ssize_t end) except -1
+
+
+# What follows is written out here for its speed: a slice of a view, even an empty one, costs more than most records.
+
+# Copy bytes of a column to where the writer stands.
+cdef inline int copy_part(ColumnsWriter writer, BinarySource source, Py_ssize_t start, Py_ssize_t length) except -1:
+    if length <= 0:
+        return 0
+    if writer.position < 0 or writer.position > writer.out.shape[0] - length:
+        raise IndexError("a record would leave its buffer")
+    if start < 0 or start > source.data.shape[0] - length:
+        raise IndexError("a row would leave its column")
+    memcpy(&writer.out[writer.position], &source.data[start], length)
+    writer.position += length
+    return 0
+
+
+# Write a zigzag varint where the writer stands.
+cdef inline int put_varint(ColumnsWriter writer, int64_t value) except -1:
+    cdef uint64_t raw = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+    cdef Py_ssize_t size = 1
+    cdef unsigned char* target
+    cdef uint64_t rest = raw >> 7
+    while rest:
+        size += 1
+        rest >>= 7
+    if writer.position < 0 or writer.position > writer.out.shape[0] - size:
+        raise IndexError("a record would leave its buffer")
+    target = &writer.out[writer.position]
+    while raw >= 0x80:
+        target[0] = <unsigned char>(raw | 0x80)
+        target += 1
+        raw >>= 7
+    target[0] = <unsigned char>raw
+    writer.position += size
+    return 0
 
 
 @cython.locals(raw=uint64_t, size=Py_ssize_t)

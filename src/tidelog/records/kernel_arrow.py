@@ -12,6 +12,8 @@ INT64_MAX = 0x7FFFFFFFFFFFFFFF
 MICROSECONDS_PER_MILLISECOND = 1000
 TIMESTAMP_MS_MAX = 9223372036854775  # what still fits 64 bits as microseconds
 
+IS_COMPILED = not __file__.endswith(".py")
+
 VIEW_WORDS = 4
 WORD_SIZE = 4
 VIEW_PREFIX_SIZE = 4
@@ -171,6 +173,10 @@ class BinarySource:
         self.validity = validity
         self.first = first
 
+    def moved(self, rows: int) -> BinarySource:
+        """The same column without its first rows."""
+        return BinarySource(self.data, self.offsets, self.validity, self.first + rows)
+
     def length(self, row: int) -> int:
         """The bytes of a row, -1 when it is null."""
         row += self.first
@@ -203,24 +209,30 @@ class ColumnsWriter:
         self.max_timestamp = -1
 
     def write_varint(self, value: int) -> None:
-        raw = value if value >= 0 else -(value + 1)
-        raw <<= 1
-        if value < 0:
-            raw |= 1
-        while raw >= 0x80:
-            self.out[self.position] = (raw & 0x7F) | 0x80
+        if IS_COMPILED:
+            put_varint(self, value)  # type: ignore[name-defined]  # noqa: F821  # the .pxd file has it
+        else:
+            raw = value << 1 if value >= 0 else (-(value + 1) << 1) | 1
+            while raw >= 0x80:
+                self.out[self.position] = (raw & 0x7F) | 0x80
+                self.position += 1
+                raw >>= 7
+            self.out[self.position] = raw
             self.position += 1
-            raw >>= 7
-        self.out[self.position] = raw
-        self.position += 1
 
     def write_part(self, source: BinarySource, row: int, length: int) -> None:
         """A key or value with its length, -1 for null, before it."""
         self.write_varint(length)
         if length > 0:
-            start = source.start(row)
-            self.out[self.position : self.position + length] = source.data[start : start + length]
-            self.position += length
+            if IS_COMPILED:
+                # The .pxd file has it.
+                copy_part(self, source, source.start(row), length)  # type: ignore[name-defined]  # noqa: F821
+            else:
+                self.write_slice(source, source.start(row), length)
+
+    def write_slice(self, source: BinarySource, start: int, length: int) -> None:
+        self.out[self.position : self.position + length] = source.data[start : start + length]
+        self.position += length
 
     def write_headers(self, keys: BinarySource, values: BinarySource, first: int, end: int) -> None:
         self.write_varint(end - first)

@@ -1,7 +1,9 @@
 # C types for kernel_build.py, as kernel.pxd has them for kernel.py.
 
 cimport cython
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+
+from tidelog.records.kernel_arrow cimport BinarySource
 
 cdef int64_t INT64_MAX
 cdef Py_ssize_t HEADER_ROOM
@@ -113,3 +115,9 @@ cdef class RecordAppender:
 
 @cython.locals(partitions=Py_ssize_t, number=Py_ssize_t)
 cdef BatchBuilder choose_batch(TopicSlots slots, bytes key, object partition)
+
+@cython.locals(data="const unsigned char[::1]", value=uint32_t, end=Py_ssize_t, at=Py_ssize_t, word=uint32_t,
+               rest=Py_ssize_t)
+cdef uint32_t murmur2_of_row(BinarySource source, Py_ssize_t start, Py_ssize_t length) except? 0
+@cython.locals(row=Py_ssize_t, length=Py_ssize_t)
+cpdef int partitions_of_keys(BinarySource keys, Py_ssize_t rows, Py_ssize_t partitions, int32_t[::1] out) except -1

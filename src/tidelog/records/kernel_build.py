@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from time import time
 
+from tidelog.records.kernel_arrow import BinarySource
+
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 HEADER_ROOM = 61
 MILLISECONDS_PER_SECOND = 1000.0
@@ -479,3 +481,37 @@ def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> Bat
     else:
         return None
     return slots.open_batches[number]
+
+
+def murmur2_of_row(source: BinarySource, start: int, length: int) -> int:
+    """`murmur2` of bytes in a column, which lie there as the caller has made sure."""
+    data = source.data
+    value = (MURMUR2_SEED ^ length) & MASK_32
+    end = start + (length & ~3)
+    for at in range(start, end, 4):
+        word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
+        word = (word * MURMUR2_MULTIPLIER) & MASK_32
+        word = ((word ^ word >> 24) * MURMUR2_MULTIPLIER) & MASK_32
+        value = ((value * MURMUR2_MULTIPLIER) & MASK_32) ^ word
+    rest = length & 3
+    if rest > 0:
+        if rest == 3:
+            value ^= data[end + 2] << 16
+        if rest >= 2:
+            value ^= data[end + 1] << 8
+        value ^= data[end]
+        value = (value * MURMUR2_MULTIPLIER) & MASK_32
+    value = ((value ^ value >> 13) * MURMUR2_MULTIPLIER) & MASK_32
+    return value ^ value >> 15
+
+
+def partitions_of_keys(keys: BinarySource, rows: int, partitions: int, out: memoryview) -> None:
+    """The partition of each key of a column, -1 where it is null, as int32."""
+    if partitions < 1:
+        raise ValueError("a topic has at least one partition")
+    for row in range(rows):
+        length = keys.length(row)
+        if length < 0:
+            out[row] = -1
+        else:
+            out[row] = (murmur2_of_row(keys, keys.start(row), length) & MASK_31) % partitions

@@ -13,10 +13,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from tidelog.client.errors import ClientError, DeliveryTimeoutError, RecordTooLargeError
 from tidelog.client.network.backoff import Backoff
-from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.batch import ProducerBatch, split_records
 from tidelog.client.producer.buffer_pool import BufferPool
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.hooks import TransactionHooks
@@ -25,10 +26,10 @@ from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import TopicPartition
 from tidelog.records import kernel_build
 from tidelog.records.batch import BATCH_HEADER_SIZE
-from tidelog.records.kernel import decode_objects
-from tidelog.records.kernel_build import RecordAppender, TopicSlots, encode_header_list, record_size_max
+from tidelog.records.kernel_build import RecordAppender, TopicSlots, record_size_max
 
 _IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
+_ALIGNED = 4096
 _GROWTH_FACTOR = 4  # few copies of a growing batch, and few sizes of buffers
 
 
@@ -38,6 +39,27 @@ class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its call
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.size = size
+
+
+class WrittenBatch(Protocol):
+    """What is known of records that were written into a buffer."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def base_timestamp(self) -> int: ...
+
+    @property
+    def max_timestamp(self) -> int: ...
+
+
+class WritableRows(Protocol):
+    """Many records that can be written at once, as the rows of an Arrow table."""
+
+    def size_max(self, first: int, end: int) -> int: ...
+
+    def write(self, buffer: bytearray, first: int, end: int) -> WrittenBatch: ...
 
 
 class PartitionQueue:
@@ -184,6 +206,41 @@ class Accumulator:
             future.fill_in(batch, index, timestamp, key_size, -1 if value is None else len(value), on_delivery)
             return future
 
+    def append_rows(
+        self, topic: TopicQueues, partition: int | None, rows: WritableRows, first: int, end: int
+    ) -> ProducerBatch:
+        """Append rows as a batch of their own, behind what the partition has; raises NoRoom as `append` does."""
+        size_max = rows.size_max(first, end)
+        capacity = self._batch_capacity
+        while capacity < size_max:  # in the sizes that growing batches have, so that buffers are used again
+            capacity = min(capacity * _GROWTH_FACTOR, max(size_max, self._settings.batch_growth_max_bytes))
+        with self.lock, self._guard:
+            is_sticky = partition is None
+            if partition is None:
+                partition = self._sticky_partition(topic)
+            queue = topic.queue(partition)
+            buffer = self._lend(queue, capacity, size_max)
+        try:
+            written = rows.write(buffer, first, end)
+        except BaseException:
+            with self.lock:
+                self.pool.give_back(buffer, keep=True)
+            raise
+        with self.lock, self._guard:
+            before = topic.slots.get_open(partition)
+            if before is not None:
+                assert isinstance(before, ProducerBatch)
+                self._close(queue, before)
+            batch = ProducerBatch(queue.topic_partition, buffer, capacity, self._now_ms(), self._wake_sender)
+            batch.fill(written.size, end - first, written.base_timestamp, written.max_timestamp)
+            self.add(queue, batch)
+            batch.close()
+            self.ready_bytes += batch.size
+            if is_sticky:
+                topic.slots.note_sticky(batch.size)
+        self._wake_sender()
+        return batch
+
     def _sticky_partition(self, topic: TopicQueues) -> int:
         if topic.sticky.is_due:
             topic.sticky.move(self._loads(topic))
@@ -201,6 +258,17 @@ class Accumulator:
 
     def _open_batch(self, queue: PartitionQueue, size_max: int) -> ProducerBatch:
         capacity = max(self._batch_capacity, size_max)
+        buffer = self._lend(queue, capacity, size_max)
+        now_ms = self._now_ms()
+        batch = ProducerBatch(queue.topic_partition, buffer, capacity, now_ms, self._wake_sender)
+        self.add(queue, batch)
+        queue.topic.slots.set_open(queue.topic_partition.partition, batch)
+        if now_ms + self._settings.linger_ms < self.next_look_ms:
+            self._wake_sender()
+        return batch
+
+    def _lend(self, queue: PartitionQueue, capacity: int, size_max: int) -> bytearray:
+        """A buffer for a new batch of the partition."""
         if capacity > self._settings.buffer_memory:
             raise RecordTooLargeError(
                 f"a record of {size_max} bytes to {queue.topic.name} does not fit buffer.memory, "
@@ -211,13 +279,7 @@ class Accumulator:
         buffer = self.pool.lend(capacity)
         if buffer is None:
             raise NoRoom(capacity)
-        now_ms = self._now_ms()
-        batch = ProducerBatch(queue.topic_partition, buffer, capacity, now_ms, self._wake_sender)
-        self.add(queue, batch)
-        queue.topic.slots.set_open(queue.topic_partition.partition, batch)
-        if now_ms + self._settings.linger_ms < self.next_look_ms:
-            self._wake_sender()
-        return batch
+        return buffer
 
     def add(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
         """Put a new batch behind the others of its partition."""
@@ -403,37 +465,3 @@ class Accumulator:
             f"{batch.count} records to partition {batch.topic_partition} were not acknowledged within "
             f"delivery.timeout.ms, {self._settings.delivery_timeout_ms}{reason}"
         )
-
-
-_ALIGNED = 4096
-
-
-def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
-    """The records of a batch in smaller ones of about this size, each with one record at least."""
-    buffer = batch.buffer
-    assert buffer is not None
-    records = decode_objects(
-        bytes(buffer[BATCH_HEADER_SIZE : batch.size]), batch.count, 0, batch.base_timestamp, 0, False
-    )
-    parts: list[ProducerBatch] = []
-    for record in records:
-        headers = encode_header_list(record.headers) if record.headers else None
-        # A large record has room to spare in its part; a small one that went along would make the same batch again.
-        is_full = not parts or parts[-1].size >= size_max
-        if is_full or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
-            if parts:
-                parts[-1].close()
-            capacity = max(size_max, BATCH_HEADER_SIZE + record_size_max(record.key, record.value, headers))
-            part = ProducerBatch(
-                batch.topic_partition,
-                bytearray(capacity),
-                capacity,
-                batch.created_ms,
-                batch.wake_sender,
-                is_pooled=False,
-            )
-            part.attempts = batch.attempts
-            part.append(record.key, record.value, headers, record.timestamp)
-            parts.append(part)
-    parts[-1].close()
-    return parts

@@ -10,9 +10,10 @@ import asyncio
 import warnings
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tidelog.client.producer.accumulator import NoRoom
+from tidelog.client.producer.arrow_rows import ArrowColumns, RowsFuture, plan_rows
 from tidelog.client.producer.core import DeliveryCallback, Headers
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.interceptors import ProducerRecord
@@ -20,6 +21,9 @@ from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
 from tidelog.client.producer.transaction_calls import AsyncTransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata, RecordMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class AsyncProducer(AsyncTransactionCalls):
@@ -121,6 +125,40 @@ class AsyncProducer(AsyncTransactionCalls):
         # A batch was opened, so some were filled: without this a loop of sends would keep the sender from sending.
         await asyncio.sleep(0)
         return future
+
+    async def send_arrow(
+        self,
+        topic: str,
+        data: pa.RecordBatch | pa.Table,
+        key: str | None = None,
+        value: str | None = None,
+        headers: str | None = None,
+        timestamp: str | None = None,
+        partition: str | int | None = None,
+    ) -> RowsFuture:
+        """Send a record for each row of a pyarrow RecordBatch or Table, as `Producer.send_arrow` does.
+
+        Awaiting the future tells where all rows were stored, or raises why they were not.
+        """
+        core = self._core
+        self._begin()
+        core.check_usable()
+        queues = core.known_queues(topic, None) or await core.load_queues(topic, None)
+        columns = ArrowColumns(key, value, headers, timestamp, partition)
+        batches = []
+        for run in plan_rows(core.settings, topic, queues.partitions, data, columns):
+            deadline_s: float | None = None
+            while True:
+                try:
+                    batches.append(core.accumulator.append_rows(queues, *run))
+                    break
+                except NoRoom as no_room:
+                    if deadline_s is None:
+                        deadline_s = asyncio.get_running_loop().time() + core.settings.max_block_s
+                    await self._wait_for_room(no_room.size, deadline_s)
+                    core.check_usable()
+            await asyncio.sleep(0)  # the sender's turn
+        return RowsFuture(batches)
 
     async def _wait_for_room(self, size: int, deadline_s: float) -> None:
         accumulator = self._core.accumulator

@@ -20,7 +20,8 @@ from tidelog.client.types import RecordMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.records.batch import BATCH_HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL_BIT, Compression
 from tidelog.records.compression import compress
-from tidelog.records.kernel_build import BatchBuilder, RecordReceipt
+from tidelog.records.kernel import decode_objects
+from tidelog.records.kernel_build import BatchBuilder, RecordReceipt, encode_header_list, record_size_max
 
 if TYPE_CHECKING:
     from tidelog.client.producer.futures import DeliveryFuture
@@ -213,6 +214,12 @@ class ProducerBatch(BatchBuilder):
             index -= part.count
         return self, index
 
+    def all_parts(self) -> list[ProducerBatch]:
+        """The batches that its records were sent in: itself, or what it was split into."""
+        if self.parts is None:
+            return [self]
+        return [smaller for part in self.parts for smaller in part.all_parts()]
+
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for its end in another thread; whether it has ended."""
         if self.is_done:
@@ -287,3 +294,34 @@ def future_batch(future: DeliveryFuture) -> ProducerBatch:
     batch = future.batch
     assert isinstance(batch, ProducerBatch)
     return batch
+
+
+def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
+    """The records of a batch in smaller ones of about this size, each with one record at least."""
+    buffer = batch.buffer
+    assert buffer is not None
+    records = decode_objects(
+        bytes(buffer[BATCH_HEADER_SIZE : batch.size]), batch.count, 0, batch.base_timestamp, 0, False
+    )
+    parts: list[ProducerBatch] = []
+    for record in records:
+        headers = encode_header_list(record.headers) if record.headers else None
+        # A large record has room to spare in its part; a small one that went along would make the same batch again.
+        is_full = not parts or parts[-1].size >= size_max
+        if is_full or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
+            if parts:
+                parts[-1].close()
+            capacity = max(size_max, BATCH_HEADER_SIZE + record_size_max(record.key, record.value, headers))
+            part = ProducerBatch(
+                batch.topic_partition,
+                bytearray(capacity),
+                capacity,
+                batch.created_ms,
+                batch.wake_sender,
+                is_pooled=False,
+            )
+            part.attempts = batch.attempts
+            part.append(record.key, record.value, headers, record.timestamp)
+            parts.append(part)
+    parts[-1].close()
+    return parts

@@ -13,11 +13,12 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from tidelog.client.errors import BufferFullError
 from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.producer.accumulator import NoRoom, TopicQueues
+from tidelog.client.producer.arrow_rows import ArrowColumns, RowsFuture, plan_rows
 from tidelog.client.producer.core import DeliveryCallback, Headers
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.interceptors import ProducerRecord
@@ -25,6 +26,9 @@ from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
 from tidelog.client.producer.transaction_calls import TransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
 
@@ -117,17 +121,52 @@ class Producer(TransactionCalls):
         deadline_s: float | None = None
         while True:
             try:
-                return core.append(self._queues(record), record, on_delivery)
+                return core.append(self._queues(record.topic, record.partition), record, on_delivery)
             except NoRoom as no_room:
                 if deadline_s is None:
                     deadline_s = time.monotonic() + core.settings.max_block_s
                 self._wait_for_room(no_room.size, deadline_s)
                 core.check_usable()
 
-    def _queues(self, record: ProducerRecord) -> TopicQueues:
-        topic = self._core.known_queues(record.topic, record.partition)
+    def send_arrow(
+        self,
+        topic: str,
+        data: pa.RecordBatch | pa.Table,
+        key: str | None = None,
+        value: str | None = None,
+        headers: str | None = None,
+        timestamp: str | None = None,
+        partition: str | int | None = None,
+    ) -> RowsFuture:
+        """Send a record for each row of a pyarrow RecordBatch or Table, without a Python object a record.
+
+        The arguments name columns: keys and values are binary or string, timestamps are of any unit or int64
+        milliseconds, headers are lists of key and value, partitions are integers. What is not named is taken from the
+        columns `key`, `value` and `headers` where they exist. Serializers and interceptors have no part in it. The
+        future ends when all rows are stored.
+        """
+        core = self._core
+        core.check_usable()
+        queues = self._queues(topic, None)
+        columns = ArrowColumns(key, value, headers, timestamp, partition)
+        batches = []
+        for run in plan_rows(core.settings, topic, queues.partitions, data, columns):
+            deadline_s: float | None = None
+            while True:
+                try:
+                    batches.append(core.accumulator.append_rows(queues, *run))
+                    break
+                except NoRoom as no_room:
+                    if deadline_s is None:
+                        deadline_s = time.monotonic() + core.settings.max_block_s
+                    self._wait_for_room(no_room.size, deadline_s)
+                    core.check_usable()
+        return RowsFuture(batches)
+
+    def _queues(self, name: str, partition: int | None) -> TopicQueues:
+        topic = self._core.known_queues(name, partition)
         if topic is None:
-            topic = self._thread.run(self._core.load_queues(record.topic, record.partition))
+            topic = self._thread.run(self._core.load_queues(name, partition))
         return topic
 
     def _wait_for_room(self, size: int, deadline_s: float) -> None:

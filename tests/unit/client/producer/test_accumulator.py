@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.client.errors import ClientError, RecordTooLargeError
-from tidelog.client.producer.accumulator import Accumulator, NoRoom, PartitionQueue, split_records
-from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.accumulator import Accumulator, NoRoom, PartitionQueue
+from tidelog.client.producer.batch import ProducerBatch, split_records
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import RecordMetadata, TopicPartition
