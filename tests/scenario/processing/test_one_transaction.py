@@ -227,6 +227,18 @@ def test_a_writer_in_the_way_of_sqlite_is_told(sqlite_database: Any) -> None:
         other.close()
 
 
+def test_a_lease_is_not_waited_for_with_the_lock_of_sqlite(sqlite_database: Any) -> None:
+    """Its owner would need the lock that the waiting transaction holds."""
+    with (
+        Deduplicator(sqlite_database.url, name="billing") as dedup,
+        dedup.once("k"),
+        transaction(sqlite_database) as connection,
+        pytest.raises(ClaimBusyError, match="roll back"),
+        dedup.once("k", connection=connection),
+    ):
+        pytest.fail("the block must not run")
+
+
 def test_redis_refuses_transactions(redis_database: Any) -> None:
     with (
         Deduplicator(redis_database.url, name="billing") as dedup,

@@ -126,11 +126,16 @@ class SqliteClaims:
             if partly or not any(result.state is ClaimState.BUSY for result in results):
                 return self._write(connection, keys, results, owner, expiry_ms, is_done=True)
             self.end_marks(connection, undo=True)
-            return results
         except (sqlite3.Error, apsw.Error) as error:
             if connection.in_transaction:
                 self.end_marks(connection, undo=True)
             raise _translated(error) from error
+        # Whoever has the claim needs the write lock to mark it, and this transaction holds that.
+        busy = next(key for key, result in zip(keys, results, strict=True) if result.state is ClaimState.BUSY)
+        raise ClaimBusyError(
+            f"{busy.decode(errors='replace')}: another process works on it with a lease, which can't be waited for "
+            "in a transaction of SQLite; roll back and try again"
+        )
 
     def end_marks(self, connection: _Connection, *, undo: bool) -> None:
         # An error as grave as a full disk rolls the whole transaction back, and the savepoint with it.
