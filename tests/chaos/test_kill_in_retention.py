@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
-from tidelog.client.cluster import Cluster, TopicPartition
-from tidelog.client.consume import BEGINNING, Consumer
+from tidelog.client.admin import Admin, OffsetSpec
+from tidelog.client.consumer.consumer import Consumer
+from tidelog.client.types import TopicPartition
 from tidelog.log.checkpoints import LOG_START_OFFSET_FILE, read_offsets
-from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
+from tidelog.protocol.config_values import ConfigResource
 
 if TYPE_CHECKING:
     from tests.chaos.conftest import StartServed
@@ -27,10 +26,9 @@ CONFIGS = {"segment.bytes": "20000", "retention.bytes": "60000", "file.delete.de
 
 
 def bounds(bootstrap: str) -> tuple[int, int]:
-    with Cluster(bootstrap) as cluster:
-        admin = Admin(cluster)
-        first = admin.list_offsets({PARTITION: EARLIEST_TIMESTAMP})[PARTITION]
-        return first.offset, admin.list_offsets({PARTITION: LATEST_TIMESTAMP})[PARTITION].offset
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        first = admin.list_offsets({PARTITION: OffsetSpec.EARLIEST})[PARTITION]
+        return first.offset, admin.list_offsets({PARTITION: OffsetSpec.LATEST})[PARTITION].offset
 
 
 def written_start(log_dir: Path) -> int:
@@ -81,13 +79,15 @@ def test_deletion_survives_being_killed(serve: StartServed) -> None:
         seen_start, seen_written = max(seen_start, known_start), written
     assert seen_start > 0, "nothing was deleted"
 
-    with Cluster(broker.bootstrap) as cluster:
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
         # Nothing shall go while it is read.
-        keep = ConfigChange("retention.bytes", AlterOperation.SET, "-1")
-        Admin(cluster).alter_configs(ConfigResource(ResourceType.TOPIC, TOPIC), [keep])
-        consumer = Consumer(cluster)
-        consumer.assign({PARTITION: BEGINNING}, stop_at_end=True)
-        read = {record.offset: record.value for fetched in consumer for record in fetched.records}
+        admin.incremental_alter_configs({ConfigResource.topic(TOPIC): {"retention.bytes": -1}}).raise_for_errors()
+    read: dict[int, bytes] = {}
+    with Consumer(bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([PARTITION])
+        end = consumer.end_offsets([PARTITION])[PARTITION]
+        while consumer.position(PARTITION) < end:
+            read |= {record.offset: record.value for record in consumer.poll()}
     first = min(read)
     assert {offset: value for offset, value in acknowledged.items() if offset >= first}.items() <= read.items()
     assert sorted(read) == list(range(first, max(read) + 1)), "a gap"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
-from tidelog.client.admin_groups import GroupAdmin
-from tidelog.client.cluster import Cluster
+from tidelog.client.admin import Admin
 
 if TYPE_CHECKING:
     from tests.chaos.conftest import ServedBroker, StartServed
@@ -113,8 +112,8 @@ def _wait(what: str, condition: Callable[[], bool]) -> None:
 
 
 def _committed(broker: ServedBroker) -> dict[int, int]:
-    with Cluster(broker.bootstrap) as cluster:
-        committed = GroupAdmin(cluster).committed_offsets(GROUP)
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        committed = admin.list_consumer_group_offsets(GROUP)[GROUP]
     return {key.partition: row.offset for key, row in committed.items()}
 
 

@@ -4,46 +4,64 @@ What always holds: the mapping never changes under a reader's hands (iterating g
 is null removes its key; whatever ends the reading for good is raised by every later use, while what may pass, such as a
 broker that restarts or a leader that moves, is waited out. When records were deleted before they were read, or the
 topic was made anew, the view is built again beside the old one, which serves until then. All keys and values are in
-memory. It writes nothing, belongs to no group, and shows records of open and aborted transactions, too.
+memory. It writes nothing and belongs to no group; records of open and aborted transactions are not shown unless asked
+for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import uuid
 from collections.abc import Callable, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import LATEST_TIMESTAMP
-from tidelog.client.cluster import RETRY_BACKOFF_S, RETRY_BACKOFF_S_MAX, Cluster, TopicPartition, is_passing
-from tidelog.client.consume import BEGINNING, Consumer, FetchedRecords, Start
-from tidelog.client.errors import BrokerError, ClientError, NoSuchPartitionError
+from tidelog.client.admin.async_admin import AsyncAdmin
+from tidelog.client.consumer.async_consumer import AsyncConsumer
+from tidelog.client.errors import (
+    BrokerError,
+    ClientError,
+    LogTruncationError,
+    NoSuchPartitionError,
+    OffsetOutOfRangeError,
+    is_retriable,
+)
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.loop_thread import LoopThread
+from tidelog.client.settings import ClientOptions
+from tidelog.client.types import TopicMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
-from tidelog.records import Record
+from tidelog.records.kernel_consume import ConsumerRecord
 
 logger = logging.getLogger(__name__)
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-# How often the cluster is asked whether the topic has grown.
-PARTITIONS_INTERVAL_S = 30.0
+IsolationLevel = Literal["read_committed", "read_uncommitted"]
+
+# How often the cluster is asked whether the topic is still there and whether it has grown.
+LOOK_INTERVAL_S = 1.0
 # A topic that was there may be unknown to a broker that has only just started; after this it counts as deleted.
 DELETED_AFTER_S = 30.0
-# How long close waits for the thread: a fetch under way ends within half a second.
+# How much is fetched ahead of the table.
+QUEUED_BYTES_MAX = 16 * 1024 * 1024
+# Compaction may have taken the last records, so that no position ever gets to the end: then several fetches have found
+# nothing more for a while.
+IDLE_FETCHES = 3
+IDLE_S = 1.5
+
+_POLL_S = 0.25
+_RECORDS_AT_ONCE = 1000
+_PAUSE = Backoff(0.05, 1.0)
 _CLOSE_TIMEOUT_S = 5.0
 
 
 class TableError(ClientError):
     """The table can't be kept current any more; the cause says why."""
-
-
-class _ClosedError(Exception):
-    """The table is closed: its thread shall end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +78,24 @@ class TableOptions(TypedDict, total=False):
     on_change: Callable[[Change[Any, Any]], None] | None
     client_id: str
     request_timeout_s: float
+    isolation_level: IsolationLevel
 
 
 @dataclass(slots=True)
 class _Reading(Generic[KeyT, ValueT]):
     """One pass over the topic from its start, which then goes on for as long as nothing is missed."""
 
-    consumer: Consumer
+    consumer: AsyncConsumer
     topic_id: uuid.UUID
     # Where each partition ended when the reading began.
-    ends: dict[TopicPartition, int]
+    ends: Mapping[TopicPartition, int]
     values: dict[KeyT, ValueT]
     partitions: list[TopicPartition]
     is_caught_up: bool = False
-
-    def positions(self) -> list[int]:
-        return [self.consumer.position(key) for key in self.partitions]
+    # When nothing has come since, and how many fetches were answered until then.
+    idle_since_s: float = 0.0
+    idle_fetches: int = 0
+    positions: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class Table(Mapping[KeyT, ValueT]):
@@ -134,11 +154,13 @@ class Table(Mapping[KeyT, ValueT]):
         on_change: Callable[[Change[Any, Any]], None] | None = None,
         client_id: str = "tidelog-table",
         request_timeout_s: float = 30.0,
+        isolation_level: IsolationLevel = "read_committed",
     ) -> None:
         """Begin to read in a thread of its own; `wait_until_caught_up` waits for it.
 
         `on_change` is called by that thread for every change, those of the first reading included; what it raises is
-        logged, and the table goes on.
+        logged, and the table goes on. With `isolation_level="read_uncommitted"` records of open and aborted
+        transactions count, too.
         """
         self.topic = topic
         self._key_deserializer = key_deserializer
@@ -153,12 +175,21 @@ class Table(Mapping[KeyT, ValueT]):
         self._failure: BaseException | None = None
         self._trouble: ClientError | None = None
         self._missing_since_s: float | None = None
-        self._partitions_due_s = 0.0
+        self._failures = 0
         self._has_begun = False
         self._warned_of_keyless = False
-        cluster = Cluster(bootstrap, client_id=client_id, request_timeout_s=request_timeout_s, sleep=self._pause)
-        self._thread = threading.Thread(target=self._run, args=(cluster,), name=f"table-{topic}", daemon=True)
-        self._thread.start()
+        timeout_ms = round(request_timeout_s * 1000)
+        self._options: ClientOptions = {
+            "bootstrap_servers": bootstrap,
+            "client_id": client_id,
+            "request_timeout_ms": timeout_ms,
+            # The table waits out by itself what may pass: here patience would only delay that it tells of it.
+            "default_api_timeout_ms": min(timeout_ms, 5_000),
+        }
+        self._isolation_level = isolation_level
+        admin, consumer = AsyncAdmin(**self._options), self._make_consumer()
+        self._thread = LoopThread(f"table-{topic}")
+        self._task = self._thread.run(self._start(admin, consumer))
 
     # What it holds
 
@@ -217,10 +248,22 @@ class Table(Mapping[KeyT, ValueT]):
 
     def close(self) -> None:
         """Stop following the topic; what was read stays readable."""
-        self._closing.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_CLOSE_TIMEOUT_S)
+        if not self._closing.is_set():
+            self._closing.set()
+            if self._thread.is_current:
+                # `on_change` closes the table: the thread ends once that has returned, and can't wait for itself.
+                threading.Thread(target=self._stop, daemon=True).start()
+            else:
+                self._stop()
         self._settled.set()
+
+    def _stop(self) -> None:
+        self._thread.run(self._cancel(), _CLOSE_TIMEOUT_S)
+        self._thread.close()
+
+    async def _cancel(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
 
     def __enter__(self) -> Self:
         return self
@@ -237,101 +280,120 @@ class Table(Mapping[KeyT, ValueT]):
 
     # The thread
 
-    def _run(self, cluster: Cluster) -> None:
+    async def _start(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> asyncio.Task[None]:
+        return asyncio.create_task(self._run(admin, consumer))
+
+    def _make_consumer(self) -> AsyncConsumer:
+        return AsyncConsumer(
+            **self._options,
+            auto_offset_reset="none",
+            allow_auto_create_topics=False,
+            isolation_level=self._isolation_level,
+            max_poll_records=_RECORDS_AT_ONCE,
+            queued_max_bytes=QUEUED_BYTES_MAX,
+        )
+
+    async def _run(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> None:
         try:
-            with cluster:
-                self._follow(cluster)
-        except _ClosedError:
-            return
+            async with admin:
+                while True:
+                    async with consumer:
+                        await self._read(admin, consumer)
+                    consumer = self._make_consumer()
+        except asyncio.CancelledError:
+            raise
         except BaseException as error:  # noqa: BLE001 - it is raised in the threads that use the table
             self._failure = error
             logger.error("the table of topic %r stops: %s", self.topic, error)
             self._settled.set()
 
-    def _follow(self, cluster: Cluster) -> None:
+    async def _read(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> None:
+        """One reading, which ends when the topic has to be read anew."""
         reading: _Reading[KeyT, ValueT] | None = None
-        pause_s = RETRY_BACKOFF_S
-        while not self._closing.is_set():
+        look_due_s = 0.0
+        while True:
             try:
                 if reading is None:
-                    reading = self._begin(cluster)
-                if self._step(cluster, reading):
-                    if not reading.consumer.is_failing:
-                        pause_s = RETRY_BACKOFF_S
-                        self._end_trouble()
-                else:
-                    logger.warning("topic %r was made anew: its table is, too", self.topic)
-                    reading = None
-            except BrokerError as error:
-                if error.code is ErrorCode.OFFSET_OUT_OF_RANGE:
-                    logger.warning("the table of topic %r is built again: %s", self.topic, error)
-                    reading = None
-                else:
-                    pause_s = self._bear(error, pause_s, cluster)
+                    reading = await self._begin(admin, consumer)
+                    look_due_s = _now_s() + LOOK_INTERVAL_S
+                elif _now_s() >= look_due_s:
+                    look_due_s = _now_s() + LOOK_INTERVAL_S
+                    topic = await self._look(admin)
+                    if topic.topic_id != reading.topic_id:
+                        logger.warning("topic %r was made anew: its table is, too", self.topic)
+                        return
+                    await self._take_up_new(reading, topic)
+                    self._end_trouble()
+                self._take_in(reading, await consumer.poll(_POLL_S))
+                await self._see_whether_caught_up(reading)
+            except (OffsetOutOfRangeError, LogTruncationError) as error:
+                logger.warning("the table of topic %r is built again: %s", self.topic, error)
+                return
             except ClientError as error:
-                pause_s = self._bear(error, pause_s, cluster)
+                self._bear(error)
+                await asyncio.sleep(_PAUSE.pause_s(self._failures))
 
-    def _begin(self, cluster: Cluster) -> _Reading[KeyT, ValueT]:
-        topic = cluster.topic(self.topic)
-        partitions = [TopicPartition(self.topic, row.partition) for row in topic.partitions]
-        ends = Admin(cluster).list_offsets(dict.fromkeys(partitions, LATEST_TIMESTAMP))
-        # The thread waits out by itself what may pass: here patience would only delay that it tells of it.
-        consumer = Consumer(cluster, patience_s=0)
-        consumer.assign(dict.fromkeys(partitions, BEGINNING))
+    async def _look(self, admin: AsyncAdmin) -> TopicMetadata:
+        """The topic as it is now; raises while a partition has no leader."""
+        topic = (await admin.describe_topics(self.topic))[self.topic]
+        for row in topic.partitions:
+            if row.leader_id < 0:
+                subject = f"partition {self.topic}-{row.partition}"
+                raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, subject=subject)
+        return topic
+
+    async def _begin(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> _Reading[KeyT, ValueT]:
+        topic = await self._look(admin)
+        partitions = _partitions(topic)
+        ends = await consumer.end_offsets(partitions)
+        await consumer.assign(partitions)
+        consumer.seek_to_beginning(partitions)
+        self._end_trouble()
         # The first reading fills what everybody sees, a later one a table beside it.
         values: dict[KeyT, ValueT] = {} if self._has_begun else self._values
         self._has_begun = True
-        self._partitions_due_s = cluster.monotonic() + PARTITIONS_INTERVAL_S
-        ended = {key: listed.offset for key, listed in ends.items()}
-        return _Reading(consumer, topic.topic_id, ended, values, partitions)
+        return _Reading(consumer, topic.topic_id, ends, values, partitions)
 
-    def _step(self, cluster: Cluster, reading: _Reading[KeyT, ValueT]) -> bool:
-        """Read on; False when the topic is no longer the one that was read."""
-        if cluster.monotonic() >= self._partitions_due_s:
-            cluster.forget(self.topic)
-            self._partitions_due_s = cluster.monotonic() + PARTITIONS_INTERVAL_S
-        topic = cluster.topic(self.topic)
-        if topic.topic_id != reading.topic_id:
-            return False
-        if len(topic.partitions) > len(reading.partitions):
-            self._take_up_new(reading, [TopicPartition(self.topic, row.partition) for row in topic.partitions])
-        positions = reading.positions()
-        fetched = reading.consumer.poll()
-        if fetched is not None:
-            self._take_in(reading, fetched)
-        if not reading.is_caught_up:
-            # Compaction may have taken the last records, so that no position ever gets to the end; then a fetch of all
-            # partitions has found nothing more.
-            is_idle = positions == reading.positions() and not reading.consumer.is_failing
-            if is_idle or all(reading.consumer.position(key) >= end for key, end in reading.ends.items()):
-                self._catch_up(reading)
-        return True
+    async def _take_up_new(self, reading: _Reading[KeyT, ValueT], topic: TopicMetadata) -> None:
+        partitions = _partitions(topic)
+        added = partitions[len(reading.partitions) :]
+        if added:
+            # Those that stay keep their positions.
+            await reading.consumer.assign(partitions)
+            reading.consumer.seek_to_beginning(added)
+            reading.partitions = partitions
 
-    def _take_up_new(self, reading: _Reading[KeyT, ValueT], partitions: list[TopicPartition]) -> None:
+    async def _see_whether_caught_up(self, reading: _Reading[KeyT, ValueT]) -> None:
+        if reading.is_caught_up:
+            return
         consumer = reading.consumer
-        starts = {key: Start(offset=consumer.position(key)) for key in reading.partitions}
-        consumer.assign({key: starts.get(key, BEGINNING) for key in partitions})
-        reading.partitions = partitions
+        positions = {key: await consumer.position(key) for key in reading.ends}
+        if all(positions[key] >= end for key, end in reading.ends.items()):
+            self._catch_up(reading)
+            return
+        fetches = consumer.metrics().fetches_total
+        if positions != reading.positions or self._trouble is not None:
+            reading.positions, reading.idle_since_s, reading.idle_fetches = positions, _now_s(), fetches
+        elif _now_s() - reading.idle_since_s > IDLE_S and fetches - reading.idle_fetches >= IDLE_FETCHES:
+            self._catch_up(reading)
 
-    def _take_in(self, reading: _Reading[KeyT, ValueT], fetched: FetchedRecords) -> None:
+    def _take_in(self, reading: _Reading[KeyT, ValueT], records: list[ConsumerRecord]) -> None:
         read = [
-            self._deserialize(fetched.topic_partition, record)
-            for record in fetched.records
-            if record.key is not None or self._warn_of_keyless(fetched.topic_partition, record.offset)
+            self._deserialize(record) for record in records if record.key is not None or self._warn_of_keyless(record)
         ]
         with self._lock:
             changes = [_apply(reading.values, *each) for each in read]
         if reading.values is self._values:
             self._tell([change for change in changes if change is not None])
 
-    def _deserialize(self, topic_partition: TopicPartition, record: Record) -> tuple[KeyT, ValueT | None, bool]:
+    def _deserialize(self, record: ConsumerRecord) -> tuple[KeyT, ValueT | None, bool]:
         """Key, value, and whether the record removes the key."""
         try:
             key: KeyT = self._key_deserializer(record.key or b"")
             hash(key)
             return key, None if record.value is None else self._value_deserializer(record.value), record.value is None
         except Exception as error:  # whatever the user's function raises, with where it met it
-            place = f"partition {topic_partition} at offset {record.offset}"
+            place = f"partition {record.topic}-{record.partition} at offset {record.offset}"
             raise TableError(f"{place} can't be deserialized: {error!r}") from error
 
     def _catch_up(self, reading: _Reading[KeyT, ValueT]) -> None:
@@ -353,46 +415,50 @@ class Table(Mapping[KeyT, ValueT]):
             except Exception:  # the user's function; the table itself is right
                 logger.exception("on_change of the table of topic %r failed for %r", self.topic, change.key)
 
-    def _warn_of_keyless(self, topic_partition: TopicPartition, offset: int) -> bool:
+    def _warn_of_keyless(self, record: ConsumerRecord) -> bool:
         """Say so once, and that the record is not taken in."""
         if not self._warned_of_keyless:
             self._warned_of_keyless = True
             logger.warning(
-                "partition %s has records without a key, which no table can hold; the first is at offset %d",
-                topic_partition,
-                offset,
+                "partition %s-%d has records without a key, which no table can hold; the first is at offset %d",
+                record.topic,
+                record.partition,
+                record.offset,
             )
         return False
 
     # Trouble
 
-    def _bear(self, error: ClientError, pause_s: float, cluster: Cluster) -> float:
-        """Wait a little when the error may pass; the next pause. Raises it when it won't."""
+    def _bear(self, error: ClientError) -> None:
+        """Note an error that may pass; raises it when it won't."""
         if not isinstance(error, NoSuchPartitionError):
             self._missing_since_s = None
-            if not is_passing(error):
+            if not is_retriable(error):
                 raise error
         else:
-            now_s = cluster.monotonic()
             if self._missing_since_s is None:
-                self._missing_since_s = now_s
-            if not self._has_begun or now_s - self._missing_since_s > DELETED_AFTER_S:
+                self._missing_since_s = _now_s()
+            if not self._has_begun or _now_s() - self._missing_since_s > DELETED_AFTER_S:
                 raise error
+        self._failures += 1
         if self._trouble is None:
             logger.warning("the table of topic %r is not current, and tries again: %s", self.topic, error)
         self._trouble = error
-        self._pause(pause_s)
-        return min(pause_s * 2, RETRY_BACKOFF_S_MAX)
 
     def _end_trouble(self) -> None:
         self._missing_since_s = None
+        self._failures = 0
         if self._trouble is not None:
             logger.info("the table of topic %r is read on", self.topic)
             self._trouble = None
 
-    def _pause(self, seconds: float) -> None:
-        if self._closing.wait(seconds):
-            raise _ClosedError
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _partitions(topic: TopicMetadata) -> list[TopicPartition]:
+    return [TopicPartition(topic.name, row.partition) for row in topic.partitions]
 
 
 def _apply(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from tidelog.client.cluster import Cluster
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -97,10 +96,8 @@ def _leave_hanging(bootstrap: str, topic: str, *values: bytes) -> None:
         timeout_ms=10_000,
         topic_data=[TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=1, records=batch)])],
     )
-    with Cluster(bootstrap) as cluster:
-        response = cluster.any_connection().request(
-            PRODUCE, request, ProduceResponse, version=BEFORE_IMPLICIT_PARTITIONS
-        )
+    with RawClient(int(bootstrap.rpartition(":")[2])) as client:
+        response = client.ask(PRODUCE, request, ProduceResponse, BEFORE_IMPLICIT_PARTITIONS)
     assert response.responses[0].partition_responses[0].error_code == ErrorCode.NONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import threading
@@ -13,13 +14,12 @@ import confluent_kafka
 import pytest
 
 import tidelog
+from tidelog import Admin, Producer
 from tidelog.client import table as table_module
-from tidelog.client.admin_calls import Admin
-from tidelog.client.cluster import Cluster, TopicPartition
-from tidelog.client.consume import Consumer
+from tidelog.client.consumer.async_consumer import AsyncConsumer
 from tidelog.client.errors import ClientError, NoSuchPartitionError
-from tidelog.client.produce import Producer
 from tidelog.client.table import Change, Table, TableError
+from tidelog.client.types import TopicPartition
 from tidelog.testing import Broker
 
 WAIT_S = 20.0
@@ -29,11 +29,11 @@ OpenTable = Callable[..., Table[Any, Any]]
 
 
 def put(broker: Broker, topic: str, values: Mapping[bytes | None, bytes | None], partition: int | None = None) -> None:
-    with Cluster(broker.bootstrap) as cluster, Producer(cluster) as producer:
-        for key, value in values.items():
-            producer.send(topic, value, key=key, partition=partition)
+    with Producer(bootstrap_servers=broker.bootstrap) as producer:
+        sent = [producer.send(topic, value, key=key, partition=partition) for key, value in values.items()]
         producer.flush()
-        assert producer.delivery.first_error is None
+    for future in sent:
+        future.result()
 
 
 @pytest.fixture
@@ -187,12 +187,11 @@ def test_it_may_be_made_before_its_broker_runs(broker: Broker, topic: str, open_
 def test_partitions_that_come_later_are_read(
     broker: Broker, topic: str, open_table: OpenTable, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_module, "PARTITIONS_INTERVAL_S", 0.1)
+    monkeypatch.setattr(table_module, "LOOK_INTERVAL_S", 0.1)
     table = open_table(topic, broker.bootstrap)
     table.wait_until_caught_up(WAIT_S)
-    with Cluster(broker.bootstrap) as cluster:
-        (outcome,) = Admin(cluster).create_partitions({topic: 5})
-        assert outcome.error is None
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_partitions({topic: 5}).raise_for_errors()
     put(broker, topic, {b"late": b"1"}, partition=4)
     put(broker, topic, {b"early": b"2"}, partition=0)
     wait_until(lambda: table == {b"late": b"1", b"early": b"2"}, "the new partition is read")
@@ -214,8 +213,8 @@ def test_a_topic_that_is_deleted_is_told(
     monkeypatch.setattr(table_module, "DELETED_AFTER_S", 0.2)
     table = open_table(topic, broker.bootstrap)
     table.wait_until_caught_up(WAIT_S)
-    with Cluster(broker.bootstrap) as cluster:
-        Admin(cluster).delete_topics([topic])
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_topics(topic).raise_for_errors()
 
     def has_failed() -> bool:
         try:
@@ -235,8 +234,8 @@ def test_a_topic_made_anew_is_a_new_table(
     table = open_table(topic, broker.bootstrap, on_change=told.append)
     table.wait_until_caught_up(WAIT_S)
     told.clear()
-    with Cluster(broker.bootstrap) as cluster:
-        Admin(cluster).delete_topics([topic])
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_topics(topic).raise_for_errors()
     broker.create_topic(topic, 1, COMPACTED)
     put(broker, topic, {b"a": b"1", b"b": b"new"})
     wait_until(lambda: dict(table) == {b"a": b"1", b"b": b"new"}, "the new topic is read")
@@ -253,22 +252,24 @@ def test_deleted_records_are_not_missed_silently(
     broker.create_topic("short", 1, {"segment.bytes": "400", "cleanup.policy": "compact,delete"})
     gate = threading.Event()
     gate.set()
-    poll = Consumer.poll
+    poll = AsyncConsumer.poll
 
-    def held_up(consumer: Consumer) -> Any:
-        assert gate.wait(WAIT_S)
-        return poll(consumer)
+    async def held_up(consumer: AsyncConsumer, timeout: float) -> Any:
+        assert await asyncio.to_thread(gate.wait, WAIT_S)
+        return await poll(consumer, timeout)
 
     put(broker, "short", {b"a": b"1", b"gone": b"2"})
-    monkeypatch.setattr(Consumer, "poll", held_up)
+    monkeypatch.setattr(AsyncConsumer, "poll", held_up)
+    # Otherwise all of it would be fetched before the table takes it in.
+    monkeypatch.setattr(table_module, "QUEUED_BYTES_MAX", 1)
     table = open_table("short", broker.bootstrap)
     table.wait_until_caught_up(WAIT_S)
     gate.clear()
     for number in range(5):
         put(broker, "short", {b"k%d" % number: bytes(150)})
     put(broker, "short", {b"a": b"9"})
-    with Cluster(broker.bootstrap) as cluster:
-        Admin(cluster).delete_records({TopicPartition("short", 0): 7})
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.delete_records({TopicPartition("short", 0): 7}).raise_for_errors()
     gate.set()
     wait_until(lambda: dict(table) == {b"a": b"9"}, "the table is built again")
 
@@ -317,18 +318,55 @@ def test_an_end_that_no_record_reaches_is_reached(
 ) -> None:
     """Compaction may have taken the last records: the end offset stays, and nothing leads up to it."""
     put(broker, topic, {b"a": b"1"})
-    list_offsets = Admin.list_offsets
+    end_offsets = AsyncConsumer.end_offsets
 
-    def further(admin: Admin, timestamps: Mapping[TopicPartition, int], **more: Any) -> Any:
-        listed = list_offsets(admin, timestamps, **more)
-        if set(timestamps.values()) != {-1}:
-            return listed
-        return {key: type(row)(row.offset + 5, row.timestamp, row.leader_epoch) for key, row in listed.items()}
+    async def further(consumer: AsyncConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return {key: offset + 5 for key, offset in (await end_offsets(consumer, partitions)).items()}
 
-    monkeypatch.setattr(Admin, "list_offsets", further)
+    monkeypatch.setattr(AsyncConsumer, "end_offsets", further)
     table = open_table(topic, broker.bootstrap)
     table.wait_until_caught_up(WAIT_S)
     assert table[b"a"] == b"1"
+
+
+def test_only_committed_records_count_unless_all_are_asked_for(
+    broker: Broker, open_table: OpenTable, wait_until: WaitUntil
+) -> None:
+    broker.create_topic("one", 1, COMPACTED)
+    put(broker, "one", {b"a": b"1"})
+    with Producer(bootstrap_servers=broker.bootstrap, transactional_id="writer") as producer:
+        producer.init_transactions()
+        for ends in (producer.abort_transaction, producer.commit_transaction):
+            producer.begin_transaction()
+            producer.send("one", b"x", key=ends.__name__.encode()).result(WAIT_S)
+            ends()
+        producer.begin_transaction()
+        producer.send("one", b"y", key=b"open").result(WAIT_S)
+        committed = open_table("one", broker.bootstrap)
+        everything = open_table("one", broker.bootstrap, isolation_level="read_uncommitted")
+        for table in (committed, everything):
+            table.wait_until_caught_up(WAIT_S)
+        assert dict(committed) == {b"a": b"1", b"commit_transaction": b"x"}
+        assert everything.keys() == {b"a", b"abort_transaction", b"commit_transaction", b"open"}
+        producer.commit_transaction()
+    wait_until(lambda: b"open" in committed, "what is committed is seen")
+
+
+def test_on_change_may_close_the_table(broker: Broker, topic: str, wait_until: WaitUntil) -> None:
+    put(broker, topic, {b"a": b"1"})
+    ready, closed = threading.Event(), threading.Event()
+
+    def on_change(change: Change[bytes, bytes]) -> None:
+        assert ready.wait(WAIT_S)
+        table.close()
+        closed.set()
+
+    table = Table(topic, broker.bootstrap, on_change=on_change)
+    ready.set()
+    assert closed.wait(WAIT_S)
+    wait_until(
+        lambda: f"table-{topic}" not in {thread.name for thread in threading.enumerate()}, "the thread has ended"
+    )
 
 
 def test_closing_ends_the_thread_and_keeps_the_contents(broker: Broker, topic: str) -> None:

@@ -13,10 +13,9 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonTopicPartition
 
-from tidelog.client.admin_calls import Admin
-from tidelog.client.cluster import Cluster
+from tidelog.client.admin import Admin
 from tidelog.log import PartitionLog
-from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
+from tidelog.protocol.config_values import ConfigResource
 from tidelog.server.server import BrokerServer
 from tidelog.testing import Broker, VirtualClock
 
@@ -64,9 +63,8 @@ class Compacted:
         return [offset for offset in offsets if offset is not None]
 
     def alter(self, setting: str, value: str) -> None:
-        with Cluster(self.broker.bootstrap) as cluster:
-            resource = ConfigResource(ResourceType.TOPIC, TOPIC)
-            Admin(cluster).alter_configs(resource, [ConfigChange(setting, AlterOperation.SET, value)])
+        with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
+            admin.incremental_alter_configs({ConfigResource.topic(TOPIC): {setting: value}}).raise_for_errors()
 
     def look(self, read: Callable[[PartitionLog], object]) -> object:
         async def on_loop(server: BrokerServer) -> object:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from tidelog.client.admin_calls import Admin
-from tidelog.client.admin_types import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NewTopic
-from tidelog.client.cluster import Cluster
-from tidelog.client.cluster import TopicPartition as Partition
+from tidelog.client.admin import Admin, NewTopic, OffsetSpec
 from tidelog.client.errors import BrokerError
+from tidelog.client.types import TopicPartition as Partition
 from tidelog.log import PartitionLog
 from tidelog.log.retention import delete_expired
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
+from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.testing import Broker, VirtualClock
 
@@ -56,18 +54,16 @@ class Retained:
         assert errors == [None]
 
     def alter(self, resource: ConfigResource, setting: str, value: str | None) -> None:
-        operation = AlterOperation.DELETE if value is None else AlterOperation.SET
-        with Cluster(self.broker.bootstrap) as cluster:
-            Admin(cluster).alter_configs(resource, [ConfigChange(setting, operation, value)])
+        with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
+            admin.incremental_alter_configs({resource: {setting: value}}).raise_for_errors()
 
     def offsets(self, topic: str) -> tuple[int, int]:
         """Where the partition starts and ends, as its clients see it."""
-        with Cluster(self.broker.bootstrap) as cluster:
+        with Admin(bootstrap_servers=self.broker.bootstrap) as admin:
             key = Partition(topic, 0)
-            admin = Admin(cluster)
             return (
-                admin.list_offsets({key: EARLIEST_TIMESTAMP})[key].offset,
-                admin.list_offsets({key: LATEST_TIMESTAMP})[key].offset,
+                admin.list_offsets({key: OffsetSpec.EARLIEST})[key].offset,
+                admin.list_offsets({key: OffsetSpec.LATEST})[key].offset,
             )
 
     def starts_at(self, topic: str, offset: int) -> None:
@@ -311,14 +307,13 @@ def test_hundreds_of_partitions_expire_at_once(retained: Retained, connect: Conn
 
 
 def test_lags_that_contradict_each_other_are_refused(retained: Retained) -> None:
-    with Cluster(retained.broker.bootstrap) as cluster:
+    with Admin(bootstrap_servers=retained.broker.bootstrap) as admin:
         configs = {"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "9"}
-        (outcome,) = Admin(cluster).create_topics([NewTopic("lags", 1, 1, configs)])
-        assert outcome.error is not None
-        assert outcome.error.code is ErrorCode.INVALID_CONFIG
-        assert "min.compaction.lag.ms is 10" in str(outcome.error)
+        error = admin.create_topics([NewTopic("lags", 1, 1, configs)]).errors["lags"]
+        assert isinstance(error, BrokerError)
+        assert error.code is ErrorCode.INVALID_CONFIG
+        assert "min.compaction.lag.ms is 10" in str(error)
         configs["max.compaction.lag.ms"] = "10"
-        (outcome,) = Admin(cluster).create_topics([NewTopic("lags", 1, 1, configs)])
-        assert outcome.error is None
+        admin.create_topics([NewTopic("lags", 1, 1, configs)]).raise_for_errors()
     with pytest.raises(BrokerError, match="INVALID_CONFIG"):
         retained.alter(ConfigResource(ResourceType.TOPIC, "lags"), "max.compaction.lag.ms", "9")

@@ -15,9 +15,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from tidelog.client.admin_groups import GroupAdmin
-from tidelog.client.cluster import Cluster
-from tidelog.client.group_types import GroupDescription
+from tidelog.client.admin import Admin, GroupDescription
 from tidelog.testing import Broker
 
 GROUP = "readers"
@@ -169,8 +167,8 @@ def crowd(fast_groups: Broker) -> Iterator[Crowd]:
 
 
 def describe(bootstrap: str) -> GroupDescription:
-    with Cluster(bootstrap) as cluster:
-        return GroupAdmin(cluster).describe_group(GROUP)
+    with Admin(bootstrap_servers=bootstrap) as admin:
+        return admin.describe_consumer_groups(GROUP)[GROUP]
 
 
 def test_a_second_member_takes_over_what_the_first_gave_up(crowd: Crowd) -> None:
