@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "features.md"
 ROWS = (
     *("A1", "A2", "A3", "A4", "A5", "A6", "A7", "A9", "A10", "A11"),
-    *("B2", "B3", "C6", "C7", "D2", "D3", "D4", "D5", "D6", "D8", "D9", "E4", "E5", "H5"),
+    *("B2", "B3", "C1", "C2", "C3", "C4", "C5", "C6", "C7", "D2", "D3", "D4", "D5", "D6", "D8", "D9", "E4", "E5", "H5"),
 )
 
 LINKED_TESTS = sorted(set(re.findall(r"\[(test_\w+)\]\(([^)]+)\)", PAGE.read_text(encoding="utf-8"))))
@@ -61,7 +61,9 @@ def test_every_row_links_a_test(row: str) -> None:
 def test_clients_of_the_linked_tests_are_real() -> None:
     for _, link in LINKED_TESTS:
         text = (PAGE.parent / link).read_text(encoding="utf-8")
-        assert re.search(r"confluent_kafka|aiokafka|import kafka\b|client_drivers", text), link
+        # Rows about our own clients are shown by these, as people import them.
+        own = r"|^from tidelog import " if "/scenario/client/" in link else ""
+        assert re.search(r"confluent_kafka|aiokafka|import kafka\b|client_drivers" + own, text, re.MULTILINE), link
 
 
 if __name__ == "__main__":
