@@ -2,7 +2,9 @@
 
 What always holds: both brokers get the same ready-made frames over one plain connection, made before the clock starts;
 every partition is in every transaction; afterwards the logs hold every record and every marker, or there is no figure.
-The requests are the versions that librdkafka sends, with which a producer keeps its epoch from commit to commit.
+The requests are the versions that librdkafka sends, with which a producer keeps its epoch from commit to commit; small
+transactions are measured a second time as Java clients from 4.0 on send them (transaction.version 2, KIP-890), without
+adding partitions beforehand, and with an epoch for each.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ RECORD_BYTES = 100
 BATCH_BYTES = 100_000
 WARM_UP_TRANSACTIONS = 300
 _FIND_VERSION, _INIT_VERSION, _ADD_VERSION, _END_VERSION = 2, 4, 3, 3
+_PRODUCE_VERSION_2, _END_VERSION_2 = 12, 5  # of transaction.version 2
 _TRANSACTION = 1  # the type of the key that FindCoordinator is asked for
 _DEADLINE_S = 60.0
 _POLL_S = 0.02
@@ -83,13 +86,22 @@ class Plan:
 
 
 @dataclass(slots=True)
+class _Small:
+    """What small transactions took, a figure a run."""
+
+    per_s: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    commit_ms: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _Samples:
     """What one side took."""
 
     produce: list[Throughput] = field(default_factory=list)
     commit_ms: list[float] = field(default_factory=list)
-    small_per_s: list[float] = field(default_factory=list)
-    small_p99_ms: list[float] = field(default_factory=list)
+    small: _Small = field(default_factory=_Small)
+    small_version_2: _Small = field(default_factory=_Small)
 
 
 class TransactionalProducer:
@@ -128,29 +140,41 @@ class TransactionalProducer:
 
     def make_frames(self, count: int, records: int) -> list[bytes]:
         """That many produce requests, a batch each, the partitions in turn."""
-        values = [(None, bytes(RECORD_BYTES), (), None)] * records
-        now_ms = time.time_ns() // 1_000_000
         made = []
         for number in range(count):
             partition = number % PARTITIONS
-            batch = encode_batch(
-                values,
-                producer_id=self.producer_id,
-                producer_epoch=self.epoch,
-                base_sequence=self.sequences[partition],
-                is_transactional=True,
-                now_ms=now_ms,
-            )
+            made.append(self._frame(partition, records, self.epoch, self.sequences[partition], PRODUCE_VERSION))
             self.sequences[partition] += records
-            data = PartitionProduceData(index=partition, records=batch)
-            request = ProduceRequest(
-                transactional_id=self.transactional_id,
-                acks=-1,
-                timeout_ms=30_000,
-                topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
-            )
-            made.append(frame(PRODUCE, request, PRODUCE_VERSION))
         return made
+
+    def make_version_2_frames(self, transactions: int) -> list[list[bytes]]:
+        """A record for each partition, for each of so many transactions; each has an epoch, which numbers anew."""
+        # Its epoch is that of the transactions before, which have numbered on.
+        self.producer_id, self.epoch = self._init()
+        made = []
+        for number in range(transactions):
+            epoch = self.epoch + number
+            made.append([self._frame(partition, 1, epoch, 0, _PRODUCE_VERSION_2) for partition in range(PARTITIONS)])
+        self.sequences = [count + transactions for count in self.sequences]
+        return made
+
+    def _frame(self, partition: int, records: int, epoch: int, sequence: int, version: int) -> bytes:
+        batch = encode_batch(
+            [(None, bytes(RECORD_BYTES), (), None)] * records,
+            producer_id=self.producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            is_transactional=True,
+            now_ms=time.time_ns() // 1_000_000,
+        )
+        data = PartitionProduceData(index=partition, records=batch)
+        request = ProduceRequest(
+            transactional_id=self.transactional_id,
+            acks=-1,
+            timeout_ms=30_000,
+            topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
+        )
+        return frame(PRODUCE, request, version)
 
     def add_partitions(self) -> None:
         topic = AddPartitionsToTxnTopic(name=self.topic, partitions=list(range(PARTITIONS)))
@@ -186,20 +210,41 @@ class TransactionalProducer:
             answered += 1
         return sent
 
+    def send_version_2(self, frames: list[bytes]) -> None:
+        """All in flight; those that come before the markers of the last transaction are written are sent again."""
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while frames:
+            for request in frames:
+                self.connection.sock.sendall(request)
+            refused = []
+            for request in frames:
+                answer = self.connection.receive(PRODUCE, ProduceResponse, _PRODUCE_VERSION_2)
+                code = answer.responses[0].partition_responses[0].error_code
+                if code in _RETRIED and time.monotonic() < deadline_s:
+                    refused.append(request)
+                else:
+                    self._check("Produce", code)
+            frames = refused
+
     def _receive_produced(self) -> None:
         answer = self.connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
         self._check("Produce", answer.responses[0].partition_responses[0].error_code)
 
-    def commit(self) -> None:
+    def commit(self, version: int = _END_VERSION) -> None:
         request = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             committed=True,
         )
-        self.connection.sock.sendall(frame(END_TXN, request, _END_VERSION))
-        self._check("EndTxn", self.connection.receive(END_TXN, EndTxnResponse, _END_VERSION).error_code)
+        self.connection.sock.sendall(frame(END_TXN, request, version))
+        answer = self.connection.receive(END_TXN, EndTxnResponse, version)
+        self._check("EndTxn", answer.error_code)
         self.transactions += 1
+        if version >= _END_VERSION_2:
+            if (answer.producer_id, answer.producer_epoch) != (self.producer_id, self.epoch + 1):
+                raise MeasurementError(f"{self.broker.name} answered a commit with another epoch than the next")
+            self.epoch = answer.producer_epoch
 
     def check_logs(self) -> None:
         """Every record, and a marker for every transaction, must be in the logs."""
@@ -254,7 +299,8 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
 def _measure(broker: BrokerProcess, topic: str, plan: Plan, samples: _Samples, small_transactions: int) -> None:
     with led_topic(broker, topic, partitions=PARTITIONS), closing(TransactionalProducer(broker, topic)) as producer:
         _large_transactions(producer, plan, samples)
-        _small_transactions(producer, small_transactions, samples)
+        _small_transactions(producer, small_transactions, samples.small)
+        _small_version_2_transactions(producer, small_transactions, samples.small_version_2)
         producer.check_logs()
 
 
@@ -279,19 +325,43 @@ def _large_transactions(producer: TransactionalProducer, plan: Plan, samples: _S
     samples.commit_ms.append(statistics.median(commits_ms))
 
 
-def _small_transactions(producer: TransactionalProducer, count: int, samples: _Samples) -> None:
+def _small_transactions(producer: TransactionalProducer, count: int, samples: _Small) -> None:
     """One record for each partition, and a commit; the next when the answer is in."""
     left = iter(producer.make_frames(count * PARTITIONS, 1))
-    took_ms = []
-    began_s = time.perf_counter()
-    for _ in range(count):
-        one_began_s = time.perf_counter()
+
+    def write(_: int) -> None:
         producer.add_partitions()
         producer.send(left, until_s=0)
-        producer.commit()
-        took_ms.append((time.perf_counter() - one_began_s) * 1000)
-    samples.small_per_s.append(count / (time.perf_counter() - began_s))
-    samples.small_p99_ms.append(statistics.quantiles(took_ms, n=100)[98])
+
+    _one_after_the_other(count, write, producer.commit, samples)
+
+
+def _small_version_2_transactions(producer: TransactionalProducer, count: int, samples: _Small) -> None:
+    """The same with transaction.version 2."""
+    frames = producer.make_version_2_frames(count)
+    _one_after_the_other(
+        count,
+        lambda number: producer.send_version_2(frames[number]),
+        lambda: producer.commit(_END_VERSION_2),
+        samples,
+    )
+
+
+def _one_after_the_other(count: int, write: Callable[[int], None], commit: Callable[[], None], samples: _Small) -> None:
+    took_ms = []
+    commits_ms = []
+    began_s = time.perf_counter()
+    for number in range(count):
+        one_began_s = time.perf_counter()
+        write(number)
+        written_s = time.perf_counter()
+        commit()
+        ended_s = time.perf_counter()
+        took_ms.append((ended_s - one_began_s) * 1000)
+        commits_ms.append((ended_s - written_s) * 1000)
+    samples.per_s.append(count / (time.perf_counter() - began_s))
+    samples.p99_ms.append(statistics.quantiles(took_ms, n=100)[98])
+    samples.commit_ms.append(statistics.median(commits_ms))
 
 
 def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
@@ -309,10 +379,16 @@ def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
         median_row(
             f"{what}: the commit, p50", "ms", ours.commit_ms, theirs.commit_ms, higher_is_better=False, target=None
         ),
-        median_row(
-            small, "transactions/s", ours.small_per_s, theirs.small_per_s, higher_is_better=True, target=1.0
-        ),
-        median_row(
-            f"{small}, p99", "ms", ours.small_p99_ms, theirs.small_p99_ms, higher_is_better=False, target=None
-        ),
+        *_small_rows(small, ours.small, theirs.small),
+        *_small_rows(f"{small}, version 2", ours.small_version_2, theirs.small_version_2),
     ]  # fmt: skip
+
+
+def _small_rows(what: str, ours: _Small, theirs: _Small) -> list[Row]:
+    return [
+        median_row(what, "transactions/s", ours.per_s, theirs.per_s, higher_is_better=True, target=1.0),
+        median_row(f"{what}, p99", "ms", ours.p99_ms, theirs.p99_ms, higher_is_better=False, target=None),
+        median_row(
+            f"{what}: the commit, p50", "ms", ours.commit_ms, theirs.commit_ms, higher_is_better=False, target=None
+        ),
+    ]
