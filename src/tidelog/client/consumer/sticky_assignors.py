@@ -134,11 +134,28 @@ class _Plan:
     def keep(self, owners: Mapping[TopicPartition, str]) -> None:
         """Leave every partition where it is, as far as it exists and its owner still wants the topic."""
         self._previous = owners
+        kept: dict[str, list[TopicPartition]] = {member_id: [] for member_id in self._order}
         for partition in sorted(owners):
             member_id = owners[partition]
             exists = partition.partition < self._layout.partition_counts.get(partition.topic, 0)
             if exists and partition.topic in self._members[member_id].topics:
+                kept[member_id].append(partition)
+        shares = self._shares({member_id: len(partitions) for member_id, partitions in kept.items()})
+        for member_id, partitions in kept.items():
+            for partition in partitions[: shares.get(member_id)]:
                 self._give(partition, member_id)
+
+    def _shares(self, kept: Mapping[str, int]) -> dict[str, int]:
+        """Where all read the same, how many each may keep; then nothing has to be moved one by one afterwards.
+
+        Where that can't be divided evenly, those who have most may have the one more.
+        """
+        if len({member.topics for member in self._members.values()}) != 1:
+            return {}
+        total = sum(self._layout.partition_counts[topic] for topic in self._subscribers)
+        share, extra = divmod(total, len(self._order))
+        by_load = sorted(self._order, key=lambda member_id: -kept[member_id])
+        return {member_id: share + (1 if rank < extra else 0) for rank, member_id in enumerate(by_load)}
 
     def assign_rest(self) -> None:
         """Give what nobody has to the least loaded that may have it; first what few may have."""
@@ -152,15 +169,16 @@ class _Plan:
     def even_out(self) -> None:
         """Move partitions from the more to the less loaded until no move makes it more even.
 
-        Every move lowers the sum of the squares of the loads, so it ends.
+        Always from the most loaded that can be relieved, so that nobody gives away more than it must. Every move lowers
+        the sum of the squares of the loads, so it ends.
         """
-        while True:
-            moved = False
-            for member_id in sorted(self._order, key=lambda each: (-self._loads[each], each)):
-                while self._relieve(member_id):
-                    moved = True
-            if not moved:
-                return
+        stuck: set[str] = set()
+        while len(stuck) < len(self._order):
+            heaviest = max((each for each in self._order if each not in stuck), key=self._loads.__getitem__)
+            if self._relieve(heaviest):
+                stuck.clear()
+            else:
+                stuck.add(heaviest)
 
     def _relieve(self, member_id: str) -> bool:
         """Move one partition away from the member if somebody is lighter by two or more: the lightest there is."""
