@@ -1,16 +1,14 @@
-"""Options that several commands share, declared once, and the connection they lead to."""
+"""Options that several commands share, declared once, and the clients they lead to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from tidelog.client.admin import Admin
-    from tidelog.client.cluster import Cluster
     from tidelog.client.settings import ClientOptions
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
@@ -69,17 +67,6 @@ def administration(bootstrap: str, timeout_s: float) -> Admin:
     from tidelog.client.admin.admin import Admin
 
     return Admin(**client_options(bootstrap, timeout_s))
-
-
-@contextmanager
-def connected(bootstrap: str, timeout_s: float) -> Iterator[Cluster]:
-    """A client of the cluster for the length of a command."""
-    from tidelog.client.cluster import Cluster
-
-    with Cluster(
-        bootstrap, client_id="tidelog-cli", connect_timeout_s=min(timeout_s, 5.0), request_timeout_s=timeout_s
-    ) as cluster:
-        yield cluster
 
 
 def topic_name(text: str) -> str:

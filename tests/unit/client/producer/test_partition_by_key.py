@@ -1,3 +1,5 @@
+"""The partition that a key chooses is the one that other clients choose."""
+
 from __future__ import annotations
 
 import random
@@ -7,7 +9,7 @@ from types import ModuleType
 import pytest
 from aiokafka.partitioner import murmur2 as aiokafka_murmur2
 
-from tidelog.client.partitioner import StickyChoice, murmur2, partition_for_key
+from tidelog.records.kernel_build import murmur2, partition_for_key
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +25,6 @@ def kafka_python() -> ModuleType:
 def random_keys(count: int) -> list[bytes]:
     source = random.Random(20260131)
     return [source.randbytes(source.randrange(0, 40)) for _ in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("key", "signed"),
-    [
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        (b"abc", 479470107),
-    ],
-)
-def test_hashes_as_javas_client_does(key: bytes, signed: int) -> None:
-    assert murmur2(key) == signed & 0xFFFFFFFF
 
 
 def test_agrees_with_other_clients_on_random_keys(kafka_python: ModuleType) -> None:
@@ -69,21 +56,3 @@ def test_picks_the_partition_that_kafka_python_picks(kafka_python: ModuleType) -
         for key in random_keys(500):
             expected = partitioner.partition("t", key, key, None, None, cluster)
             assert partition_for_key(key, partitions) == expected
-
-
-def test_sticky_choice_always_moves_to_another_partition() -> None:
-    choice = StickyChoice(4, random.Random(1))
-    seen = {choice.partition}
-    for _ in range(200):
-        before = choice.partition
-        choice.move()
-        assert choice.partition != before
-        assert 0 <= choice.partition < 4
-        seen.add(choice.partition)
-    assert seen == {0, 1, 2, 3}
-
-
-def test_sticky_choice_stays_when_there_is_one_partition() -> None:
-    choice = StickyChoice(1)
-    choice.move()
-    assert choice.partition == 0
