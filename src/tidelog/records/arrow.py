@@ -28,12 +28,11 @@ from tidelog.records.kernel import RecordReader
 from tidelog.records.kernel_arrow import (
     BinarySource,
     ColumnsWriter,
-    RecordColumns,
     ViewColumn,
     encode_columns,
-    fill_columns,
     fill_headers,
 )
+from tidelog.records.kernel_fill import BytesColumn, RecordTable, fill_table
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(pa.field("element", HEADER_TYPE, nullable=False))
@@ -147,63 +146,96 @@ def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: i
 
 def batches_to_arrow(batches: Sequence[OpenBatch]) -> pa.RecordBatch:
     """The records of all batches, in their order, as one Arrow record batch."""
-    readers = [batch.reader() for batch in batches]  # all counts are checked before anything is allocated for them
+    for batch in batches:
+        batch.reader()  # refuses a count that the bytes can't hold, before anything is allocated for it
     rows_max = sum(batch.records_count for batch in batches)
     size_max = sum(len(batch.records) for batch in batches)
     if size_max > COLUMN_BYTES_MAX:
         raise ValueError(f"{size_max} bytes of records are too many for one Arrow batch, pass fewer buffers")
-    data = [pa.py_buffer(batch.records) for batch in batches]
-    key, value = _ViewBuffers(rows_max), _ViewBuffers(rows_max)
-    offset, timestamp = pa.allocate_buffer(8 * rows_max), pa.allocate_buffer(8 * rows_max)
-    timestamp_type, headers_offsets = pa.allocate_buffer(4 * rows_max), pa.allocate_buffer(4 * (rows_max + 1))
-    columns = RecordColumns(
-        key.column,
-        value.column,
-        _view(offset, "q"),
-        _view(timestamp, "q"),
-        _view(timestamp_type, "i"),
-        _view(headers_offsets, "i"),
+    key, value = _BytesBuffers(rows_max, size_max), _BytesBuffers(rows_max, size_max)
+    offset, timestamp, headers_offsets = _allocate(8 * rows_max), _allocate(8 * rows_max), _allocate(4 * (rows_max + 1))
+    table = RecordTable(
+        key.column, value.column, _view(offset, "q"), _view(timestamp, "q"), _view(headers_offsets, "i")
     )
     runs = _Runs()
-    for number, (batch, reader) in enumerate(zip(batches, readers, strict=True)):
-        fill_columns(columns, reader, batch.records_count, batch.from_offset, number)
-        runs.extend_to(columns.rows, batch.topic, batch.partition)
-    rows = columns.rows
-    elements = _header_elements(batches, data, columns.headers)
+    for batch in batches:
+        fill_table(
+            table,
+            batch.records,
+            batch.records_count,
+            batch.base_offset,
+            batch.base_timestamp,
+            batch.max_timestamp,
+            batch.is_stamped,
+            batch.from_offset,
+        )
+        runs.extend_to(table.rows, batch)
+    rows, headers = table.rows, table.headers
+    del table
     return pa.RecordBatch.from_arrays(
         [
-            key.array(data, pa.binary()),
-            value.array(data, pa.binary()),
+            key.array(rows),
+            value.array(rows),
             runs.topics(),
             runs.partitions(),
             pa.Array.from_buffers(pa.int64(), rows, [None, offset]),
             pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, timestamp]),
-            pa.Array.from_buffers(pa.int32(), rows, [None, timestamp_type]),
-            pa.Array.from_buffers(HEADERS_TYPE, rows, [None, headers_offsets], children=[elements]),
+            runs.timestamp_types(),
+            pa.Array.from_buffers(
+                HEADERS_TYPE, rows, [None, headers_offsets], children=[_header_elements(batches, headers)]
+            ),
         ],
         schema=SCHEMA,
     )
 
 
+def _allocate(size: int, *, resizable: bool = False) -> pa.Buffer:
+    """Memory from malloc: it is used again at once, where Arrow's own pool gives it back and has it zeroed anew."""
+    return pa.allocate_buffer(size, memory_pool=pa.system_memory_pool(), resizable=resizable)
+
+
+class _BytesBuffers:
+    """The buffers of a column of bytes and the kernel's view of them."""
+
+    def __init__(self, rows_max: int, size_max: int) -> None:
+        self._offsets = _allocate(4 * (rows_max + 1))
+        self._data = _allocate(max(size_max, 1), resizable=True)
+        self._validity = bytearray((rows_max + 7) // 8)
+        self.column = BytesColumn(_view(self._offsets, "i"), _view(self._data, "B"), memoryview(self._validity))
+
+    def array(self, rows: int) -> pa.Array:
+        """The column; nothing is filled any more."""
+        end, nulls = self.column.end, self.column.nulls
+        del self.column
+        # It had room for all bytes of the records. Keys are small as a rule, and what they do not need is given back.
+        if end < self._data.size // 2:
+            self._data.resize(end, shrink_to_fit=True)
+        validity = pa.py_buffer(self._validity) if nulls else None
+        return pa.Array.from_buffers(pa.binary(), rows, [validity, self._offsets, self._data], nulls)
+
+
 class _Runs:
-    """Rows of the same topic and partition behind one another: two columns that need no loop over rows."""
+    """Rows of the same topic and partition behind one another: columns that need no loop over rows."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[str, int, int]] = []  # topic, partition, rows
+        self._runs: list[tuple[str, int, bool, int]] = []  # topic, partition, whether stamped, rows
         self._rows = 0
 
-    def extend_to(self, rows: int, topic: str, partition: int) -> None:
+    def extend_to(self, rows: int, batch: OpenBatch) -> None:
         added, self._rows = rows - self._rows, rows
-        if self._runs and self._runs[-1][:2] == (topic, partition):
-            added += self._runs.pop()[2]
-        self._runs.append((topic, partition, added))
+        kind = (batch.topic, batch.partition, batch.is_stamped)
+        if self._runs and self._runs[-1][:3] == kind:
+            added += self._runs.pop()[3]
+        self._runs.append((*kind, added))
 
     def topics(self) -> pa.Array:
-        return _joined([pa.repeat(pa.scalar(topic, pa.string()), rows) for topic, _, rows in self._runs], pa.string())
+        return _joined([pa.repeat(pa.scalar(run[0], pa.string()), run[3]) for run in self._runs], pa.string())
 
     def partitions(self) -> pa.Array:
-        repeated = [pa.repeat(pa.scalar(partition, pa.int32()), rows) for _, partition, rows in self._runs]
-        return _joined(repeated, pa.int32())
+        return _joined([pa.repeat(pa.scalar(run[1], pa.int32()), run[3]) for run in self._runs], pa.int32())
+
+    def timestamp_types(self) -> pa.Array:
+        return _joined([pa.repeat(pa.scalar(int(run[2]), pa.int32()), run[3]) for run in self._runs], pa.int32())
 
 
 def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
@@ -212,11 +244,13 @@ def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _header_elements(batches: Sequence[OpenBatch], data: list[pa.Buffer], headers: int) -> pa.Array:
+def _header_elements(batches: Sequence[OpenBatch], headers: int) -> pa.Array:
     """All headers behind one another. Most topics have none, so they are read in a pass of their own, if at all."""
     key, value = _ViewBuffers(headers), _ViewBuffers(headers)
+    data: list[pa.Buffer] = []
     if headers:
         for number, batch in enumerate(batches):
+            data.append(pa.py_buffer(batch.records))
             fill_headers(key.column, value.column, batch.reader(), batch.records_count, batch.from_offset, number)
     try:
         keys = key.array(data, pa.string())

@@ -9,9 +9,6 @@ from __future__ import annotations
 from tidelog.records.kernel import Bytes, RecordReader
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
-MICROSECONDS_PER_MILLISECOND = 1000
-TIMESTAMP_MS_MAX = 9223372036854775  # what still fits 64 bits as microseconds
-
 IS_COMPILED = not __file__.endswith(".py")
 
 VIEW_WORDS = 4
@@ -65,76 +62,6 @@ class ViewColumn:
                 for index in range(length):
                     self.views[at + index] = reader.data[start + index]
         self.rows += 1
-
-
-class RecordColumns:
-    """The columns that differ from record to record. Those of headers are filled apart, once their size is known."""
-
-    __slots__ = (
-        "headers",
-        "headers_offsets",
-        "keys",
-        "offsets",
-        "rows",
-        "timestamp_types",
-        "timestamps",
-        "values",
-    )
-
-    keys: ViewColumn
-    values: ViewColumn
-    offsets: memoryview  # int64
-    timestamps: memoryview  # int64, in microseconds as Spark has them
-    timestamp_types: memoryview  # int32
-    headers_offsets: memoryview  # int32, one more than there are rows, the first one 0
-    rows: int
-    headers: int
-
-    def __init__(
-        self,
-        keys: ViewColumn,
-        values: ViewColumn,
-        offsets: memoryview,
-        timestamps: memoryview,
-        timestamp_types: memoryview,
-        headers_offsets: memoryview,
-    ) -> None:
-        self.keys = keys
-        self.values = values
-        self.offsets = offsets
-        self.timestamps = timestamps
-        self.timestamp_types = timestamp_types
-        self.headers_offsets = headers_offsets
-        self.rows = 0
-        self.headers = 0
-        self.headers_offsets[0] = 0
-
-
-def fill_columns(
-    columns: RecordColumns, reader: RecordReader, count: int, from_offset: int, buffer_number: int
-) -> None:
-    """Append the batch's records, but those before `from_offset`, to the columns."""
-    timestamp_type = 1 if reader.is_stamped else 0
-    row = columns.rows
-    for _ in range(count):
-        reader.next_record()
-        if reader.headers_count > 0:
-            reader.skip_headers()
-        reader.end_record()
-        if reader.offset < from_offset:
-            continue
-        if reader.timestamp > TIMESTAMP_MS_MAX or reader.timestamp < -TIMESTAMP_MS_MAX:
-            raise reader.problem(f"has timestamp {reader.timestamp}, which does not fit 64 bits in microseconds")
-        columns.keys.append(reader, reader.key_at, reader.key_length, buffer_number)
-        columns.values.append(reader, reader.value_at, reader.value_length, buffer_number)
-        columns.offsets[row] = reader.offset
-        columns.timestamps[row] = reader.timestamp * MICROSECONDS_PER_MILLISECOND
-        columns.timestamp_types[row] = timestamp_type
-        columns.headers += reader.headers_count
-        row += 1
-        columns.headers_offsets[row] = columns.headers
-    columns.rows = row
-    reader.end_records()
 
 
 def fill_headers(

@@ -413,6 +413,11 @@ class Accumulator:
         """Buffers of a record larger than a batch are let go: nobody is likely to ask for just that size."""
         return size == self._batch_capacity or (size <= self._settings.batch_growth_max_bytes and not size % _ALIGNED)
 
+    def oldest(self) -> ProducerBatch | None:
+        """The batch that was opened first of those that have not ended."""
+        with self.lock:  # others add to it meanwhile
+            return next(iter(self.incomplete), None)
+
     def expired(self, now_ms: float) -> list[ProducerBatch]:
         """Take out the batches that have waited for longer than `delivery.timeout.ms`."""
         deadline_ms = now_ms - self._settings.delivery_timeout_ms

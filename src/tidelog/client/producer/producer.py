@@ -182,10 +182,12 @@ class Producer(TransactionCalls):
                 return
             waiter = accumulator.pool.wait_for(size, woken.release)
         self._core.wake()
-        if not woken.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
+        try:
+            if not woken.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
+                raise self._core.no_room_error(size)
+        finally:
             with accumulator.lock:
                 accumulator.pool.forget(waiter)
-            raise self._core.no_room_error(size)
 
     # Waiting
 

@@ -284,7 +284,8 @@ class Sender:
         error = ConnectionLostError("the request was cancelled") if future.cancelled() else future.exception()
         if error is not None:
             if not isinstance(error, ClientError):
-                raise error
+                log.error("a request of a producer has failed in an unforeseen way", exc_info=error)
+                error = ClientError(f"the request failed: {type(error).__name__}: {error}")
             for batch in batches:
                 self._failed(self._returned(batch), error)
         else:
@@ -381,7 +382,10 @@ class Sender:
             order_of = None if idempotence is None else idempotence.order_of
             self._accumulator.put_back(batch, self._now_ms() + pause_ms, order_of)
             return
-        self._give_up(batch, error, record_errors=record_errors, may_be_stored=code is None and batch.has_sequence)
+        # A broker that refused it for good has not stored it; after any other failure that is not known.
+        is_refused = code is not None and not code.retriable
+        may_be_stored = batch.has_sequence and not is_refused
+        self._give_up(batch, error, record_errors=record_errors, may_be_stored=may_be_stored)
 
     def _may_retry(
         self, batch: ProducerBatch, error: ClientError, code: ErrorCode | None, log_start_offset: int
@@ -415,7 +419,7 @@ class Sender:
     def _expire(self, now_ms: float) -> float:
         """Give up what is too old; says when the next batch gets so."""
         timeout_ms = self._settings.delivery_timeout_ms
-        oldest = next(iter(self._accumulator.incomplete), None)
+        oldest = self._accumulator.oldest()
         if oldest is None:
             return _NEVER_MS
         if oldest.created_ms + timeout_ms > now_ms:
@@ -426,7 +430,7 @@ class Sender:
         for batch in [one for one in self._under_way if one.created_ms + timeout_ms <= now_ms and not one.is_done]:
             error = self._accumulator.timeout_error(batch, self._last_errors.get(batch.topic_partition))
             self._give_up(batch, error, may_be_stored=True)
-        oldest = next(iter(self._accumulator.incomplete), None)
+        oldest = self._accumulator.oldest()
         return _NEVER_MS if oldest is None else max(oldest.created_ms + timeout_ms, now_ms + 1)
 
     def fail_all(self, error: ClientError) -> None:
