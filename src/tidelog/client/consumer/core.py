@@ -167,10 +167,11 @@ class ConsumerCore:
         if self._woken_up:
             self._woken_up = False
             raise WakeupError("wakeup() was called")
-        if self._keeper.errors:
-            error = self._keeper.errors.popleft()
+        while self._keeper.errors:
+            error = self._keeper.take_error()
             self._post_wake()  # so that it is tried again, and told again if it is still so
-            raise error
+            if error is not None:
+                raise error
         if not (self.subscription.is_subscribed or self.subscription.is_manual):
             raise ClientError("nothing to read: call subscribe() or assign() first")
 
@@ -335,8 +336,8 @@ class ConsumerCore:
             position = self.subscription.position(TopicPartition(*topic_partition))
             if position is not None:
                 return position
-            if self._keeper.errors:
-                raise self._keeper.errors.popleft()
+            if self._keeper.errors and (error := self._keeper.take_error()) is not None:
+                raise error
             self._keeper.wake()
             left_s = deadline_s - loop.time()
             if left_s <= 0:

@@ -2,7 +2,8 @@
 
 What always holds: a seek by the user wins over a look-up that was under way; a partition whose leader changed is not
 fetched before the new leader was asked whether its log still holds what was read (KIP-320); what can't be found out is
-tried again with pauses, and errors that won't pass are told by the next `poll`, each once for every attempt.
+tried again with pauses, and errors that won't pass are told by the next `poll`, each once for every attempt, and not at
+all when the user has moved the partitions before it was told.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class PositionKeeper:
         self._on_error = on_error
         self._failures = 0
         self.errors: deque[ClientError] = deque()  # for the next poll
+        self._versions_told_of: dict[ClientError, dict[TopicPartition, int]] = {}
         self._event = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -63,6 +65,22 @@ class PositionKeeper:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def take_error(self) -> ClientError | None:
+        """The next error to be told; None when a seek or a new assignment has settled what it was about."""
+        error = self.errors.popleft()
+        versions = self._versions_told_of.pop(error, None)
+        if versions is None or any(self._is_at(*each) for each in versions.items()):
+            return error
+        return None
+
+    def _is_at(self, topic_partition: TopicPartition, version: int) -> bool:
+        subscription = self._subscription
+        return subscription.is_assigned(topic_partition) and subscription.state(topic_partition).version == version
+
+    def _error_about(self, error: ClientError, versions: dict[TopicPartition, int]) -> ClientError:
+        self._versions_told_of[error] = versions
+        return error
 
     @property
     def has_work(self) -> bool:
@@ -118,10 +136,11 @@ class PositionKeeper:
                 missing.append(topic_partition)
         if missing:
             names = ", ".join(str(topic_partition) for topic_partition in sorted(missing))
-            raise NoOffsetError(
+            error = NoOffsetError(
                 f"no offset is committed for {names}, and auto.offset.reset is none; commit or seek to one, or choose "
                 "earliest or latest"
             )
+            raise self._error_about(error, {key: versions[key] for key in missing})
 
     # Resets
 
@@ -198,6 +217,7 @@ class PositionKeeper:
                 asked[state.topic_partition] = AskedEpoch(state.fetch_epoch, epoch)
         ends = await epoch_ends(self._cluster, asked, timeout_s=self._settings.cluster.request_timeout_s)
         truncated: list[str] = []
+        versions: dict[TopicPartition, int] = {}
         for state in states:
             version, offset = before[state.topic_partition]
             if state.version != version or state.fetch_offset != offset or state.topic_partition not in asked:
@@ -207,11 +227,13 @@ class PositionKeeper:
                 state.checked_leader_epoch = asked[state.topic_partition].current_leader_epoch
             elif not self._step_back(state, version, end, asked[state.topic_partition].current_leader_epoch):
                 truncated.append(f"{state.topic_partition} at {max(end.end_offset, 0)}")
+                versions[state.topic_partition] = version
         if truncated:
-            raise LogTruncationError(
+            error = LogTruncationError(
                 f"a new leader has less of the log than was read, for {', '.join(truncated)}: records were lost; seek "
                 "to an offset to go on from"
             )
+            raise self._error_about(error, versions)
 
     def _step_back(self, state: PartitionState, version: int, end: EpochEnd, leader_epoch: int) -> bool:
         """Go on from where the logs part; False when the user is to decide."""

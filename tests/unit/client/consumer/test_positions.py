@@ -167,6 +167,22 @@ def test_without_a_policy_each_attempt_tells_once(monkeypatch: pytest.MonkeyPatc
     world.run(steps)
 
 
+def test_an_error_that_a_seek_has_settled_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, auto_offset_reset="none")
+    world.subscription.assign_manually([A])
+
+    async def steps(keeper: PositionKeeper) -> None:
+        await world.until(lambda: keeper.errors)
+        world.subscription.seek(A, 7)
+        assert keeper.take_error() is None
+        world.subscription.assign_manually([A, B])
+        keeper.wake()
+        await world.until(lambda: keeper.errors)
+        assert "t-1" in str(keeper.take_error())
+
+    world.run(steps)
+
+
 def new_leader(world: World, end: EpochEnd, *, fetched_to: int = 120) -> None:
     """Partition A was read up to 100 and fetched up to 120 in epoch 4; then a leader comes whose log ends otherwise."""
     world.cluster.lead(4)
