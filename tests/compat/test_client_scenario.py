@@ -13,11 +13,14 @@ from client_drivers.java import JavaDriver
 from client_drivers.kafka_python import KafkaPythonDriver
 from client_drivers.kcat import KcatDriver
 from client_drivers.model import AdminDriver, ClientDriver
+from client_drivers.tidelog import TidelogArrowDriver, TidelogDriver
 from scenario import Scenario
 from tidelog.testing import Broker
 
 
-@pytest.mark.parametrize("make", [ConfluentDriver, KafkaPythonDriver, AiokafkaDriver, KcatDriver])
+@pytest.mark.parametrize(
+    "make", [ConfluentDriver, KafkaPythonDriver, AiokafkaDriver, KcatDriver, TidelogDriver, TidelogArrowDriver]
+)
 def test_python_and_c_clients(make: Callable[[str], ClientDriver], broker: Broker) -> None:
     play(make(broker.bootstrap), broker)
 

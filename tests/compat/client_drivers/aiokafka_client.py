@@ -20,6 +20,7 @@ class AiokafkaDriver:
     name = "aiokafka"
     sets_timestamps = True
     sends_null_headers = True
+    has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -43,10 +44,14 @@ class AiokafkaDriver:
             bootstrap_servers=self._bootstrap,
             compression_type=None if options.compression == "none" else options.compression,
             acks="all" if options.acks == "all" else int(options.acks),
-            enable_idempotence=options.idempotent,
+            enable_idempotence=options.idempotent or options.transactional_id is not None,
+            transactional_id=options.transactional_id,
+            linger_ms=options.linger_ms or 0,
         )
         await producer.start()
         try:
+            if options.transactional_id is not None:
+                await producer.begin_transaction()
             futures = [
                 await producer.send(
                     topic,
@@ -59,15 +64,19 @@ class AiokafkaDriver:
                 for record in records
             ]
             results = [await future for future in futures]
+            if options.transactional_id is not None:
+                await (producer.commit_transaction() if options.commits else producer.abort_transaction())
             return [None if result is None or options.acks == "0" else result.offset for result in results]
         finally:
             await producer.stop()
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        return self._run(self._consume(topic, partition, offset, count))
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
+        return self._run(self._consume(topic, partition, offset, count, isolation or "read_uncommitted"))
 
-    async def _consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        consumer = await self._consumer()
+    async def _consume(self, topic: str, partition: int, offset: int, count: int, isolation: str) -> list[ReadRecord]:
+        consumer = await self._consumer(isolation)
         try:
             assigned = TopicPartition(topic, partition)
             consumer.assign([assigned])
@@ -145,9 +154,12 @@ class AiokafkaDriver:
         await admin.start()
         return admin
 
-    async def _consumer(self) -> AIOKafkaConsumer:
+    async def _consumer(self, isolation: str = "read_uncommitted") -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap, auto_offset_reset="none", enable_auto_commit=False
+            bootstrap_servers=self._bootstrap,
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            isolation_level=isolation,
         )
         await consumer.start()
         return consumer

@@ -26,6 +26,7 @@ class ConfluentDriver:
     name = "confluent-kafka"
     sets_timestamps = True
     sends_null_headers = True
+    has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -37,14 +38,20 @@ class ConfluentDriver:
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
     ) -> list[int | None]:
-        producer = Producer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "compression.type": options.compression,
-                "acks": options.acks,
-                "enable.idempotence": options.idempotent,
-            }
-        )
+        settings = {
+            "bootstrap.servers": self._bootstrap,
+            "compression.type": options.compression,
+            "acks": options.acks,
+            "enable.idempotence": options.idempotent or options.transactional_id is not None,
+        }
+        if options.linger_ms is not None:
+            settings["linger.ms"] = options.linger_ms
+        if options.transactional_id is not None:
+            settings["transactional.id"] = options.transactional_id
+        producer = Producer(settings)
+        if options.transactional_id is not None:
+            producer.init_transactions(WAIT_S)
+            producer.begin_transaction()
         delivered: list[int | None] = []
         failures: list[str] = []
 
@@ -65,10 +72,15 @@ class ConfluentDriver:
             )
         assert producer.flush(WAIT_S) == 0, "records were left unsent"
         assert not failures, failures
+        if options.transactional_id is not None:
+            end = producer.commit_transaction if options.commits else producer.abort_transaction
+            end(WAIT_S)
         return delivered
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        consumer = self._consumer()
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
+        consumer = self._consumer(isolation)
         try:
             consumer.assign([TopicPartition(topic, partition, offset)])
             read: list[ReadRecord] = []
@@ -124,16 +136,17 @@ class ConfluentDriver:
     def close(self) -> None:
         return None
 
-    def _consumer(self) -> Consumer:
+    def _consumer(self, isolation: str | None = None) -> Consumer:
         # librdkafka insists on a group id even where partitions are assigned by hand.
-        return Consumer(
-            {
-                "bootstrap.servers": self._bootstrap,
-                "group.id": "unused",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-            }
-        )
+        settings: dict[str, object] = {
+            "bootstrap.servers": self._bootstrap,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+        }
+        if isolation is not None:
+            settings["isolation.level"] = isolation
+        return Consumer(settings)
 
     @staticmethod
     def _wait(futures: Mapping[Any, Future[Any]]) -> None:

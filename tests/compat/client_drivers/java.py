@@ -15,6 +15,7 @@ from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 class JavaDriver:
     sets_timestamps = True
     sends_null_headers = True
+    has_transactions = True
 
     def __init__(self, bootstrap: str, jars: Path, version: str, error_log: Path) -> None:
         self.name = f"java-{version}"
@@ -48,12 +49,17 @@ class JavaDriver:
             records=sent,
             compression=options.compression,
             acks=options.acks,
-            idempotent=options.idempotent,
+            idempotent=options.idempotent or options.transactional_id is not None,
+            transactional_id=options.transactional_id,
+            commits=options.commits,
+            linger_ms=options.linger_ms,
         )
         return [None if offset < 0 else offset for offset in offsets]
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        rows = self._call("consume", topic=topic, partition=partition, offset=offset, count=count)
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
+        rows = self._call("consume", topic=topic, partition=partition, offset=offset, count=count, isolation=isolation)
         return [
             ReadRecord(
                 row["offset"],
@@ -71,6 +77,11 @@ class JavaDriver:
 
     def offset_for_time(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
         found: int | None = self._call("offset_for_time", topic=topic, partition=partition, timestamp=timestamp_ms)
+        return found
+
+    def partitions_of_keys(self, keys: Sequence[bytes], counts: Sequence[int]) -> list[list[int]]:
+        """Where the client's own partitioner sends these keys, for each of these numbers of partitions."""
+        found: list[list[int]] = self._call("partitions_of_keys", keys=[_text(key) for key in keys], counts=counts)
         return found
 
     def topic_config(self, topic: str, name: str) -> str:

@@ -16,6 +16,7 @@ class KafkaPythonDriver:
     name = "kafka-python"
     sets_timestamps = True
     sends_null_headers = False
+    has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -32,9 +33,14 @@ class KafkaPythonDriver:
             bootstrap_servers=self._bootstrap,
             compression_type=None if options.compression == "none" else options.compression,
             acks=acks,
-            enable_idempotence=options.idempotent,
+            enable_idempotence=options.idempotent or options.transactional_id is not None,
+            transactional_id=options.transactional_id,
+            linger_ms=options.linger_ms or 0,
         )
         try:
+            if options.transactional_id is not None:
+                producer.init_transactions()
+                producer.begin_transaction()
             futures = [
                 producer.send(
                     topic,
@@ -48,12 +54,16 @@ class KafkaPythonDriver:
             ]
             producer.flush(WAIT_S)
             results = [future.get(WAIT_S) for future in futures]
+            if options.transactional_id is not None:
+                (producer.commit_transaction if options.commits else producer.abort_transaction)()
             return [None if acks == 0 else result.offset for result in results]
         finally:
             producer.close()
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        consumer = self._consumer()
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
+        consumer = self._consumer(isolation or "read_uncommitted")
         try:
             assigned = TopicPartition(topic, partition)
             consumer.assign([assigned])
@@ -110,8 +120,13 @@ class KafkaPythonDriver:
     def close(self) -> None:
         self._admin.close()
 
-    def _consumer(self) -> KafkaConsumer:
-        return KafkaConsumer(bootstrap_servers=self._bootstrap, auto_offset_reset="none", enable_auto_commit=False)
+    def _consumer(self, isolation: str = "read_uncommitted") -> KafkaConsumer:
+        return KafkaConsumer(
+            bootstrap_servers=self._bootstrap,
+            auto_offset_reset="none",
+            enable_auto_commit=False,
+            isolation_level=isolation,
+        )
 
 
 def _find_config(described: object, topic: str, name: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ class KcatDriver:
     name = "kcat"
     sets_timestamps = False
     sends_null_headers = True
+    has_transactions = False
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -40,14 +42,18 @@ class KcatDriver:
             arguments += ["-K", KEY_END.decode()]
             content = record.key + KEY_END + content
         for name, value in record.headers:
-            # kcat writes a header without '=' with a null value.
-            arguments += ["-H", name if value is None else f"{name}={value.decode()}"]
+            # kcat writes a header without '=' with a null value; bytes of any kind are an argument to the system.
+            arguments += ["-H", name if value is None else os.fsdecode(name.encode() + b"=" + value)]
         self._kcat([*arguments, "-D", END.decode()], content)
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
         # Lengths before the bytes: keys and values may hold anything.
         layout = "%o %T %K %S\n%k%s\n%h\n"
         arguments = ["-C", "-t", topic, "-p", str(partition), "-o", str(offset), "-c", str(count), "-q", "-f", layout]
+        if isolation is not None:
+            arguments += ["-X", f"isolation.level={isolation}"]
         return _parse(self._kcat(arguments))
 
     def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
@@ -88,7 +94,7 @@ def _parse(output: bytes) -> list[ReadRecord]:
         key, position = _take(output, position, key_length)
         value, position = _take(output, position, value_length)
         end = output.index(b"\n", position + 1)
-        headers = _headers(output[position + 1 : end].decode())
+        headers = _headers(output[position + 1 : end])
         position = end + 1
         records.append(ReadRecord(offset, key, value, headers, timestamp_ms))
     return records
@@ -100,8 +106,8 @@ def _take(output: bytes, position: int, length: int) -> tuple[bytes | None, int]
     return output[position : position + length], position + length
 
 
-def _headers(text: str) -> Headers:
-    if not text:
+def _headers(raw: bytes) -> Headers:
+    if not raw:
         return ()
-    pairs = (item.partition("=") for item in text.split(","))
-    return tuple((name, None if value == "NULL" else value.encode()) for name, _, value in pairs)
+    pairs = (item.partition(b"=") for item in raw.split(b","))
+    return tuple((name.decode(), None if value == b"NULL" else value) for name, _, value in pairs)

@@ -35,6 +35,11 @@ class ProduceOptions:
     compression: str = "none"
     acks: str = "all"
     idempotent: bool = False
+    # The records are one transaction of this id, which is committed or aborted.
+    transactional_id: str | None = None
+    commits: bool = True
+    # How long a batch waits for more records; None: as long as the client does by itself.
+    linger_ms: int | None = None
 
 
 class ClientDriver(Protocol):
@@ -45,6 +50,8 @@ class ClientDriver(Protocol):
     sets_timestamps: bool
     # Whether a header may be sent without a value; kafka-python refuses to.
     sends_null_headers: bool
+    # Whether it can produce in transactions; kcat has none.
+    has_transactions: bool
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions
@@ -52,8 +59,10 @@ class ClientDriver(Protocol):
         """Offsets of the records; None where the client is not told (acks=0, or it has no way to say)."""
         ...
 
-    def consume(self, topic: str, partition: int, offset: int, count: int) -> list[ReadRecord]:
-        """Exactly `count` records by assignment, from that offset."""
+    def consume(
+        self, topic: str, partition: int, offset: int, count: int, isolation: str | None = None
+    ) -> list[ReadRecord]:
+        """Exactly `count` records by assignment, from that offset; with the client's own isolation level or another."""
         ...
 
     def watermarks(self, topic: str, partition: int) -> tuple[int, int]: ...

@@ -28,6 +28,7 @@ import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.clients.producer.internals.BuiltInPartitioner;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.header.Header;
@@ -83,6 +84,7 @@ public final class ScenarioDriver {
       case "delete_records" -> deleteRecords(step);
       case "delete_topic" -> deleteTopic(step);
       case "topics" -> topics();
+      case "partitions_of_keys" -> partitionsOfKeys(step);
       default -> throw new IllegalArgumentException("unknown step " + step);
     };
   }
@@ -100,9 +102,20 @@ public final class ScenarioDriver {
     settings.put("compression.type", step.get("compression").asText());
     settings.put("acks", step.get("acks").asText());
     settings.put("enable.idempotence", step.get("idempotent").asText());
+    if (!step.get("linger_ms").isNull()) {
+      settings.put("linger.ms", step.get("linger_ms").asText());
+    }
+    boolean transactional = !step.get("transactional_id").isNull();
+    if (transactional) {
+      settings.put("transactional.id", step.get("transactional_id").asText());
+    }
     List<Future<RecordMetadata>> sent = new ArrayList<>();
     try (KafkaProducer<byte[], byte[]> producer =
         new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+      if (transactional) {
+        producer.initTransactions();
+        producer.beginTransaction();
+      }
       for (JsonNode record : step.get("records")) {
         List<Header> headers = new ArrayList<>();
         for (JsonNode header : record.get("headers")) {
@@ -119,6 +132,14 @@ public final class ScenarioDriver {
                     bytesOf(record.get("value")),
                     headers)));
       }
+      if (transactional) {
+        producer.flush();
+        if (step.get("commits").asBoolean()) {
+          producer.commitTransaction();
+        } else {
+          producer.abortTransaction();
+        }
+      }
     }
     List<Long> offsets = new ArrayList<>();
     for (Future<RecordMetadata> future : sent) {
@@ -131,7 +152,8 @@ public final class ScenarioDriver {
   private Object consume(JsonNode step) throws Exception {
     int count = step.get("count").asInt();
     List<Object> rows = new ArrayList<>();
-    try (KafkaConsumer<byte[], byte[]> consumer = consumer()) {
+    String isolation = step.get("isolation").isNull() ? "read_uncommitted" : step.get("isolation").asText();
+    try (KafkaConsumer<byte[], byte[]> consumer = consumer(isolation)) {
       consumer.assign(List.of(partitionOf(step)));
       consumer.seek(partitionOf(step), step.get("offset").asLong());
       long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(WAIT_S);
@@ -221,6 +243,19 @@ public final class ScenarioDriver {
     return counts;
   }
 
+  /** The key's way through the partitioner that the producer has built in. */
+  private static Object partitionsOfKeys(JsonNode step) throws Exception {
+    List<List<Integer>> all = new ArrayList<>();
+    for (JsonNode count : step.get("counts")) {
+      List<Integer> partitions = new ArrayList<>();
+      for (JsonNode key : step.get("keys")) {
+        partitions.add(BuiltInPartitioner.partitionForKey(key.binaryValue(), count.asInt()));
+      }
+      all.add(partitions);
+    }
+    return all;
+  }
+
   private Properties settings() {
     Properties settings = new Properties();
     settings.put("bootstrap.servers", bootstrap);
@@ -228,7 +263,12 @@ public final class ScenarioDriver {
   }
 
   private KafkaConsumer<byte[], byte[]> consumer() {
+    return consumer("read_uncommitted");
+  }
+
+  private KafkaConsumer<byte[], byte[]> consumer(String isolation) {
     Properties settings = settings();
+    settings.put("isolation.level", isolation);
     settings.put("auto.offset.reset", "none");
     return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
   }
