@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin.admin import Admin
     from tidelog.client.admin.async_admin import AsyncAdmin
     from tidelog.client.admin.topic_types import NewTopic
+    from tidelog.client.consumer.assignors import Assignor, MemberSubscription, TopicLayout
     from tidelog.client.consumer.async_consumer import AsyncConsumer
     from tidelog.client.consumer.consumer import Consumer
     from tidelog.client.consumer.interceptors import ConsumerInterceptor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "Assignor",
     "AsyncAdmin",
     "AsyncConsumer",
     "AsyncDeduplicator",
@@ -46,6 +48,7 @@ __all__ = [
     "ConsumerRecord",
     "Deduplicator",
     "KeyedWorkerPool",
+    "MemberSubscription",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
@@ -53,6 +56,7 @@ __all__ = [
     "RebalanceListener",
     "RecordMetadata",
     "Table",
+    "TopicLayout",
     "TopicPartition",
     "__version__",
 ]
@@ -62,6 +66,7 @@ __version__ = "0.1.0"
 # What people import from here, and where it is; it is imported when it is first asked for.
 _HOMES = {
     "Admin": "tidelog.client.admin.admin",
+    "Assignor": "tidelog.client.consumer.assignors",
     "AsyncAdmin": "tidelog.client.admin.async_admin",
     "AsyncConsumer": "tidelog.client.consumer.async_consumer",
     "AsyncDeduplicator": "tidelog.client.processing.async_deduplicator",
@@ -74,6 +79,7 @@ _HOMES = {
     "ConsumerRecord": "tidelog.records.kernel_consume",
     "Deduplicator": "tidelog.client.processing.deduplicator",
     "KeyedWorkerPool": "tidelog.client.processing.worker_pool",
+    "MemberSubscription": "tidelog.client.consumer.assignors",
     "NewTopic": "tidelog.client.admin.topic_types",
     "OffsetAndMetadata": "tidelog.client.types",
     "OffsetAndTimestamp": "tidelog.client.types",
@@ -81,6 +87,7 @@ _HOMES = {
     "RebalanceListener": "tidelog.client.consumer.rebalance",
     "RecordMetadata": "tidelog.client.types",
     "Table": "tidelog.client.table",
+    "TopicLayout": "tidelog.client.consumer.assignors",
     "TopicPartition": "tidelog.client.types",
 }
 
