@@ -16,6 +16,7 @@ KERNEL = (
     "kernel_compact",
     "kernel_small",
     "kernel_consume",
+    "kernel_fill",
     "kernel_build",
 )
 

@@ -8,8 +8,6 @@ from libc.string cimport memcpy
 from tidelog.records.kernel cimport RecordReader
 
 cdef int64_t INT64_MAX
-cdef int64_t MICROSECONDS_PER_MILLISECOND
-cdef int64_t TIMESTAMP_MS_MAX
 
 
 cdef Py_ssize_t VIEW_WORDS
@@ -32,23 +30,6 @@ cdef class ViewColumn:
     @cython.locals(word=Py_ssize_t, at=Py_ssize_t, index=Py_ssize_t)
     cdef int append(self, RecordReader reader, Py_ssize_t start, Py_ssize_t length, int32_t buffer_number) except -1
 
-
-@cython.final
-cdef class RecordColumns:
-    cdef readonly ViewColumn keys
-    cdef readonly ViewColumn values
-    cdef int64_t[::1] offsets
-    cdef int64_t[::1] timestamps
-    cdef int32_t[::1] timestamp_types
-    cdef int32_t[::1] headers_offsets
-    cdef readonly Py_ssize_t rows
-    cdef readonly Py_ssize_t headers
-
-
-@cython.locals(timestamp_type=int32_t, row=Py_ssize_t)
-cpdef int fill_columns(
-    RecordColumns columns, RecordReader reader, Py_ssize_t count, int64_t from_offset, int32_t buffer_number
-) except -1
 
 @cython.locals(length=Py_ssize_t)
 cpdef int fill_headers(

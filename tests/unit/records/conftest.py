@@ -18,6 +18,7 @@ from tidelog.records import (
     kernel,
     kernel_arrow,
     kernel_compact,
+    kernel_fill,
     kernel_is_compiled,
     kernel_offset_map,
     kernel_small,
@@ -29,12 +30,11 @@ ARROW_NAMES = (
     "RecordReader",
     "BinarySource",
     "ColumnsWriter",
-    "RecordColumns",
     "ViewColumn",
     "encode_columns",
-    "fill_columns",
     "fill_headers",
 )
+FILL_NAMES = ("BytesColumn", "RecordTable", "fill_table")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Twin:
     name: str
     kernel: ModuleType
     kernel_arrow: ModuleType
+    kernel_fill: ModuleType
     kernel_offset_map: ModuleType
     compaction: ModuleType  # over this one's loops
 
@@ -53,6 +54,8 @@ class Twin:
         for name in ARROW_NAMES:
             source = self.kernel if name == "RecordReader" else self.kernel_arrow
             monkeypatch.setattr(arrow, name, getattr(source, name))
+        for name in FILL_NAMES:
+            monkeypatch.setattr(arrow, name, getattr(self.kernel_fill, name))
 
 
 def load_source(name: str) -> ModuleType:
@@ -72,6 +75,7 @@ def interpreted() -> Twin:
         # The Arrow half shares the reader with the other half and must find the interpreted one.
         patch.setitem(sys.modules, "tidelog.records.kernel", plain)
         plain_arrow = load_source("kernel_arrow")
+        plain_fill = load_source("kernel_fill")
         plain_map = load_source("kernel_offset_map")
         patch.setitem(sys.modules, "tidelog.records.kernel_offset_map", plain_map)
         patch.setitem(sys.modules, "tidelog.records.kernel_walk", load_source("kernel_walk"))
@@ -80,7 +84,7 @@ def interpreted() -> Twin:
         patch.setattr(records, "kernel_compact", plain_compact)
         patch.setattr(records, "kernel_small", load_source("kernel_small"))
         plain_compaction = load_source("compaction")
-    return Twin("interpreted", plain, plain_arrow, plain_map, plain_compaction)
+    return Twin("interpreted", plain, plain_arrow, plain_fill, plain_map, plain_compaction)
 
 
 @pytest.fixture(scope="session")
@@ -89,9 +93,9 @@ def compiled() -> Twin:
         pytest.fail(
             "the record kernel is not compiled; `make setup` or `python setup.py build_ext --inplace` builds it"
         )
-    for module in (kernel_arrow, kernel_compact, kernel_offset_map, kernel_small, kernel_walk):
+    for module in (kernel_arrow, kernel_compact, kernel_fill, kernel_offset_map, kernel_small, kernel_walk):
         assert not str(module.__file__).endswith(".py")
-    return Twin("compiled", kernel, kernel_arrow, kernel_offset_map, compaction)
+    return Twin("compiled", kernel, kernel_arrow, kernel_fill, kernel_offset_map, compaction)
 
 
 @pytest.fixture(params=["compiled", "interpreted"])
