@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from tidelog.client.processing.deduplicator import Deduplicator
     from tidelog.client.processing.worker_pool import KeyedWorkerPool
     from tidelog.client.producer.async_producer import AsyncProducer
+    from tidelog.client.producer.futures import DeliveryFuture
+    from tidelog.client.producer.interceptors import ProducerInterceptor, ProducerRecord
+    from tidelog.client.producer.metrics import ProducerMetrics
     from tidelog.client.producer.producer import Producer
     from tidelog.client.table import Table
     from tidelog.client.types import (
@@ -47,12 +50,16 @@ __all__ = [
     "ConsumerMetrics",
     "ConsumerRecord",
     "Deduplicator",
+    "DeliveryFuture",
     "KeyedWorkerPool",
     "MemberSubscription",
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
     "Producer",
+    "ProducerInterceptor",
+    "ProducerMetrics",
+    "ProducerRecord",
     "RebalanceListener",
     "RecordMetadata",
     "Table",
@@ -78,12 +85,16 @@ _HOMES = {
     "ConsumerMetrics": "tidelog.client.consumer.metrics",
     "ConsumerRecord": "tidelog.records.kernel_consume",
     "Deduplicator": "tidelog.client.processing.deduplicator",
+    "DeliveryFuture": "tidelog.client.producer.futures",
     "KeyedWorkerPool": "tidelog.client.processing.worker_pool",
     "MemberSubscription": "tidelog.client.consumer.assignors",
     "NewTopic": "tidelog.client.admin.topic_types",
     "OffsetAndMetadata": "tidelog.client.types",
     "OffsetAndTimestamp": "tidelog.client.types",
     "Producer": "tidelog.client.producer.producer",
+    "ProducerInterceptor": "tidelog.client.producer.interceptors",
+    "ProducerMetrics": "tidelog.client.producer.metrics",
+    "ProducerRecord": "tidelog.client.producer.interceptors",
     "RebalanceListener": "tidelog.client.consumer.rebalance",
     "RecordMetadata": "tidelog.client.types",
     "Table": "tidelog.client.table",

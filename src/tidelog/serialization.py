@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidelog.client.errors import SerializationError
+    from tidelog.client.errors import MissingExtraError, SerializationError
     from tidelog.client.serialization.avro import AvroDeserializer, AvroSerializer
-    from tidelog.client.serialization.contract import Deserializer, Headers, MissingExtraError, Serializer
+    from tidelog.client.serialization.contract import Deserializer, Headers, Serializer
     from tidelog.client.serialization.json_schema import JsonSchemaDeserializer, JsonSchemaSerializer
     from tidelog.client.serialization.json_values import JsonDeserializer, JsonSerializer
     from tidelog.client.serialization.msgpack_values import MsgpackDeserializer, MsgpackSerializer

@@ -43,6 +43,10 @@ class ForkedError(FatalError):
     """The process was forked and this is the child: connections and threads of the parent can't be used here."""
 
 
+class MissingExtraError(ClientError, ImportError):
+    """A library is not installed that comes with one of Tidelog's extras; the text holds the command for it."""
+
+
 class ConcurrentUseError(ClientError):
     """Two threads use a client at once that belongs to one at a time."""
 

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidelog.common.clock import Clock, SystemClock
-from tidelog.controller.requests import NewTopic
 from tidelog.common.event_loop import new_event_loop
+from tidelog.controller.requests import NewTopic
 from tidelog.server.server import BrokerServer
 from tidelog.server.settings_load import load
 
@@ -43,14 +43,14 @@ class Broker:
         data_dir: Path | str | None = None,
         port: int = 0,
     ) -> None:
-        self.clock = clock or SystemClock()
-        self.port = port
+        self.clock: Clock = clock or SystemClock()
+        self.port: int = port
         self._given_settings = dict(settings or {})
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-", ignore_cleanup_errors=True)
             data_dir = self._temporary.name
-        self.data_dir = Path(data_dir)
+        self.data_dir: Path = Path(data_dir)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: BrokerServer | None = None

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         TransactionDescription,
         TransactionListing,
     )
+    from tidelog.client.settings import ClientSettings
     from tidelog.client.types import OffsetAndMetadata, TopicMetadata, TopicPartition
 
 ResultT = TypeVar("ResultT")
@@ -48,7 +49,7 @@ class Admin:
         self._thread: LoopThread | None = None
         self._fork_guard = ForkGuard("Admin")
         self._admin = AsyncAdmin(settings, **options)
-        self.settings = self._admin.settings
+        self.settings: ClientSettings = self._admin.settings
         self._thread = LoopThread("tidelog-admin")
 
     def __enter__(self) -> Self:

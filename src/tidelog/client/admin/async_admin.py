@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         TransactionDescription,
         TransactionListing,
     )
+    from tidelog.client.settings import ClientSettings
     from tidelog.client.types import OffsetAndMetadata, TopicMetadata, TopicPartition
 
 TopicT = TypeVar("TopicT", str, uuid.UUID)
@@ -48,7 +49,7 @@ class AsyncAdmin:
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[AdminOptions]) -> None:
         self._is_closed = True  # until all is well: what fails here need not be closed
-        self.settings = ADMIN_SETTINGS.read(settings, options)
+        self.settings: ClientSettings = ADMIN_SETTINGS.read(settings, options)
         self._cluster = Cluster(ClusterSettings.read(self.settings))
         self._fork_guard = ForkGuard("AsyncAdmin")
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -12,10 +12,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote, urlsplit
 
-from tidelog.client.errors import ConfigError
+from tidelog.client.errors import ConfigError, MissingExtraError
 from tidelog.client.processing.claim_store import AsyncClaimStore, ClaimStore
 from tidelog.client.processing.claims import ClaimSettings
-from tidelog.client.processing.errors import MissingExtraError
 
 if TYPE_CHECKING:
     import redis

@@ -17,9 +17,5 @@ class ClaimStoreError(RetriableError):
     """The database of a deduplicator could not be asked; the cause is its driver's error."""
 
 
-class MissingExtraError(ClientError, ImportError):
-    """A driver is not installed; the text names the command that installs it."""
-
-
 class ProcessingFailedError(ClientError):
     """A record could not be processed, and the worker pool stopped at it; the cause is what the handler raised."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from tidelog.client.errors import ClientError, SerializationError
+from tidelog.client.errors import MissingExtraError, SerializationError
 
 # Of the record; None where it has none.
 Headers = Sequence[tuple[str, bytes | None]] | None
@@ -30,10 +30,6 @@ class Deserializer(Protocol[T_co]):
     """Turns the bytes of a key or value into an object; None gives None."""
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers, /) -> T_co | None: ...
-
-
-class MissingExtraError(ClientError, ImportError):
-    """A library is not installed that comes with one of Tidelog's extras; the text holds the command for it."""
 
 
 def missing_extra(what: str, library: str, extra: str) -> MissingExtraError:

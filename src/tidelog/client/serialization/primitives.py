@@ -20,7 +20,7 @@ class StringSerializer:
     """A str in an encoding, UTF-8 unless told."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
-        self.encoding = _known(encoding)
+        self.encoding: str = _known(encoding)
 
     def __call__(self, topic: str, value: str | None, headers: Headers = (), /) -> bytes | None:
         if value is None:
@@ -35,7 +35,7 @@ class StringDeserializer:
     """A str from bytes in an encoding, UTF-8 unless told."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
-        self.encoding = _known(encoding)
+        self.encoding: str = _known(encoding)
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> str | None:
         if data is None:

@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from tidelog.client.errors import SerializationError
-from tidelog.client.serialization.contract import MissingExtraError, missing_extra
+from tidelog.client.errors import MissingExtraError, SerializationError
+from tidelog.client.serialization.contract import missing_extra
 from tidelog.client.serialization.registry import SchemaRegistry
 from tidelog.client.serialization.schema import Schema, SchemaType
 from tidelog.client.serialization.schema_serializer import referenced

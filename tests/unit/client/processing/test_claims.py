@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tidelog import AsyncDeduplicator, Deduplicator
-from tidelog.client.errors import ClientError, ConfigError
+from tidelog.client.errors import ClientError, ConfigError, MissingExtraError
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState, Waiting, WhenBusy
-from tidelog.client.processing.errors import ClaimBusyError, MissingExtraError
+from tidelog.client.processing.errors import ClaimBusyError
 from tidelog.client.processing.record_keys import by_header, by_key, by_offset, stored_key
 
 
