@@ -19,50 +19,28 @@ from tidelog.client.errors import (
     FatalError,
     RetriableError,
     TransactionStateError,
-    error_code,
-    raise_for,
 )
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.transaction_requests import (
+    Asker,
+    InitAsk,
+    add_offsets,
+    add_partitions,
+    commit_offsets,
+    end_transaction,
+    init_producer_id,
+    may_pass,
+)
 from tidelog.client.producer.transaction_state import State, TransactionAbortedError, TransactionState
-from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition, group_by_topic
+from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k22_init_producer_id import (
-    INIT_PRODUCER_ID,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
-from tidelog.protocol.messages.k24_add_partitions_to_txn import (
-    ADD_PARTITIONS_TO_TXN,
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
-)
-from tidelog.protocol.messages.k25_add_offsets_to_txn import (
-    ADD_OFFSETS_TO_TXN,
-    AddOffsetsToTxnRequest,
-    AddOffsetsToTxnResponse,
-)
-from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
-from tidelog.protocol.messages.k28_txn_offset_commit import (
-    TXN_OFFSET_COMMIT,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
-    TxnOffsetCommitRequestTopic,
-    TxnOffsetCommitResponse,
-)
+from tidelog.protocol.messages.k22_init_producer_id import InitProducerIdResponse
 
 _IMPLICIT_FEATURE = ("transaction.version", 2)  # partitions are added by producing to them, epochs grow by themselves
-# The newest versions for a broker that does not do so; later ones mean that it does.
-_PRODUCE_AT_MOST = 11
-_ADD_PARTITIONS_AT_MOST = 3  # later ones are for brokers among themselves
-_TXN_OFFSET_COMMIT_AT_MOST = 4
-_END_TXN_AT_MOST = 4
-_EPOCH_BUMP_FROM = 3
-_TWO_PHASE_FROM = 6
-_STABLE_INIT_AT_MOST = 5
+_PRODUCE_AT_MOST = 11  # for a broker that does not do so; later versions mean that it does
 # The transaction before is still being ended, which takes moments: a shorter pause than for real failures.
 _CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
 
@@ -216,8 +194,9 @@ class Transactions:
         With `keep_prepared` an open transaction stays open, to be committed or aborted: it is returned.
         """
         self.state.check_init()
-        response = await self._ask_producer_id(keep_prepared=keep_prepared, timeout_s=timeout_s)
-        self._host.set_producer_id(response.producer_id, response.producer_epoch)
+        nobody = Asker(self.transactional_id, -1, -1)
+        ask = InitAsk(self._timeout_ms, self._two_phase, keep_prepared)
+        response = await self._init(nobody, ask, timeout_s=timeout_s)
         if response.ongoing_txn_producer_id >= 0:
             self._prepared = PreparedTransaction(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
             self.state.kept_prepared()
@@ -260,9 +239,11 @@ class Transactions:
         return self._prepared
 
     async def complete(self, prepared: PreparedTransaction, *, timeout_s: float | None = None) -> bool:
-        """Commit the prepared transaction if it is this one, else abort it; whether it was committed."""
+        """Commit the prepared transaction if it is this one, else abort it; whether it was committed now."""
+        if self.state.state is State.READY:
+            return False  # an earlier producer has ended it before it went
         if self.state.state is not State.PREPARED:
-            raise TransactionStateError("there is no prepared transaction to complete")
+            raise TransactionStateError("complete_transaction comes after prepare_transaction or init_transactions")
         is_this_one = self._prepared == prepared
         await (self.commit(timeout_s=timeout_s) if is_this_one else self.abort(timeout_s=timeout_s))
         return is_this_one
@@ -280,7 +261,9 @@ class Transactions:
             return
         try:
             if not self._adds_itself and group.group_id not in self.state.groups:
-                await self._ask(lambda connection: self._add_offsets(connection, group.group_id), timeout_s=timeout_s)
+                await self._ask(
+                    lambda connection: add_offsets(connection, self._asker, group.group_id), timeout_s=timeout_s
+                )
             self.state.groups.add(group.group_id)
             self.state.has_begun_at_broker = True
             coordinator = self._group_coordinators.setdefault(
@@ -288,7 +271,9 @@ class Transactions:
             )
             left = dict(offsets)
             await self._ask(
-                lambda connection: self._commit_offsets(connection, left, group), coordinator, timeout_s=timeout_s
+                lambda connection: commit_offsets(connection, self._asker, group, left, adds_itself=self._adds_itself),
+                coordinator,
+                timeout_s=timeout_s,
             )
         except RetriableError:
             raise  # the time was up; the same call may be made again
@@ -331,79 +316,44 @@ class Transactions:
             self.state.raise_error()  # a record failed on the way
         try:
             if self.state.has_begun_at_broker:
-                await self._ask(lambda connection: self._end_txn(connection, committed), timeout_s=None, forever=True)
+                renewed = await self._ask(
+                    lambda connection: end_transaction(
+                        connection, self._asker, committed=committed, adds_itself=self._adds_itself
+                    ),
+                    timeout_s=None,
+                    forever=True,
+                )
+                if renewed is not None:
+                    self._host.set_producer_id(*renewed)
             if self._host.needs_epoch_bump and not self._adds_itself:
-                await self._bump_epoch()
+                await self._init(self._asker, InitAsk(self._timeout_ms, self._two_phase), timeout_s=None, forever=True)
         except ClientError as error:
             raise self._failed(error) from error
         self.state.ended()
 
-    async def _end_txn(self, connection: Connection, committed: bool) -> None:
-        request = EndTxnRequest(
-            transactional_id=self.transactional_id,
-            producer_id=self._host.producer_id,
-            producer_epoch=self._host.producer_epoch,
-            committed=committed,
-        )
-        version = connection.version_for(END_TXN, at_most=None if self._adds_itself else _END_TXN_AT_MOST)
-        response = await connection.request(END_TXN, request, EndTxnResponse, version=version)
-        raise_for(response.error_code, subject=self._subject)
-        if response.producer_id >= 0:
-            self._host.set_producer_id(response.producer_id, response.producer_epoch)
-
-    async def _bump_epoch(self) -> None:
-        response = await self._ask_producer_id(
-            producer=(self._host.producer_id, self._host.producer_epoch), timeout_s=None, forever=True
-        )
-        self._host.set_producer_id(response.producer_id, response.producer_epoch)
-
     # Requests
 
     @property
-    def _subject(self) -> str:
-        return f"transactional id {self.transactional_id!r}"
+    def _asker(self) -> Asker:
+        return Asker(self.transactional_id, self._host.producer_id, self._host.producer_epoch)
 
-    async def _ask_producer_id(
-        self,
-        *,
-        producer: tuple[int, int] = (-1, -1),
-        keep_prepared: bool = False,
-        timeout_s: float | None,
-        forever: bool = False,
+    async def _init(
+        self, asker: Asker, ask: InitAsk, *, timeout_s: float | None, forever: bool = False
     ) -> InitProducerIdResponse:
-        two_phase = self._two_phase or keep_prepared
-
-        async def ask(connection: Connection) -> InitProducerIdResponse:
-            version = connection.version_for(INIT_PRODUCER_ID, at_most=None if two_phase else _STABLE_INIT_AT_MOST)
-            if two_phase and version < _TWO_PHASE_FROM:
-                raise TransactionStateError(
-                    f"broker at {connection.address} does not offer two-phase commit; it needs "
-                    "transaction.two.phase.commit.enable=true and unstable.api.versions.enable=true there"
-                )
-            request = InitProducerIdRequest(
-                transactional_id=self.transactional_id,
-                transaction_timeout_ms=self._timeout_ms,
-            )
-            if version >= _EPOCH_BUMP_FROM:
-                request.producer_id, request.producer_epoch = producer
-            if version >= _TWO_PHASE_FROM:
-                request.enable2_pc = two_phase
-                request.keep_prepared_txn = keep_prepared
-            response = await connection.request(INIT_PRODUCER_ID, request, InitProducerIdResponse, version=version)
-            raise_for(response.error_code, subject=self._subject)
-            self._note_features(connection)
+        async def ask_once(connection: Connection) -> InitProducerIdResponse:
+            response = await init_producer_id(connection, asker, ask)
+            name, level = _IMPLICIT_FEATURE
+            self._adds_itself = connection.features.get(name, 0) >= level
             return response
 
         try:
-            return await self._ask(ask, timeout_s=timeout_s, forever=forever)
+            response = await self._ask(ask_once, timeout_s=timeout_s, forever=forever)
         except RetriableError:
-            raise
+            raise  # the time was up; the same call may be made again
         except ClientError as error:
             raise self._failed(error) from error
-
-    def _note_features(self, connection: Connection) -> None:
-        name, level = _IMPLICIT_FEATURE
-        self._adds_itself = connection.features.get(name, 0) >= level
+        self._host.set_producer_id(response.producer_id, response.producer_epoch)
+        return response
 
     async def _add_partitions(self) -> None:
         """Tell the coordinator of new partitions, until there are none; then batches may go out."""
@@ -411,7 +361,7 @@ class Transactions:
             while partitions := self.state.take_new():
                 left = set(partitions)
                 await self._ask(
-                    lambda connection, left=left: self._add_partitions_once(connection, left),  # type: ignore[misc]
+                    lambda connection, left=left: add_partitions(connection, self._asker, left),  # type: ignore[misc]
                     timeout_s=None,
                     forever=True,
                 )
@@ -423,79 +373,6 @@ class Transactions:
         finally:
             self._adding = None
             self._host.wake()
-
-    async def _add_partitions_once(self, connection: Connection, left: set[TopicPartition]) -> None:
-        topics = [
-            AddPartitionsToTxnTopic(name=name, partitions=numbers)
-            for name, numbers in group_by_topic(sorted(left)).items()
-        ]
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self.transactional_id,
-            v3_and_below_producer_id=self._host.producer_id,
-            v3_and_below_producer_epoch=self._host.producer_epoch,
-            v3_and_below_topics=topics,
-        )
-        version = connection.version_for(ADD_PARTITIONS_TO_TXN, at_most=_ADD_PARTITIONS_AT_MOST)
-        response = await connection.request(ADD_PARTITIONS_TO_TXN, request, AddPartitionsToTxnResponse, version=version)
-        errors: list[BrokerError] = []
-        for topic in response.results_by_topic_v3_and_below:
-            for row in topic.results_by_partition:
-                topic_partition = TopicPartition(topic.name, row.partition_index)
-                code = error_code(row.partition_error_code)
-                if code is ErrorCode.NONE:
-                    left.discard(topic_partition)
-                elif code is not ErrorCode.OPERATION_NOT_ATTEMPTED:
-                    errors.append(BrokerError(code, subject=f"partition {topic_partition}"))
-        if errors:
-            raise next((error for error in errors if not _may_pass(error)), errors[0])
-        if left:
-            raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's answer left partitions out")
-
-    async def _add_offsets(self, connection: Connection, group_id: str) -> None:
-        request = AddOffsetsToTxnRequest(
-            transactional_id=self.transactional_id,
-            producer_id=self._host.producer_id,
-            producer_epoch=self._host.producer_epoch,
-            group_id=group_id,
-        )
-        response = await connection.request(ADD_OFFSETS_TO_TXN, request, AddOffsetsToTxnResponse)
-        raise_for(response.error_code, subject=f"group {group_id!r}")
-
-    async def _commit_offsets(
-        self, connection: Connection, left: dict[TopicPartition, OffsetAndMetadata], group: ConsumerGroupMetadata
-    ) -> None:
-        topics = [
-            TxnOffsetCommitRequestTopic(
-                name=name,
-                partitions=[_offset_row(number, left[TopicPartition(name, number)]) for number in numbers],
-            )
-            for name, numbers in group_by_topic(left).items()
-        ]
-        at_most = None if self._adds_itself else _TXN_OFFSET_COMMIT_AT_MOST
-        version = connection.version_for(TXN_OFFSET_COMMIT, at_most=at_most)
-        request = TxnOffsetCommitRequest(
-            transactional_id=self.transactional_id,
-            group_id=group.group_id,
-            producer_id=self._host.producer_id,
-            producer_epoch=self._host.producer_epoch,
-            topics=topics,
-        )
-        if version >= 3:
-            request.generation_id = group.generation_id
-            request.member_id = group.member_id
-            request.group_instance_id = group.group_instance_id
-        response = await connection.request(TXN_OFFSET_COMMIT, request, TxnOffsetCommitResponse, version=version)
-        errors: list[BrokerError] = []
-        for topic in response.topics:
-            for row in topic.partitions:
-                topic_partition = TopicPartition(topic.name, row.partition_index)
-                if row.error_code == ErrorCode.NONE:
-                    left.pop(topic_partition, None)
-                else:
-                    subject = f"group {group.group_id!r}, partition {topic_partition}"
-                    errors.append(BrokerError(error_code(row.error_code), subject=subject))
-        if errors:
-            raise next((error for error in errors if not _may_pass(error)), errors[0])
 
     async def _ask(
         self,
@@ -515,7 +392,7 @@ class Transactions:
                 return await ask(await coordinator.connection())
             except ClientError as error:
                 coordinator.note_error(error)
-                if not _may_pass(error):
+                if not may_pass(error):
                     raise
                 failures += 1
                 is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
@@ -534,7 +411,7 @@ class Transactions:
                 if not isinstance(error, AbortableError):
                     shown = TransactionAbortedError(f"the transaction can only be aborted: {error}")
             elif not error.retriable and not isinstance(error, FatalError):
-                shown = FatalTransactionError(f"{self._subject} can't go on, make a new producer: {error}")
+                shown = FatalTransactionError(f"{self._asker} can't go on, make a new producer: {error}")
             if shown is not error:
                 shown.__cause__ = error
         self._note(shown)
@@ -548,18 +425,3 @@ class Transactions:
 
 class TransactionTimeoutError(RetriableError):
     """The end of a transaction was not confirmed in time; it is still under way."""
-
-
-def _may_pass(error: ClientError) -> bool:
-    if isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
-        return True
-    return isinstance(error, RetriableError)
-
-
-def _offset_row(number: int, offset: OffsetAndMetadata) -> TxnOffsetCommitRequestPartition:
-    return TxnOffsetCommitRequestPartition(
-        partition_index=number,
-        committed_offset=offset.offset,
-        committed_leader_epoch=offset.leader_epoch,
-        committed_metadata=offset.metadata,
-    )
