@@ -83,10 +83,11 @@ class GroupRunner:
         self._turns = UserTurns(
             self._member, subscription, call_user, self._commit_handed_out, self._clock, self._turn_ended
         )
-        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._event_loop = asyncio.get_running_loop()
         self._is_started = False
         self._is_closed = False
         self._watch: asyncio.Task[None] | None = None
+        self._commit_timer: asyncio.TimerHandle | None = None
         self._silent_leave: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         # Read and written from the user's thread too; each is one plain value.
@@ -95,7 +96,9 @@ class GroupRunner:
         self._waits_for_user = False
         self._commit_is_due = False
         self._next_commit_ms = self._polled_at_ms + settings.auto_commit_interval_ms
+        self._commit_timer_is_set = False
         self._error: ClientError | None = None
+        self._told_error: ClientError | None = None  # which the user knows, until the member knows that
         self._silence: PollIntervalExceededError | None = None
         self._was_member = False
 
@@ -103,7 +106,6 @@ class GroupRunner:
 
     def start(self) -> None:
         """Begin to join; called once there is a subscription by name or pattern. Manual assignments never call it."""
-        self._event_loop = asyncio.get_running_loop()
         self._is_started = True
         self._polled_at_ms = self._now_ms()
         self._tell_subscription()
@@ -177,6 +179,8 @@ class GroupRunner:
     async def _stop_tasks(self) -> None:
         await self._loop.stop()
         self._turns.cancel()
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
         tasks = [task for task in (self._watch, self._silent_leave) if task is not None]
         for task in tasks:
             task.cancel()
@@ -195,8 +199,11 @@ class GroupRunner:
             self._raise_error()
 
     def poll_waits(self) -> None:
-        """The poll waits for records: until `poll_ended` the time does not count."""
+        """The poll waits for records: until `poll_ended` the time does not count, and commits wake it up."""
         self._poll_waits = True
+        if self._settings.enable_auto_commit and not self._commit_timer_is_set:
+            self._commit_timer_is_set = True  # one timer at a time, so this costs something only once in its interval
+            self._event_loop.call_soon_threadsafe(self._set_commit_timer)
 
     def poll_ended(self, now_ms: float) -> None:
         """The poll that waited returns to the user's code."""
@@ -230,13 +237,13 @@ class GroupRunner:
         error = self._error
         assert error is not None
         if not isinstance(error, FatalError):
-            self._error = None
-            if self._event_loop is not None:
-                self._event_loop.call_soon_threadsafe(self._error_taken)
+            self._told_error, self._error = error, None
+            self._event_loop.call_soon_threadsafe(self._error_taken)
         raise error.with_traceback(None)
 
     def _error_taken(self) -> None:
         self._member.error_taken()
+        self._told_error = None
         self._changed()
         self._loop.nudge()
 
@@ -248,7 +255,7 @@ class GroupRunner:
         """Something happened to the member: see whether the user is needed, or whoever waits for the membership."""
         had_turn = self.has_turn
         self._waits_for_user = self._turns.is_waiting or (self._is_started and self._member.is_stale)
-        self._error = self._member.error
+        self._error = None if self._member.error is self._told_error else self._member.error
         if self._member.is_stable:
             self._was_member = True
             self._silence = None
@@ -325,11 +332,28 @@ class GroupRunner:
         identity = self.identity()
         if offsets and (identity is None or identity.is_member):
             self._offsets.commit_nowait(offsets, self._automatic_commit_done)
+        self._set_commit_timer()
+
+    def _set_commit_timer(self) -> None:
+        if self._commit_timer is not None:
+            self._commit_timer.cancel()
+        if not self._is_closed:
+            self._commit_timer_is_set = True
+            wait_s = max(self._next_commit_ms - self._now_ms(), 0.0) / 1000
+            self._commit_timer = self._event_loop.call_later(wait_s, self._commit_timer_ended)
+
+    def _commit_timer_ended(self) -> None:
+        """A poll that waits long has to commit what the polls before it handed out."""
+        self._commit_timer_is_set = False
+        if self._poll_waits and self._now_ms() >= self._next_commit_ms:
+            self._commit_is_due = True
+            self._wake()
 
     def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
         if error is not None:
             log.warning("group %s: an automatic commit failed: %s", self._settings.group_id, error)
             self._next_commit_ms = self._now_ms() + self._settings.retry_backoff_ms
+            self._set_commit_timer()
 
     async def _commit_handed_out(self, timeout_s: float | None) -> None:
         """Commit before partitions go, if commits are automatic; when that fails, they go without."""

@@ -54,7 +54,7 @@ async def leave_group(
     except (ClientError, TimeoutError) as error:
         log.info("group %s: could not tell the coordinator that this member leaves: %s", group_id, error)
         return
-    if code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID):
+    if code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
         log.info("group %s: the coordinator did not let this member leave: %s", group_id, code.description)
 
 

@@ -85,6 +85,30 @@ def test_automatic_commits_in_time_and_at_the_end(group: Any, options: dict[str,
     assert is_committed(7)
 
 
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_poll_that_waits_for_long_commits_what_the_one_before_handed_out(group: Any, is_member: bool) -> None:
+    topic = group.make_topic(1)
+    group.produce(topic, 1, 5)
+    partition = TopicPartition(topic, 0)
+    observer = group.consumer()
+    consumer = group.consumer(auto_commit_interval_ms=700)
+    if is_member:
+        consumer.subscribe([topic])
+    else:
+        consumer.assign([partition])
+    group.read(consumer, 5)
+    polled: list[Any] = []
+    waiting = threading.Thread(target=lambda: polled.extend(consumer.poll(None)))
+    waiting.start()
+    try:
+        group.wait_for(lambda: observer.committed([partition])[partition])
+        assert waiting.is_alive()
+    finally:
+        group.produce(topic, 1, 1, start=5)
+        waiting.join()
+    assert [record.value for record in polled] == [b"5"]
+
+
 def test_no_automatic_commits_without_the_wish(group: Any) -> None:
     topic = group.make_topic(1)
     group.produce(topic, 1, 5)
