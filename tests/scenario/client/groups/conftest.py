@@ -126,10 +126,13 @@ class GroupBench:
         self.workers.append(worker)
         return worker
 
+    def settings(self, **options: Any) -> dict[str, Any]:
+        """What a consumer of the group is made with."""
+        return {"bootstrap_servers": self.bootstrap, **_settings_of(self.group_id, options)}
+
     def consumer(self, **options: Any) -> Consumer:
         """A consumer that the test itself drives."""
-        settings = _settings_of(self.group_id, options)
-        return self._stack.enter_context(Consumer(bootstrap_servers=self.bootstrap, **settings))
+        return self._stack.enter_context(Consumer(**self.settings(**options)))
 
     def produce(self, topic: str, partitions: int, count: int, start: int = 0) -> None:
         """So many records to each partition; the value is the number."""

@@ -220,13 +220,7 @@ def test_an_async_consumer_with_an_async_listener(group: Any, options: dict[str,
             await consumer.commit()
             told.append(f"revoked {len(partitions)}")
 
-    consumer = AsyncConsumer(
-        bootstrap_servers=group.bootstrap,
-        group_id=group.group_id,
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        **options,
-    )
+    consumer = AsyncConsumer(**group.settings(enable_auto_commit=False, **options))
 
     async def run() -> None:
         async with consumer:
