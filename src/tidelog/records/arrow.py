@@ -7,6 +7,7 @@ imports pyarrow, so nothing on a broker's path does.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypedDict, Unpack
 
@@ -144,7 +145,38 @@ def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: i
     return open_records(buffer, header, position, max_bytes)
 
 
-def batches_to_arrow(batches: Sequence[OpenBatch]) -> pa.RecordBatch:
+class RecycledMemory:
+    """Blocks for the bytes of one Arrow batch after the other; a block is used again once nobody has its batch.
+
+    Fresh memory is zeroed by the system page by page, which costs more than decoding what is then put there. At most
+    `BLOCKS_MAX` blocks are kept, none larger than `BLOCK_BYTES_MAX`. Whoever keeps batches keeps their blocks, so none
+    is given that is more than twice as large as it need be.
+    """
+
+    BLOCKS_MAX = 4
+    BLOCK_BYTES_MAX = 16 * 1024 * 1024
+    # The list, a variable and the argument of the call that counts.
+    _REFERENCES_WHEN_FREE = 3
+
+    def __init__(self) -> None:
+        self._blocks: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        """A block of at least that size, with whatever it held before."""
+        for number in range(len(self._blocks)):
+            block = self._blocks[number]
+            if size <= len(block) <= 2 * size and sys.getrefcount(block) == self._REFERENCES_WHEN_FREE:
+                # Those that were used last stay longest.
+                self._blocks.append(self._blocks.pop(number))
+                return block
+        block = bytearray(size)
+        if size <= self.BLOCK_BYTES_MAX:
+            self._blocks.append(block)
+            del self._blocks[: -self.BLOCKS_MAX]
+        return block
+
+
+def batches_to_arrow(batches: Sequence[OpenBatch], memory: RecycledMemory | None = None) -> pa.RecordBatch:
     """The records of all batches, in their order, as one Arrow record batch."""
     for batch in batches:
         batch.reader()  # refuses a count that the bytes can't hold, before anything is allocated for it
@@ -152,7 +184,7 @@ def batches_to_arrow(batches: Sequence[OpenBatch]) -> pa.RecordBatch:
     size_max = sum(len(batch.records) for batch in batches)
     if size_max > COLUMN_BYTES_MAX:
         raise ValueError(f"{size_max} bytes of records are too many for one Arrow batch, pass fewer buffers")
-    key, value = _BytesBuffers(rows_max, size_max), _BytesBuffers(rows_max, size_max)
+    key, value = _BytesBuffers(rows_max, size_max), _BytesBuffers(rows_max, size_max, memory)
     offset, timestamp, headers_offsets = _allocate(8 * rows_max), _allocate(8 * rows_max), _allocate(4 * (rows_max + 1))
     table = RecordTable(
         key.column, value.column, _view(offset, "q"), _view(timestamp, "q"), _view(headers_offsets, "i")
@@ -197,9 +229,13 @@ def _allocate(size: int, *, resizable: bool = False) -> pa.Buffer:
 class _BytesBuffers:
     """The buffers of a column of bytes and the kernel's view of them."""
 
-    def __init__(self, rows_max: int, size_max: int) -> None:
+    def __init__(self, rows_max: int, size_max: int, memory: RecycledMemory | None = None) -> None:
         self._offsets = _allocate(4 * (rows_max + 1))
-        self._data = _allocate(max(size_max, 1), resizable=True)
+        self._data: pa.Buffer = (
+            _allocate(max(size_max, 1), resizable=True)
+            if memory is None
+            else pa.py_buffer(memory.take(max(size_max, 1)))
+        )
         self._validity = bytearray((rows_max + 7) // 8)
         self.column = BytesColumn(_view(self._offsets, "i"), _view(self._data, "B"), memoryview(self._validity))
 
@@ -208,7 +244,7 @@ class _BytesBuffers:
         end, nulls = self.column.end, self.column.nulls
         del self.column
         # It had room for all bytes of the records. Keys are small as a rule, and what they do not need is given back.
-        if end < self._data.size // 2:
+        if end < self._data.size // 2 and isinstance(self._data, pa.ResizableBuffer):
             self._data.resize(end, shrink_to_fit=True)
         validity = pa.py_buffer(self._validity) if nulls else None
         return pa.Array.from_buffers(pa.binary(), rows, [validity, self._offsets, self._data], nulls)

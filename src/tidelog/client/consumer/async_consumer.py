@@ -135,7 +135,7 @@ class AsyncConsumer:
     ) -> pa.RecordBatch | None:
         """What was fetched as one Arrow record batch, as poll gives it as records; None when nothing came in time.
 
-        Without `max_rows` it holds what is there, of up to about 32 MiB of records. Keys and values are bytes, whatever
+        Without `max_rows` it holds what is there, of up to about 8 MiB of records. Keys and values are bytes, whatever
         the deserializers, and interceptors do not see them.
         """
         if max_rows is not None and max_rows < 1:

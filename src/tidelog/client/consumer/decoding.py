@@ -25,14 +25,14 @@ from tidelog.records.kernel_consume import BatchCursor, ConsumerRecord, Deserial
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidelog.records.arrow import OpenBatch
+    from tidelog.records.arrow import OpenBatch, RecycledMemory
 
 _BATCH_HEADER_SIZE = 61
 _TIMESTAMP_TYPE_BIT = 0x08
 _COMPRESSION_MASK = 0x07
 _COMPRESSIONS = tuple(Compression)
 # How many bytes of records one Arrow batch is made of, about; larger ones leave the caches without gain.
-ARROW_BYTES_MAX = 32 * 1024 * 1024
+ARROW_BYTES_MAX = 8 * 1024 * 1024
 # Arrow's binary columns can't hold more than this, so a batch that opens to more is never added to others.
 _ROOM_FACTOR = 1.25
 
@@ -53,6 +53,7 @@ class Decoder:
         self._checksum = crc32c if settings.check_crcs else None
         self._key: Deserializer | None = settings.key_deserializer
         self._value: Deserializer | None = settings.value_deserializer
+        self._arrow_memory: RecycledMemory | None = None
         self._ratios = [4.0] * len(_COMPRESSIONS)  # how much batches of each codec have grown, for the next guess
 
     # Records
@@ -111,8 +112,10 @@ class Decoder:
 
     def take_arrow(self, rows_max: int | None) -> pa.RecordBatch | None:
         """What is there already as one Arrow batch, of at most `rows_max` rows; None when nothing is."""
-        from tidelog.records.arrow import batches_to_arrow
+        from tidelog.records.arrow import RecycledMemory, batches_to_arrow
 
+        if self._arrow_memory is None:
+            self._arrow_memory = RecycledMemory()
         while True:
             chunk = self._queue.current()
             if chunk is None:
@@ -126,7 +129,7 @@ class Decoder:
             self._gather(gathered, rows_max)
             if gathered.batches:
                 try:
-                    table = batches_to_arrow(gathered.batches)
+                    table = batches_to_arrow(gathered.batches, self._arrow_memory)
                 except CorruptBatchError:
                     table = self._keep_sound(gathered)
             else:
