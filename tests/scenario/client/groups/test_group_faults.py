@@ -114,3 +114,26 @@ def test_offsets_of_an_open_transaction_are_waited_for_by_those_who_read_committ
             assert found.offset == 7
     finally:
         theirs.close()
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_connection_that_breaks_anywhere_in_an_answer(
+    proxied_group: Any, proxied_cluster: ProxiedCluster, options: dict[str, Any]
+) -> None:
+    """On the way into the group, each time a few bytes later; every consumer arrives, and its offsets with it."""
+    group = proxied_group
+    topic = group.make_topic(1)
+    partition = TopicPartition(topic, 0)
+    proxy = proxied_cluster.proxy
+    for cut_after in range(1, 2_600, 130):
+        group.group_id = group.fresh_name("group")
+        proxy.cut_after_answer_bytes = cut_after
+        consumer = group.consumer(**options)
+        consumer.subscribe([topic])
+        group.wait_for(lambda consumer=consumer: consumer.poll(0.1) is not None and consumer.assignment())
+        consumer.commit_sync({partition: cut_after})
+        found = consumer.committed([partition])[partition]
+        assert found is not None
+        assert found.offset == cut_after
+        consumer.close()
+    assert proxy.cuts > 10
