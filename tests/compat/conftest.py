@@ -17,7 +17,7 @@ def broker() -> Iterator[Broker]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def java_jars() -> Path:
     """Where `make compat` put the Java clients: lib-VERSION directories below this one."""
     place = os.environ.get("TIDELOG_JAVA_LIBS")

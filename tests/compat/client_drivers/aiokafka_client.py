@@ -20,6 +20,7 @@ class AiokafkaDriver:
     name = "aiokafka"
     sets_timestamps = True
     sends_null_headers = True
+    sends_empty_records = False
     has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:

@@ -26,6 +26,7 @@ class ConfluentDriver:
     name = "confluent-kafka"
     sets_timestamps = True
     sends_null_headers = True
+    sends_empty_records = True
     has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:

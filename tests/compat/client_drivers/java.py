@@ -15,6 +15,7 @@ from client_drivers.model import ProduceOptions, ReadRecord, SentRecord
 class JavaDriver:
     sets_timestamps = True
     sends_null_headers = True
+    sends_empty_records = True
     has_transactions = True
 
     def __init__(self, bootstrap: str, jars: Path, version: str, error_log: Path) -> None:

@@ -16,6 +16,7 @@ class KafkaPythonDriver:
     name = "kafka-python"
     sets_timestamps = True
     sends_null_headers = False
+    sends_empty_records = False
     has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:

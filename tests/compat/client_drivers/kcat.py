@@ -20,6 +20,7 @@ class KcatDriver:
     name = "kcat"
     sets_timestamps = False
     sends_null_headers = True
+    sends_empty_records = False
     has_transactions = False
 
     def __init__(self, bootstrap: str) -> None:

@@ -50,6 +50,8 @@ class ClientDriver(Protocol):
     sets_timestamps: bool
     # Whether a header may be sent without a value; kafka-python refuses to.
     sends_null_headers: bool
+    # Whether a record may have neither key nor value; kcat and the Python clients refuse to.
+    sends_empty_records: bool
     # Whether it can produce in transactions; kcat has none.
     has_transactions: bool
 

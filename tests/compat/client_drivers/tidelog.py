@@ -19,6 +19,7 @@ class TidelogDriver:
     name = "tidelog"
     sets_timestamps = True
     sends_null_headers = True
+    sends_empty_records = True
     has_transactions = True
 
     def __init__(self, bootstrap: str) -> None:
