@@ -54,10 +54,6 @@ class ClassicConfig:
     heartbeat_interval_ms: int = 3_000
     rack: str | None = None
 
-    def __post_init__(self) -> None:
-        if not self.assignors:
-            raise ValueError("a classic member needs an assignor")
-
     @property
     def is_cooperative(self) -> bool:
         """All assignors must be: the members of one group have to agree on how to rebalance before they join."""
@@ -404,6 +400,7 @@ class ClassicMember:
         self._in_flight = None
         self._topics = frozenset()
         self._rejoin_reason = None
+        self._in_turn = False  # one that was under way was given up
         self.owned = frozenset()
 
     def fail(self, error: ClientError) -> None:

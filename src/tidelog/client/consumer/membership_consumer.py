@@ -326,6 +326,7 @@ class ConsumerMember:
         self._in_flight = None
         self._topics = frozenset()
         self._regex = None
+        self._in_turn = False  # one that was under way was given up
         self.owned = frozenset()
 
     def fail(self, error: ClientError) -> None:

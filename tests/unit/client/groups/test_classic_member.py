@@ -329,6 +329,18 @@ def test_answers_after_the_member_left_change_nothing() -> None:
     assert isinstance(member.next_request(0), JoinGroupRequest)
 
 
+def test_leaving_in_the_middle_of_a_turn_and_joining_again() -> None:
+    member = make_member()
+    joined(member, member.next_request(0), 0)
+    synced(member, 0, T0)
+    assert member.begin_turn() is not None
+    member.left()
+    assert member.next_request(0) is None
+    member.subscribe(frozenset({"t"}))
+    assert member.turn() is None
+    assert isinstance(member.next_request(0), JoinGroupRequest)
+
+
 def test_commits_that_are_refused_say_the_same_as_heartbeats() -> None:
     member = make_member()
     make_stable(member, T0)

@@ -249,6 +249,17 @@ def test_leaving(instance_id: str | None, epoch: int) -> None:
     assert beat(member, 100_000).member_epoch == 0
 
 
+def test_leaving_in_the_middle_of_a_turn_and_joining_again() -> None:
+    member = make_member()
+    beat(member, 0, given={"t": [0]})
+    assert member.begin_turn() is not None
+    member.left()
+    assert member.next_request(0) is None
+    member.subscribe(frozenset({"t"}), None)
+    assert member.turn() is None
+    assert beat(member, 0).member_epoch == 0
+
+
 def test_a_regular_expression_is_told_instead_of_names() -> None:
     member = make_member("t.*")
     first = beat(member, 0, given={"t": [0], "u": [0]})
