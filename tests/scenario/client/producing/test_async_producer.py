@@ -99,7 +99,7 @@ def test_a_loop_of_sends_lets_the_sender_work(client_cluster: BrokerProcess, mak
             await producer.send_and_wait(topic, b"first")
             for _ in range(100_000):
                 await producer.send_nowait(topic, b"x" * 100)
-            assert producer.metrics().records_delivered > 10_000
+            assert producer.metrics().requests_sent > 2  # although nothing has waited for it
 
     run(main())
 
@@ -108,6 +108,8 @@ def test_a_full_buffer_holds_senders_back(own_cluster: BrokerProcess, fresh_name
     topic = fresh_name("full")
 
     async def main() -> None:
+        async with AsyncProducer(bootstrap_servers=own_cluster.bootstrap) as producer:
+            await producer.send_and_wait(topic, b"first")  # which makes the topic
         async with AsyncProducer(
             bootstrap_servers=own_cluster.bootstrap,
             buffer_memory=100_000,

@@ -354,6 +354,8 @@ def test_a_full_buffer_holds_a_send_back_and_says_so(
     own_cluster: BrokerProcess, fresh_name: Callable[[str], str]
 ) -> None:
     topic = fresh_name("full")
+    with Producer(bootstrap_servers=own_cluster.bootstrap) as producer:
+        producer.send(topic, b"first").result(DEADLINE_S)  # which makes the topic
     with Producer(bootstrap_servers=own_cluster.bootstrap, buffer_memory=100_000, max_block_ms=300) as producer:
         producer.send(topic, b"stored").result(DEADLINE_S)
         own_cluster.kill()
