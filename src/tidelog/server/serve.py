@@ -16,8 +16,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tidelog.common.settings import SettingError, Settings
 from tidelog.common.event_loop import new_event_loop
+from tidelog.common.settings import SettingError, Settings
 from tidelog.server.logging_setup import set_up_logging
 from tidelog.server.server import DEFAULT_DATA_DIR, BrokerServer, StartError
 
