@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.client.consumer.decoding import Decoder
 from tidelog.client.consumer.fetch_queue import FetchQueue
-from tidelog.client.consumer.fetcher import Fetcher
+from tidelog.client.consumer.fetcher import Fetcher, log_crash
 from tidelog.client.consumer.group_runner import CommitCallback, GroupRunner
 from tidelog.client.consumer.interceptors import Interceptors
 from tidelog.client.consumer.metrics import ConsumerCounts, ConsumerMetrics, PartitionMetrics
@@ -28,7 +28,7 @@ from tidelog.client.consumer.positions import PositionKeeper
 from tidelog.client.consumer.rebalance import RebalanceListener, UserCall
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import ClientError, RequestTimeoutError, WakeupError
+from tidelog.client.errors import ClientError, FatalError, RequestTimeoutError, WakeupError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.types import (
     ClusterMetadata,
@@ -82,7 +82,9 @@ class ConsumerCore:
             self.runner = GroupRunner(
                 self._cluster, settings.group, self.subscription, call_user, wake=notify, clock=self._clock
             )
+            self.runner.on_automatic_commit = self._committed_by_itself
         self._runner_is_started = False
+        self._crash: BaseException | None = None
         self._keeper = PositionKeeper(
             self._cluster,
             settings,
@@ -91,10 +93,12 @@ class ConsumerCore:
             committed=None if self.runner is None else self.runner.committed,
             on_found=self._positions_found,
             on_error=notify,
+            on_crash=self._crashed,
         )
         self._found = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetcher.on_new_leader = self._keeper.wake
+        self._fetcher.on_crash = self._crashed
         self.queue.on_ready = notify
         self.queue.on_room = self._post_wake
         self.queue.on_give_up = self.subscription.fetch_again
@@ -142,6 +146,12 @@ class ConsumerCore:
             self._subscription_changed()
         self._post_wake()
 
+    def _crashed(self, error: BaseException) -> None:
+        """A task in the background has ended that never should: better a poll that says so than one that waits."""
+        log_crash(error)
+        self._crash = error
+        self._notify()
+
     def wake_up(self) -> None:
         """Let the poll that waits, or the next one, raise WakeupError; from any thread."""
         self._woken_up = True
@@ -167,6 +177,8 @@ class ConsumerCore:
         if self._woken_up:
             self._woken_up = False
             raise WakeupError("wakeup() was called")
+        if self._crash is not None:
+            raise FatalError(f"the consumer met an error that it does not know: {self._crash!r}") from self._crash
         while self._keeper.errors:
             error = self._keeper.take_error()
             self._post_wake()  # so that it is tried again, and told again if it is still so
@@ -306,6 +318,10 @@ class ConsumerCore:
             done({}, None)
         else:
             self.group().commit_nowait(chosen, done)
+
+    def _committed_by_itself(self, offsets: Offsets) -> None:
+        self.counts.commits += 1
+        self.interceptors.on_commit(offsets)
 
     def _to_commit(self, offsets: Offsets | None) -> dict[TopicPartition, OffsetAndMetadata]:
         self.group()

@@ -56,6 +56,8 @@ class Fetcher:
         self.counts = counts
         # Called when an answer named a new leader, who is to be asked before it is fetched from.
         self.on_new_leader: Callable[[], None] = _nothing
+        # Called with what ended a task that should never end: a defect.
+        self.on_crash: Callable[[BaseException], None] = log_crash
         self._nodes: dict[int, _NodeFetcher] = {}
         self._refresh: asyncio.Task[None] | None = None
         self._closed = False
@@ -93,10 +95,9 @@ class Fetcher:
         """What may be asked of this broker now."""
         states = self._subscription.states()
         share = max(self.settings.max_partition_fetch_bytes, self.queue.bytes_max // max(len(states), 1))
-        now_s = asyncio.get_running_loop().time()
         wanted: dict[TopicPartition, Asked] = {}
         for state in states:
-            if not state.is_fetchable or state.retry_at_s > now_s or self.queue.bytes_of(state) >= share:
+            if not state.is_fetchable or state.waits_to_retry or self.queue.bytes_of(state) >= share:
                 continue
             asked = self._asked(node_id, state)
             if asked is not None:
@@ -145,10 +146,13 @@ class Fetcher:
             self.ask_who_leads(unled)
 
     def _retry_later(self, state: PartitionState) -> None:
-        loop = asyncio.get_running_loop()
+        state.waits_to_retry = True
         pause_s = self.settings.cluster.retry.pause_s(1)
-        state.retry_at_s = loop.time() + pause_s
-        loop.call_later(pause_s, self.wake)
+        asyncio.get_running_loop().call_later(pause_s, self._retry, state)
+
+    def _retry(self, state: PartitionState) -> None:
+        state.waits_to_retry = False
+        self.wake()
 
     def ask_who_leads(self, topics: set[str]) -> None:
         """Have metadata looked at anew; one request at a time."""
@@ -227,6 +231,7 @@ class _NodeFetcher:
         self._failures = 0
         self._event = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda task: tell_crash(task, owner.on_crash))
         self._aside_task: asyncio.Task[None] | None = None
 
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -243,6 +248,7 @@ class _NodeFetcher:
             size = self._allowed(asked) if asked else 0
             if size:
                 self._aside_task = asyncio.create_task(self._fetch_aside(asked, size))
+                self._aside_task.add_done_callback(lambda task: tell_crash(task, self._owner.on_crash))
 
     async def _run(self) -> None:
         while True:
@@ -337,6 +343,17 @@ class _NodeFetcher:
             raise_for(response.error_code, subject=f"broker {self._node_id}")
             owner.read(response, asked)
         return response
+
+
+def tell_crash(task: asyncio.Task[None], on_crash: Callable[[BaseException], None]) -> None:
+    """For a task in the background that has ended: whether by an error that nobody expected."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        on_crash(error)
+
+
+def log_crash(error: BaseException) -> None:
+    log.error("a consumer's task ended with an unexpected error", exc_info=error)
 
 
 def _nothing() -> None:

@@ -70,6 +70,8 @@ class GroupRunner:
         self._settings = settings
         self._subscription = subscription
         self._wake = wake
+        # Told of every commit that nobody asked for, once it is done.
+        self.on_automatic_commit: Callable[[Offsets], None] = lambda offsets: None
         self._clock = clock or SystemClock()
         self._coordinator = GroupCoordinator(cluster, settings.group_id)
         self._offsets = GroupOffsets(
@@ -350,7 +352,9 @@ class GroupRunner:
             self._wake()
 
     def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
-        if error is not None:
+        if error is None:
+            self.on_automatic_commit(offsets)
+        else:
             log.warning("group %s: an automatic commit failed: %s", self._settings.group_id, error)
             self._next_commit_ms = self._now_ms() + self._settings.retry_backoff_ms
             self._set_commit_timer()
@@ -367,6 +371,8 @@ class GroupRunner:
             await self._offsets.commit(offsets, timeout_s=timeout_s, giving_up_on=_TOPIC_IS_GONE)
         except ClientError as error:
             log.warning("group %s: a commit before partitions go failed: %s", self._settings.group_id, error)
+        else:
+            self.on_automatic_commit(offsets)
 
     # What commits have to know of the membership
 

@@ -13,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from tidelog.client.consumer.fetcher import log_crash, tell_crash
 from tidelog.client.consumer.offsets_lookup import (
     LATEST_TIMESTAMP,
     AskedEpoch,
@@ -45,6 +46,7 @@ class PositionKeeper:
         committed: Committed | None,
         on_found: Callable[[], None],
         on_error: Callable[[], None],
+        on_crash: Callable[[BaseException], None] = log_crash,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
@@ -58,6 +60,7 @@ class PositionKeeper:
         self._versions_told_of: dict[ClientError, dict[TopicPartition, int]] = {}
         self._event = asyncio.Event()
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda task: tell_crash(task, on_crash))
 
     def wake(self) -> None:
         self._event.set()

@@ -52,9 +52,9 @@ class PartitionState:
         "log_start_offset",
         "position",
         "reset",
-        "retry_at_s",
         "topic_partition",
         "version",
+        "waits_to_retry",
     )
 
     def __init__(self, topic_partition: TopicPartition, version: int) -> None:
@@ -72,7 +72,7 @@ class PartitionState:
         self.high_watermark = NO_OFFSET
         self.last_stable_offset = NO_OFFSET
         self.log_start_offset = NO_OFFSET
-        self.retry_at_s = 0.0
+        self.waits_to_retry = False  # its broker could not answer just now
 
     @property
     def has_position(self) -> bool:
@@ -283,7 +283,7 @@ class SubscriptionState:
         state.leader_epoch = state.fetch_epoch = leader_epoch
         state.checked_leader_epoch = NO_EPOCH
         state.reset = None
-        state.retry_at_s = 0.0
+        state.waits_to_retry = False
 
     def advance(self, state: PartitionState, version: int, offset: int, leader_epoch: int) -> None:
         """Records up to `offset` were handed out, unless the partition was moved meanwhile."""

@@ -17,6 +17,8 @@ from tidelog.client.errors import (
     ClientError,
     ClosedError,
     ConcurrentUseError,
+    FatalError,
+    ForkedError,
     NoOffsetError,
     NoSuchPartitionError,
     OffsetOutOfRangeError,
@@ -290,6 +292,40 @@ def test_interceptors(consumer: MakeConsumer, make_topic: MakeTopic, write: Writ
     with consumer(topic, interceptor_classes=[odd, Broken()]) as reader:
         assert values(reader.poll(10)) == [b"1", b"3", b"5"]
     assert odd.closed
+
+
+def test_a_defect_in_the_background_is_told(
+    consumer: MakeConsumer, make_topic: MakeTopic, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better a poll that says what happened than one that waits for ever."""
+    topic = make_topic()
+    write(topic, [b"x"])
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("tidelog.client.consumer.fetcher.read_row", broken)
+    with consumer(topic) as reader, pytest.raises(FatalError, match="a defect"):
+        read(reader, 1)
+
+
+def test_a_fork_leaves_the_consumer_to_the_parent(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
+    topic = make_topic()
+    write(topic, [b"x"])
+    with consumer(topic) as reader:
+        read(reader, 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                reader.poll(0)
+            except ForkedError:
+                reader.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        write(topic, [b"y"])
+        assert values(read(reader, 1)) == [b"y"]
 
 
 def open_files() -> int:

@@ -75,13 +75,20 @@ def test_positions_are_committed_as_time_goes_by(
 ) -> None:
     topic, group = make_topic(), fresh_name("group")
     write(topic, numbers(0, 30))
-    with Consumer(group_id=group, auto_commit_interval_ms=50, **options) as consumer:
+    seen: list[int] = []
+
+    class Committed(ConsumerInterceptor):
+        def on_commit(self, offsets: Any) -> None:
+            seen.append(offsets[TopicPartition(topic, 0)].offset)
+
+    with Consumer(group_id=group, auto_commit_interval_ms=50, interceptor_classes=[Committed()], **options) as consumer:
         consumer.subscribe([topic])
         poll_some(consumer)
         deadline_s = time.monotonic() + DEADLINE_S
         while committed(options["bootstrap_servers"], group, TopicPartition(topic, 0)) != 30:
             assert time.monotonic() < deadline_s
             consumer.poll(0.1)
+    assert seen[-1] == 30
 
 
 def test_nothing_is_committed_unless_asked_for(
