@@ -170,18 +170,18 @@ class ClientSettingsTable:
         """The settings from a mapping with dotted names and keyword arguments; the latter win."""
         values: dict[str, Any] = {}
         for name, raw in (given or {}).items():
-            self._set(values, name, name, raw)
+            self._set(values, name, raw)
         for option, raw in options.items():
-            self._set(values, option.replace("_", "."), option, raw)
+            self._set(values, option, raw, separator="_")
         return ClientSettings(self, values)
 
-    def _set(self, values: dict[str, Any], name: str, shown: str, raw: object) -> None:
-        row = self.rows.get(name) or self.rows.get(name.replace("_", "."))
+    def _set(self, values: dict[str, Any], name: str, raw: object, separator: str = ".") -> None:
+        dotted = name.replace("_", ".")
+        row = self.rows.get(dotted)
         if row is None:
-            near = nearest_name(name, self.rows)
-            if near is not None and "_" in shown:
-                near = near.replace(".", "_")
-            raise ConfigError(f"{self.owner} has no setting {shown!r}" + (f"; did you mean {near!r}?" if near else ""))
+            near = nearest_name(dotted, self.rows)
+            hint = f"; did you mean {near.replace('.', separator)!r}?" if near else ""
+            raise ConfigError(f"{self.owner} has no setting {name!r}{hint}")
         try:
             values[row.name] = row.parse(raw)
         except SettingError as error:
