@@ -71,10 +71,10 @@ async def at_leaders(
     collected = _Collected[ValueT, ResultT](cluster, {TopicPartition(*key): value for key, value in wanted.items()})
     try:
         await cluster.retry(lambda: collected.ask_missing(ask), repeatable=repeatable)
-    except ClientError:
+    except ClientError as error:
         if not collected.is_anything_known:
             raise
-        collected.give_up()
+        collected.give_up(error)
     return Results(collected.wanted, collected.values, collected.errors)
 
 
@@ -93,8 +93,11 @@ class _Collected(Generic[ValueT, ResultT]):
     def is_anything_known(self) -> bool:
         return bool(self.values or self.errors) or any(isinstance(e, BrokerError) for e in self._passing.values())
 
-    def give_up(self) -> None:
-        self.errors |= self._passing
+    def give_up(self, error: ClientError) -> None:
+        """What is not known by now has the error that it met, or this one when the last attempt was cut short."""
+        for key in self.wanted:
+            if key not in self.values:
+                self.errors.setdefault(key, self._passing.get(key, error))
 
     async def ask_missing(
         self,

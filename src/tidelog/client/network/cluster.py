@@ -387,11 +387,17 @@ class Cluster:
         timeout_s = self.settings.api_timeout_s if timeout_s is None else timeout_s
         deadline_s = self._now_s() + timeout_s
         failures = 0
+        last_error: RetriableError | None = None
         while True:
             try:
-                return await action()
+                # One attempt may take longer than all of them may: a connection is made, and then asked over.
+                async with asyncio.timeout_at(deadline_s):
+                    return await action()
+            except TimeoutError:
+                raise last_error or RequestTimeoutError(f"no broker answered within {timeout_s:g} s") from None
             except RetriableError as error:
                 failures += 1
+                last_error = error
                 pause_s = self.settings.retry.pause_s(failures)
                 if self._now_s() + pause_s >= deadline_s:
                     raise
