@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from client_drivers.model import ClientDriver, Headers, ProduceOptions, ReadRecord, SentRecord
 
+# The records are years old, and must not be deleted for that while a test reads them.
+KEPT: dict[str, str] = {"retention.ms": "-1"}
 COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 # kcat's layout for headers knows neither commas nor line ends, and its options for bytes 0x1e and 0x1f mark ends.

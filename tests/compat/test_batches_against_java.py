@@ -13,7 +13,7 @@ import pytest
 from client_drivers.java import JavaDriver
 from client_drivers.model import ClientDriver, ProduceOptions
 from client_drivers.tidelog import TidelogArrowDriver, TidelogDriver
-from exchanged_records import COMPRESSIONS, RECORDS, fresh_topic
+from exchanged_records import COMPRESSIONS, KEPT, RECORDS, fresh_topic
 from tidelog import Consumer, Producer
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
 from tidelog.records.batch import Compression, parse_header
@@ -67,7 +67,7 @@ def ours(request: pytest.FixtureRequest, broker: Broker) -> Iterator[TidelogDriv
 def one_batch(client: ClientDriver, broker: Broker, options: ProduceOptions) -> bytes:
     """All records in one batch, as the broker keeps it."""
     topic = fresh_topic()
-    broker.create_topic(topic)
+    broker.create_topic(topic, configs=KEPT)
     client.produce(topic, 0, SMALL_RECORDS, options)
     with RawClient(broker.port) as raw:
         (answer,) = raw.ask(FETCH, fetch_request(topic, 0), FetchResponse, 12).responses

@@ -14,7 +14,7 @@ from client_drivers.kafka_python import KafkaPythonDriver
 from client_drivers.kcat import KcatDriver
 from client_drivers.model import ClientDriver
 from client_drivers.tidelog import TidelogArrowDriver, TidelogDriver
-from exchanged_records import COMPRESSIONS, check_read, fresh_topic, write
+from exchanged_records import COMPRESSIONS, KEPT, check_read, fresh_topic, write
 from tidelog.bench.brokers import KafkaBroker, kafka_jars
 from tidelog.testing import Broker
 
@@ -46,7 +46,7 @@ def topic(bootstrap: str) -> str:
     name = fresh_topic()
     admin = TidelogDriver(bootstrap)
     try:
-        admin.create_topic(name, len(COMPRESSIONS), {})
+        admin.create_topic(name, len(COMPRESSIONS), KEPT)
     finally:
         admin.close()
     return name

@@ -24,6 +24,7 @@ class _Half:
         self.source = source
         self.target = target
         self.is_answer = is_answer
+        self.rests_until_s = 0.0  # with a rate: when the next bytes may go
 
 
 class TcpProxy:
@@ -36,6 +37,8 @@ class TcpProxy:
         self.cut_after_request_bytes: int | None = None
         # Bytes are held back while this is set; the connection stays open, as with a broker that hangs.
         self.stalled = False
+        # How many bytes a second go through in each direction of each connection; None: as many as come.
+        self.bytes_per_second: int | None = None
         self.refusing = False
         self.answer_bytes = 0
         self.request_bytes = 0
@@ -88,12 +91,19 @@ class TcpProxy:
             if self.stalled:
                 self._ending.wait(0.002)
                 continue
+            rests = False
             for key, _ in self._selector.select(0.02):
                 with self._guard:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._halves:
-                        self._forward(self._halves[key.fileobj])
+                        half = self._halves[key.fileobj]
+                        if half.rests_until_s > time.monotonic():
+                            rests = True
+                        else:
+                            self._forward(half)
+            if rests:
+                self._ending.wait(0.002)
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
@@ -113,8 +123,10 @@ class TcpProxy:
 
     def _forward(self, half: _Half) -> None:
         left = self.cut_after_answer_bytes if half.is_answer else self.cut_after_request_bytes
+        rate = self.bytes_per_second
+        chunk_bytes = _CHUNK_BYTES if rate is None else max(1, rate // 50)
         try:
-            data = half.source.recv(_CHUNK_BYTES if left is None else max(1, min(left, _CHUNK_BYTES)))
+            data = half.source.recv(chunk_bytes if left is None else max(1, min(left, chunk_bytes)))
             if not data:
                 self._cut(half)
                 return
@@ -123,6 +135,8 @@ class TcpProxy:
                 self._spent(half)
                 return
             half.target.sendall(data)
+            if rate is not None:
+                half.rests_until_s = time.monotonic() + len(data) / rate
         except OSError:
             self._cut(half)
             return
