@@ -322,6 +322,10 @@ class TopicSlots:
         while len(self.open_batches) < partitions:
             self.open_batches.append(None)
 
+    def shrink(self, partitions: int) -> None:
+        """The topic was made anew with fewer partitions."""
+        del self.open_batches[partitions:]
+
 
 def refuse(*_: object) -> RecordReceipt:
     """The slow way of an appender that was given none."""

@@ -26,7 +26,7 @@ from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import TopicPartition
 from tidelog.records import kernel_build
 from tidelog.records.batch import BATCH_HEADER_SIZE
-from tidelog.records.kernel_build import RecordAppender, TopicSlots, record_size_max
+from tidelog.records.kernel_build import BatchBuilder, RecordAppender, TopicSlots, record_size_max
 
 _IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
 _ALIGNED = 4096
@@ -79,22 +79,25 @@ class PartitionQueue:
 class TopicQueues:
     """The queues of one topic, made when they are first used."""
 
-    __slots__ = ("_growth_max", "name", "queues", "slots", "sticky")
+    __slots__ = ("_growth_max", "name", "partitions", "queues", "slots", "sticky")
 
     def __init__(self, name: str, slots: TopicSlots, sticky: StickyChoice, partitions: int, growth_max: int) -> None:
         self.name = name
         self.slots = slots
         self.sticky = sticky
-        self.queues: list[PartitionQueue | None] = [None] * partitions
+        self.partitions = partitions
+        self.queues: list[PartitionQueue | None] = [None] * partitions  # also those that a new topic of the name lacks
         self._growth_max = growth_max
-
-    @property
-    def partitions(self) -> int:
-        return len(self.queues)
 
     def grow(self, partitions: int) -> None:
         self.queues += [None] * (partitions - len(self.queues))
         self.slots.grow(partitions)
+        self.partitions = partitions
+
+    def shrink(self, partitions: int) -> None:
+        self.slots.shrink(partitions)
+        self.sticky.start_over()
+        self.partitions = partitions
 
     def queue(self, partition: int) -> PartitionQueue:
         queue = self.queues[partition]
@@ -140,8 +143,8 @@ class Accumulator:
     def topic(self, name: str) -> TopicQueues | None:
         return self._topics.get(name)
 
-    def set_partitions(self, name: str, partitions: int) -> TopicQueues:
-        """The topic has so many partitions; it never gets fewer."""
+    def set_partitions(self, name: str, partitions: int, *, is_new: bool = False) -> TopicQueues:
+        """The topic has so many partitions. It gets fewer only where it is a new one of the name."""
         with self.lock, self._guard:
             topic = self._topics.get(name)
             if topic is None:
@@ -154,6 +157,12 @@ class Accumulator:
                 self.appender.add_topic(name, slots)
             elif partitions > topic.partitions:
                 topic.grow(partitions)
+            elif partitions < topic.partitions and is_new:
+                for partition in range(partitions, topic.partitions):
+                    batch = topic.slots.get_open(partition)
+                    if batch is not None:
+                        self._close(topic.queue(partition), batch)
+                topic.shrink(partitions)
             return topic
 
     # Appending
@@ -229,7 +238,6 @@ class Accumulator:
         with self.lock, self._guard:
             before = topic.slots.get_open(partition)
             if before is not None:
-                assert isinstance(before, ProducerBatch)
                 self._close(queue, before)
             batch = ProducerBatch(queue.topic_partition, buffer, capacity, self._now_ms(), self._wake_sender)
             batch.fill(written.size, end - first, written.base_timestamp, written.max_timestamp)
@@ -302,7 +310,7 @@ class Accumulator:
         self.pool.give_back(batch.move_to(buffer, capacity), keep=True)
         return True
 
-    def _close(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def _close(self, queue: PartitionQueue, batch: BatchBuilder) -> None:
         """The batch is full: nothing more goes in, and the sender may have it."""
         batch.close()
         queue.topic.slots.set_open(queue.topic_partition.partition, None)

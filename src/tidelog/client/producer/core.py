@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -78,6 +79,7 @@ class ProducerCore:
         self.interceptors = InterceptorChain(settings.interceptors)
         self.fatal_error: ClientError | None = None
         self.is_closed = False
+        self._topic_ids: dict[str, uuid.UUID] = {}
         _cores.add(self)
         self._now_ms = clock.monotonic_ms
         self._is_started = False
@@ -280,7 +282,9 @@ class ProducerCore:
     def _on_metadata(self, told: ClusterMetadata) -> None:
         for name, topic in told.topics.items():
             if topic.partitions:
-                self.accumulator.set_partitions(name, len(topic.partitions))
+                is_new = self._topic_ids.get(name, topic.topic_id) != topic.topic_id
+                self._topic_ids[name] = topic.topic_id
+                self.accumulator.set_partitions(name, len(topic.partitions), is_new=is_new)
         self.wake()
 
     # Waiting

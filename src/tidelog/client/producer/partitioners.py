@@ -65,6 +65,10 @@ class StickyChoice:
         """Whether enough has gone to the present partition, or none was chosen yet."""
         return not self._is_chosen or self._slots.sticky_bytes >= self._batch_size
 
+    def start_over(self) -> None:
+        """The present choice counts no more."""
+        self._is_chosen = False
+
     def move(self, loads: Sequence[PartitionLoad]) -> int:
         """Choose among these partitions."""
         partition = self.pick(loads)

@@ -271,6 +271,22 @@ def test_a_topic_that_grows_has_more_queues(scene: Scene) -> None:
     assert scene.topic.partitions == 5
 
 
+def test_a_topic_made_anew_may_have_fewer_partitions(scene: Scene) -> None:
+    gone = scene.append(partition=2)
+    scene.append(partition=0)
+    scene.accumulator.set_partitions("t", 1, is_new=True)
+    assert scene.topic.partitions == 1
+    assert scene.accumulator.appender.append("t", VALUE, b"any key", None, None, None) == 1
+    assert scene.accumulator.appender.append("t", VALUE, None, None, 2, None) == 0
+    scene.leaders = [0, 1, 2]
+    assert {future.batch.topic_partition.partition for future in scene.fill(20, None)} == {0}  # type: ignore[attr-defined]
+    batch = scene.take(2)  # what was there is still sent, and refused by the broker if the partition is gone
+    assert batch is gone.batch
+    scene.done(batch)
+    scene.accumulator.set_partitions("t", 3)
+    assert scene.append(partition=2).index == 0
+
+
 def test_a_split_batch_keeps_its_records_and_its_waiters(scene: Scene) -> None:
     told: list[int] = []
 
