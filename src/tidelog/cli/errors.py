@@ -29,6 +29,24 @@ def report(message: str) -> None:
     print(f"tidelog: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
+def report_warnings() -> None:
+    """What clients warn of while they work, as a broker that is away, becomes such lines too."""
+    import logging
+
+    class Reporter(logging.Handler):
+        last = ""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            message = record.getMessage()
+            if message != self.last:  # what is tried again and again is told once
+                self.last = message
+                report(message)
+
+    logger = logging.getLogger("tidelog")
+    if not logger.handlers:
+        logger.addHandler(Reporter(logging.WARNING))
+
+
 def error_name(error: Exception) -> str:
     """What a JSON document calls an error: Kafka's name for what a broker answered."""
     code = getattr(error, "code", None)

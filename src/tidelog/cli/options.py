@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from tidelog.cli.errors import report_warnings
+
 if TYPE_CHECKING:
     from tidelog.client.admin import Admin
     from tidelog.client.settings import ClientOptions
@@ -53,6 +55,7 @@ CLIENT_ID = "tidelog-cli"
 
 def client_options(bootstrap: str, timeout_s: float) -> ClientOptions:
     """The settings that the clients of all commands have."""
+    report_warnings()
     return {
         "bootstrap_servers": bootstrap,
         "client_id": CLIENT_ID,

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import tidelog.cli.main
-from tidelog.cli.errors import CommandError
+from tidelog.cli.errors import CommandError, report_warnings
 from tidelog.cli.main import run
 from tidelog.client.errors import BrokerError, ConnectError
 from tidelog.common.settings import SettingError
@@ -128,3 +129,20 @@ def test_a_bug_leaves_its_traceback_in_a_file(
     [kept] = tmp_path.iterdir()
     assert str(kept) in line
     assert "raise_it" in kept.read_text(encoding="utf-8")
+
+
+def test_what_clients_warn_of_is_told_once_in_the_form_of_all_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("tidelog")
+    before = list(logger.handlers)
+    logger.handlers.clear()
+    try:
+        report_warnings()
+        report_warnings()
+        for broker in (1, 1, 2):
+            logging.getLogger("tidelog.client.somewhere").warning("can't reach broker %d,\ntrying again", broker)
+        logging.getLogger("tidelog.client.somewhere").info("all is well")
+    finally:
+        logger.handlers[:] = before
+    assert capsys.readouterr().err == (
+        "tidelog: can't reach broker 1, trying again\ntidelog: can't reach broker 2, trying again\n"
+    )
