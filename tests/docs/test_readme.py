@@ -71,3 +71,8 @@ def test_links_lead_somewhere(page: str) -> None:
         assert target.exists(), f"{page} links to {link}"
         if anchor:
             assert anchor in anchors(target.read_text(encoding="utf-8")), f"{page} links to {link}"
+
+
+def test_the_index_names_every_page() -> None:
+    named = set(_LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - named == {"index.md"}
