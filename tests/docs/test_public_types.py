@@ -6,6 +6,7 @@ pyright takes every module of an installed package for public; what is held here
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 TYPED_CALLS = Path(__file__).with_name("typed_calls.py")
 PUBLIC_MODULES = ("tidelog", "tidelog.errors", "tidelog.serialization", "tidelog.client.admin")
@@ -50,3 +53,17 @@ def test_pyright_finds_the_types_of_calls_that_mypy_finds(tmp_path: Path) -> Non
     shutil.copy(TYPED_CALLS, tmp_path)
     done = pyright(TYPED_CALLS.name, directory=tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", list(public_names()))
+def test_public_classes_and_methods_say_what_they_are(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    value = getattr(importlib.import_module(module), attribute)
+    if not inspect.isclass(value):
+        return
+    assert value.__doc__
+    for method, member in vars(value).items():
+        function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+        # Methods of a base class, as `keys` of a mapping, are explained there.
+        if inspect.isfunction(function) and not method.startswith("_"):
+            assert inspect.getdoc(function) or any(hasattr(base, method) for base in value.__mro__[1:]), method

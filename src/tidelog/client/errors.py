@@ -173,6 +173,7 @@ class BrokerError(ClientError):
 
     @property
     def retriable(self) -> bool:
+        """Whether trying the same again may help, by the code."""
         return self.code.retriable
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -15,6 +15,8 @@ from tidelog.protocol import ErrorCode
 
 
 class TopicPartition(NamedTuple):
+    """A partition of a topic. As text it is `topic-number`."""
+
     topic: str
     partition: int
 

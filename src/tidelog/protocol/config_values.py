@@ -35,6 +35,7 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def topic(cls, name: str) -> ConfigResource:
+        """The settings of a topic."""
         return cls(ResourceType.TOPIC, name)
 
     @classmethod
@@ -44,6 +45,7 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def group(cls, group_id: str) -> ConfigResource:
+        """The settings of a consumer group."""
         return cls(ResourceType.GROUP, group_id)
 
 

@@ -33,6 +33,8 @@ class LogDir:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
+    """Who is in the cluster, and who leads it."""
+
     cluster_id: str | None
     controller_id: int
     nodes: Sequence[Node]

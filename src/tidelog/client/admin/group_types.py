@@ -21,6 +21,8 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
+    """A member of a group, and what it reads."""
+
     member_id: str
     group_instance_id: str | None
     client_id: str
@@ -52,6 +54,8 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
+    """A group as its coordinator knows it."""
+
     group_id: str
     type: str
     state: str

@@ -38,6 +38,7 @@ class TopicLayout:
     racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
+        """All partitions of a topic, none of one that does not exist."""
         return [TopicPartition(topic, number) for number in range(self.partition_counts.get(topic, 0))]
 
 

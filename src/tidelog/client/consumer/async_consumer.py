@@ -234,9 +234,11 @@ class AsyncConsumer:
         self._core.subscription.pause(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of these again, from where they were paused."""
         self._core.subscription.resume(partitions)
 
     def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are paused."""
         return self._core.subscription.paused()
 
     # Where it is read
@@ -280,6 +282,7 @@ class AsyncConsumer:
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
+        """The offset of the first record that is kept, of partitions that need not be assigned."""
         return await self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout)
 
     async def end_offsets(
@@ -332,6 +335,7 @@ class AsyncConsumer:
         return (await self._core.partitions_for(topic, timeout)).partitions
 
     async def list_topics(self, timeout: float | None = None) -> dict[str, TopicMetadata]:
+        """All topics that the cluster shows, by name."""
         return await self._core.list_topics(timeout)
 
     def metrics(self) -> ConsumerMetrics:

@@ -249,11 +249,13 @@ class Consumer:
             self._core.subscription.pause(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out records of these again, from where they were paused."""
         with self._one_thread:
             self._check()
             self._core.subscription.resume(partitions)
 
     def paused(self) -> frozenset[TopicPartition]:
+        """The partitions that are paused."""
         with self._one_thread:
             self._check()
             return self._core.subscription.paused()
@@ -307,6 +309,7 @@ class Consumer:
     def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
     ) -> dict[TopicPartition, int]:
+        """The offset of the first record that is kept, of partitions that need not be assigned."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout))
@@ -381,6 +384,7 @@ class Consumer:
             return self._loop_thread.run(self._core.partitions_for(topic, timeout)).partitions
 
     def list_topics(self, timeout: float | None = None) -> dict[str, TopicMetadata]:
+        """All topics that the cluster shows, by name."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.list_topics(timeout))

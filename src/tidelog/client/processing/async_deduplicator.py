@@ -107,6 +107,7 @@ class AsyncDeduplicator:
         return await self._store.purge(limit)
 
     async def close(self) -> None:
+        """End connections that it made; those it was given stay open."""
         self._is_closed = True
         await self._store.close()
 

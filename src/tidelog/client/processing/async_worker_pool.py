@@ -105,6 +105,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             await self.wait()
 
     def metrics(self) -> PoolMetrics:
+        """What is under way, what was done, and how far each partition is."""
         return self._metrics(asyncio.get_running_loop().time())
 
     async def __aenter__(self) -> Self:

@@ -109,6 +109,7 @@ class Deduplicator:
         return self._store.purge(limit)
 
     def close(self) -> None:
+        """End connections that it made; those it was given stay open."""
         self._is_closed = True
         self._store.close()
 

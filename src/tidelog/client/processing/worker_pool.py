@@ -131,6 +131,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             self._raise_failure()
 
     def metrics(self) -> PoolMetrics:
+        """What is under way, what was done, and how far each partition is; from any thread."""
         with self._lock:
             return self._metrics(time.monotonic())
 
