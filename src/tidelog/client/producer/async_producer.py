@@ -64,6 +64,8 @@ class AsyncProducer(AsyncTransactionCalls):
         if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
             return
         await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+        # A batch was opened, so others are full: without this a loop of sends would keep the sender from sending.
+        await asyncio.sleep(0)
 
     async def send(
         self,
@@ -80,7 +82,9 @@ class AsyncProducer(AsyncTransactionCalls):
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
             if future is not None:
                 return future  # type: ignore[return-value]  # the appender was given this class to make
-        return await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+        sent = await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+        await asyncio.sleep(0)
+        return sent
 
     async def send_and_wait(
         self,
@@ -92,7 +96,13 @@ class AsyncProducer(AsyncTransactionCalls):
         timestamp: int | None = None,
     ) -> RecordMetadata:
         """Send a record and wait until it is stored; raises why it was not."""
-        return await (await self.send(topic, value, key, headers, partition, timestamp))
+        future = None
+        if headers is None:
+            future = self._append_with_receipt(topic, value, key, None, partition, timestamp, None)
+        if future is None:
+            future = await self._send(topic, value, key, headers, partition, timestamp, None)
+        # Before the sender looks, so that it sends the batch instead of noting for how long it may linger.
+        return await future  # type: ignore[misc,no-any-return]  # the appender was given the class of futures to make
 
     async def _send(
         self,
@@ -115,16 +125,12 @@ class AsyncProducer(AsyncTransactionCalls):
             if queues is None:
                 queues = await core.load_queues(record.topic, record.partition)
             try:
-                future = core.append(queues, record, on_delivery)
-                break
+                return core.append(queues, record, on_delivery)
             except NoRoom as no_room:
                 if deadline_s is None:
                     deadline_s = asyncio.get_running_loop().time() + core.settings.max_block_s
                 await self._wait_for_room(no_room.size, deadline_s)
                 core.check_usable()
-        # A batch was opened, so some were filled: without this a loop of sends would keep the sender from sending.
-        await asyncio.sleep(0)
-        return future
 
     async def send_arrow(
         self,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import NamedTuple
 
+from tidelog.client.address import Address
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.producer.batch import ProducerBatch
 from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.settings import ProducerSettings
-from tidelog.client.types import TopicPartition
+from tidelog.client.types import Node, TopicPartition
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -79,3 +80,8 @@ def answers_of(
             for row in topic.partition_responses:
                 rows[TopicPartition(name, row.index)] = row
     return rows
+
+
+def nodes_of(response: ProduceResponse) -> dict[int, Node]:
+    """The brokers that an answer names, as leaders of partitions that it refused."""
+    return {row.node_id: Node(row.node_id, Address(row.host, row.port), row.rack) for row in response.node_endpoints}

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tidelog.client.address import Address
 from tidelog.client.errors import (
     BrokerError,
     ClientError,
@@ -33,10 +32,10 @@ from tidelog.client.producer.batch import ProducerBatch
 from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.metrics import ProducerCounters
-from tidelog.client.producer.produce_request import answers_of, build_request
+from tidelog.client.producer.produce_request import answers_of, build_request, nodes_of
 from tidelog.client.producer.sender_questions import SenderQuestions
 from tidelog.client.producer.settings import ProducerSettings
-from tidelog.client.types import Node, TopicPartition
+from tidelog.client.types import TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import PRODUCE, PartitionProduceResponse, ProduceResponse
 
@@ -95,6 +94,7 @@ class Sender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_woken = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = _NEVER_MS
         self._brokers: dict[int, _Broker] = {}
         self._under_way: dict[ProducerBatch, None] = {}
         self._questions = SenderQuestions(
@@ -157,20 +157,29 @@ class Sender:
         next_ms = self._expire(now_ms)
         if self._has_producer_id():
             next_ms = min(next_ms, self._send_ready(now_ms))
-        accumulator.next_look_ms = next_ms
         if accumulator.pool.has_waiters:
             is_idle = not self._under_way
             with accumulator.lock:
                 pool = accumulator.pool
                 pool.wake_waiters(at_least=0 if is_idle else pool.memory_bytes // _MEMORY_PORTIONS)
         self._set_timer(next_ms, now_ms)
+        accumulator.next_look_ms = self._timer_at_ms
 
     def _set_timer(self, at_ms: float, now_ms: float) -> None:
+        """Look again at that time. A timer that comes before stays: a look too many costs less than setting it anew."""
+        if self._timer_at_ms <= now_ms:
+            self._timer_at_ms = _NEVER_MS  # its time has come, and this look was it
+        if at_ms >= self._timer_at_ms or self._loop is None:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        if at_ms != _NEVER_MS and self._loop is not None:
-            self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self._look)
+        self._timer_at_ms = at_ms
+        self._timer = self._loop.call_later(max(at_ms - now_ms, 0.0) / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at_ms = _NEVER_MS
+        self._look()
 
     def _send_ready(self, now_ms: float) -> float:
         """Send what is ready and can go; says when to look again without being woken."""
@@ -294,7 +303,8 @@ class Sender:
             self.counters.note_latency(now_ms - sent_ms)
             if response.throttle_time_ms > 0:
                 broker.blocked_until_ms = now_ms + response.throttle_time_ms
-            self._note_nodes(response)
+            if response.node_endpoints:
+                self._cluster.metadata.note_nodes(nodes_of(response))
             rows = answers_of(response, names)
             for batch in batches:
                 row = rows.get(batch.topic_partition)
@@ -305,15 +315,6 @@ class Sender:
                 else:
                     self._answered_one(batch, row)
         self._look_soon()
-
-    def _note_nodes(self, response: ProduceResponse) -> None:
-        if response.node_endpoints:
-            self._cluster.metadata.note_nodes(
-                {
-                    row.node_id: Node(row.node_id, Address(row.host, row.port), row.rack)
-                    for row in response.node_endpoints
-                }
-            )
 
     def _returned(self, batch: ProducerBatch) -> ProducerBatch:
         """It is not under way any more."""
