@@ -148,8 +148,9 @@ class Sender:
     # Looking for what can be sent
 
     def _look(self) -> None:
-        # Before anything is looked at: what is appended from here on wakes again.
+        # Before anything is looked at: what is appended from here on wakes again, whatever was planned.
         self._is_woken = False
+        self._accumulator.next_look_ms = _NEVER_MS
         if self._is_stopped:
             return
         now_ms = self._now_ms()

@@ -18,7 +18,7 @@ from tidelog.client.errors import (
     RetriableBrokerError,
 )
 from tidelog.client.network.metadata_cache import MetadataCache
-from tidelog.client.producer.accumulator import Accumulator
+from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.sender import Sender
@@ -564,6 +564,26 @@ async def test_a_broker_that_takes_nothing_counts_as_stuck(scene: Scene) -> None
     scene.clock.advance(ms=101)
     assert scene.sender.is_stuck(1, 100)
     assert not scene.sender.is_stuck(2, 100)
+
+
+@plays(linger_ms=50)
+async def test_a_record_that_comes_while_the_sender_looks_is_not_overlooked(scene: Scene) -> None:
+    await scene.establish(0)
+    scene.append(b"first")
+    await scene.advance(1)
+    scene.clock.advance(ms=60)
+    seen = scene.accumulator.ready_at_ms
+
+    def append_meanwhile(queue: PartitionQueue, now_ms: float) -> float:
+        scene.accumulator.ready_at_ms = seen  # type: ignore[method-assign]  # once is enough
+        scene.append(b"meanwhile", 2)
+        return seen(queue, now_ms)
+
+    scene.accumulator.ready_at_ms = append_meanwhile  # type: ignore[method-assign]
+    scene.sender._on_timer()
+    assert scene.sender._is_woken
+    await scene.advance(50)
+    assert [b"meanwhile"] in [sent.values() for sent in scene.sent]
 
 
 @pytest.mark.parametrize("fails", [False, True])
