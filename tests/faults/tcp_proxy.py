@@ -32,6 +32,19 @@ class TcpProxy:
 
     def __init__(self, target_port: int = 0) -> None:
         self.target_port = target_port
+        self._guard = threading.Lock()
+        self._halves: dict[socket.socket, _Half] = {}
+        self.reset()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="tcp-proxy", daemon=True)
+        self._thread.start()
+
+    def reset(self) -> None:
+        """End all faults, connections and counts, as if it was just made."""
         # The connections are reset once this many more bytes of answers went through; None: never.
         self.cut_after_answer_bytes: int | None = None
         self.cut_after_request_bytes: int | None = None
@@ -44,15 +57,7 @@ class TcpProxy:
         self.request_bytes = 0
         self.connections_made = 0
         self.cuts = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._halves: dict[socket.socket, _Half] = {}
-        self._ending = threading.Event()
-        self._guard = threading.Lock()
-        self._thread = threading.Thread(target=self._main, name="tcp-proxy", daemon=True)
-        self._thread.start()
+        self.cut_all()
 
     @property
     def address(self) -> str:

@@ -86,6 +86,10 @@ class BrokerProcess(ABC):
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log_path(self) -> Path:
         return self.directory / "output.log"
 

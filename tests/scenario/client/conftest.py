@@ -33,11 +33,10 @@ def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerP
         broker.stop()
 
 
-@pytest.fixture
-def own_cluster(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker for one test alone, which may stop, kill and start it again on the same port."""
-    broker = make_broker(tmp_path / "cluster")
-    broker.start()
+@pytest.fixture(scope="session")
+def restarting_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """For `own_cluster`: started when it is first needed, and whenever a test has left it stopped."""
+    broker = make_broker(tmp_path_factory.mktemp("restarting"))
     try:
         yield broker
     finally:
@@ -45,16 +44,37 @@ def own_cluster(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
-def proxied_cluster(tmp_path: Path) -> Iterator[ProxiedCluster]:
-    """A broker for one test alone, behind a proxy that it advertises as its address."""
+def own_cluster(restarting_broker: BrokerProcess) -> BrokerProcess:
+    """A broker that a test has for itself while it runs, and may stop, kill and start again on the same port."""
+    _ensure_it_runs(restarting_broker)
+    return restarting_broker
+
+
+@pytest.fixture(scope="session")
+def broker_behind_a_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxiedCluster]:
     with TcpProxy() as proxy:
-        broker = make_broker(tmp_path / "cluster", {"advertised.listeners": f"PLAINTEXT://{proxy.address}"})
+        settings = {"advertised.listeners": f"PLAINTEXT://{proxy.address}"}
+        broker = make_broker(tmp_path_factory.mktemp("proxied"), settings)
         proxy.target_port = broker.port
-        broker.start()
         try:
             yield ProxiedCluster(broker, proxy)
         finally:
             broker.kill()
+
+
+@pytest.fixture
+def proxied_cluster(broker_behind_a_proxy: ProxiedCluster) -> Iterator[ProxiedCluster]:
+    """A broker behind a proxy that it advertises as its address; a test has both for itself while it runs."""
+    _ensure_it_runs(broker_behind_a_proxy.broker)
+    broker_behind_a_proxy.proxy.reset()
+    yield broker_behind_a_proxy
+    broker_behind_a_proxy.proxy.reset()
+
+
+def _ensure_it_runs(broker: BrokerProcess) -> None:
+    if not broker.is_running:
+        broker.kill()
+        broker.start()
 
 
 def make_broker(directory: Path, settings: Mapping[str, str] | None = None) -> BrokerProcess:
