@@ -56,7 +56,9 @@ def moving(leaders: MovingLeaders) -> Iterator[None]:
         thread.join()
 
 
-def read(bootstrap: str, topic: str, count: int, **options: object) -> dict[int, list[bytes]]:
+def read(
+    bootstrap: str, topic: str, count: int, between_polls: Callable[[], None] = lambda: None, **options: object
+) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {number: [] for number in range(PARTITIONS)}
     settings = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", **QUICK, **options}
     with Consumer(settings) as consumer:
@@ -66,6 +68,7 @@ def read(bootstrap: str, topic: str, count: int, **options: object) -> dict[int,
             assert time.monotonic() < deadline_s, f"{sum(map(len, found.values()))} of {count} records were read"
             for record in consumer.poll(0.5):
                 found[record.partition].append(record.value)
+            between_polls()
     return found
 
 
@@ -105,8 +108,14 @@ def test_what_is_read_is_read_once_and_in_order(
     with Producer({"bootstrap.servers": client_cluster.bootstrap, "batch.size": 1_000}) as producer:
         for number in range(count):
             producer.send_nowait(topic, b"%d" % number, partition=number % PARTITIONS)
-    with moving(leaders):
-        found = read(leaders.bootstrap, topic, count, **{"max.partition.fetch.bytes": 1_500, "max.poll.records": 100})
+    chance = random.Random(19)
+    found = read(
+        leaders.bootstrap,
+        topic,
+        count,
+        between_polls=lambda: leaders.move(chance.randrange(PARTITIONS)),
+        **{"max.partition.fetch.bytes": 1_500, "max.poll.records": 100},
+    )
     assert leaders.refusals > 0
     for partition in range(PARTITIONS):
         assert found[partition] == numbers_of(partition, count)

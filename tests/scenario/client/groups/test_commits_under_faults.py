@@ -17,7 +17,7 @@ from tidelog.client.errors import CommitFailedError, RetriableError
 
 DEADLINE_S = 90.0
 PARTITIONS = 3
-RECORDS = 2_000  # in each partition
+CUTS = 50
 QUICK = {"retry.backoff.ms": 10, "retry.backoff.max.ms": 50, "reconnect.backoff.ms": 5, "reconnect.backoff.max.ms": 50}
 CLASSIC = {
     "partition.assignment.strategy": "cooperative-sticky",
@@ -60,9 +60,12 @@ class Readers:
         try:
             with Consumer(self._settings) as consumer:
                 consumer.subscribe([self._topic])
+                is_committed = True
                 while not self._ending.is_set() and polls != 0:
-                    if self._read(consumer) and polls is not None:
-                        polls -= 1
+                    if self._read(consumer):
+                        is_committed = False
+                        polls = None if polls is None else polls - 1
+                    is_committed = is_committed or self._commit(consumer)
         except BaseException as error:  # noqa: BLE001 - the test looks at it
             self.errors.append(error)
 
@@ -71,12 +74,18 @@ class Readers:
         with self.guard:
             for record in records:
                 self.seen[record.partition].add(record.offset)
-        if records and not self._settings["enable.auto.commit"]:
-            try:
-                consumer.commit_sync(timeout=5.0)
-            except (CommitFailedError, RetriableError):
-                return False  # somebody else has these partitions now, and reads the records again
         return bool(records)
+
+    def _commit(self, consumer: Consumer) -> bool:
+        if self._settings["enable.auto.commit"]:
+            return True
+        try:
+            consumer.commit_sync(timeout=5.0)
+        except CommitFailedError:
+            return True  # somebody else has these partitions now, and reads the records again
+        except RetriableError:
+            return False
+        return True
 
 
 def check_commits(admin: Admin, group: str, readers: Readers) -> dict[TopicPartition, int]:
@@ -103,31 +112,35 @@ def test_commits_never_run_ahead(
     if settings.get("group.protocol") and os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
         pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
     topic, group, proxy, chance = fresh_name("faults"), fresh_name("group"), proxied_cluster.proxy, random.Random(17)
-    with Admin({"bootstrap.servers": proxied_cluster.bootstrap, **QUICK}) as admin:
+    with (
+        Admin({"bootstrap.servers": proxied_cluster.bootstrap, **QUICK}) as admin,
+        Producer({"bootstrap.servers": proxied_cluster.bootstrap, **QUICK}) as producer,
+    ):
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).raise_for_errors()
-        with Producer(bootstrap_servers=proxied_cluster.bootstrap, batch_size=1_000) as producer:
-            for number in range(RECORDS * PARTITIONS):
-                producer.send_nowait(topic, b"%d" % number, partition=number % PARTITIONS)
         limits = {"max.poll.records": 20, "max.partition.fetch.bytes": 2_000, "group.id": group}
         readers = Readers(proxied_cluster.bootstrap, topic, {**limits, **settings})
+        sent = 0  # to each partition
         try:
             for polls in (None, 5, None, 10):
                 readers.start(polls)
-            deadline_s = time.monotonic() + DEADLINE_S
-            while readers.count < RECORDS * PARTITIONS:
-                assert time.monotonic() < deadline_s, f"{readers.count} records were read, {readers.errors}"
+            began_s = time.monotonic()
+            while proxy.cuts < CUTS or readers.count < sent * PARTITIONS:
+                assert time.monotonic() < began_s + DEADLINE_S, f"{readers.count} of {sent * PARTITIONS} were read"
                 assert not readers.errors
                 # A cut somewhere in one of the next answers, whatever it answers; and all at once now and then.
                 proxy.cut_after_answer_bytes = chance.randrange(600)
                 if chance.random() < 0.1:
                     proxy.cut_all()
-                time.sleep(chance.random() * 0.1)
+                if proxy.cuts < CUTS:
+                    for number in range(60 * PARTITIONS):
+                        producer.send_nowait(topic, b"%d" % number, partition=number % PARTITIONS)
+                    producer.flush(DEADLINE_S)
+                    sent += 60
                 check_commits(admin, group, readers)
-            assert proxy.cuts > 5
             proxy.reset()
         finally:
             readers.join()
         assert not readers.errors
         assert check_commits(admin, group, readers) == {
-            TopicPartition(topic, partition): RECORDS for partition in range(PARTITIONS)
+            TopicPartition(topic, partition): sent for partition in range(PARTITIONS)
         }
