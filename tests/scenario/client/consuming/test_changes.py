@@ -47,7 +47,7 @@ def test_a_broker_that_restarts_is_read_on(own_cluster: BrokerProcess, fresh_nam
         consumer.assign([partition])
         consumer.seek(partition, 0)
         end = 0
-        for _ in range(3):
+        for _ in range(2):
             with Producer(bootstrap_servers=bootstrap) as producer:
                 for value in numbers(end, end + 100):
                     producer.send(topic, value, partition=0)
