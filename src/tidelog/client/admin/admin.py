@@ -88,7 +88,7 @@ class Admin:
     # Topics
 
     def create_topics(
-        self, topics: Iterable[NewTopic | str], *, validate_only: bool = False
+        self, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
         """Make topics; one that is only named gets the brokers' default numbers of partitions and replicas."""
         return self._run(self._admin.create_topics(topics, validate_only=validate_only))

@@ -90,7 +90,7 @@ class AsyncAdmin:
     # Topics
 
     async def create_topics(
-        self, topics: Iterable[NewTopic | str], *, validate_only: bool = False
+        self, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
         """Make topics; one that is only named gets the brokers' default numbers of partitions and replicas."""
         from tidelog.client.admin.topics import create_topics

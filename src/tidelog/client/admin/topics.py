@@ -142,9 +142,10 @@ def no_such_topic(name: str) -> NoSuchPartitionError:
 
 
 async def create_topics(
-    cluster: Cluster, topics: Iterable[NewTopic | str], *, validate_only: bool
+    cluster: Cluster, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool
 ) -> Results[str, CreatedTopic]:
-    wanted = [NewTopic(topic) if isinstance(topic, str) else topic for topic in topics]
+    rows = [topics] if isinstance(topics, (NewTopic, str)) else topics  # a name is not the list of its letters
+    wanted = [NewTopic(topic) if isinstance(topic, str) else topic for topic in rows]
     request = CreateTopicsRequest(
         topics=[_creatable(topic) for topic in wanted],
         timeout_ms=request_timeout_ms(cluster),

@@ -40,6 +40,12 @@ def test_created_topics_are_told_as_they_are(admin: Admin, fresh_name: FreshName
     assert all(row.isr == row.replicas for row in described[first].partitions)
 
 
+def test_one_topic_needs_no_list(admin: Admin, fresh_name: FreshName) -> None:
+    first, second = fresh_name("named"), fresh_name("described")
+    assert list(admin.create_topics(first).raise_for_errors()) == [first]
+    assert admin.create_topics(NewTopic(second, 2))[second].partitions == 2
+
+
 def test_what_is_refused_does_not_hurt_the_others(admin: Admin, fresh_name: FreshName) -> None:
     good, name = fresh_name("good"), fresh_name("twice")
     admin.create_topics([name]).raise_for_errors()
