@@ -108,15 +108,17 @@ def test_what_is_read_is_read_once_and_in_order(
     with Producer({"bootstrap.servers": client_cluster.bootstrap, "batch.size": 1_000}) as producer:
         for number in range(count):
             producer.send_nowait(topic, b"%d" % number, partition=number % PARTITIONS)
+    # Little is fetched ahead, so that most of it is fetched after a move.
+    little = {"max.partition.fetch.bytes": 1_500, "max.poll.records": 100, "queued.max.bytes": 6_000}
     chance = random.Random(19)
     found = read(
         leaders.bootstrap,
         topic,
         count,
         between_polls=lambda: leaders.move(chance.randrange(PARTITIONS)),
-        **{"max.partition.fetch.bytes": 1_500, "max.poll.records": 100},
+        **little,
     )
-    assert leaders.refusals > 0
+    assert leaders.refusals > 5
     for partition in range(PARTITIONS):
         assert found[partition] == numbers_of(partition, count)
 
