@@ -70,22 +70,23 @@ def test_the_answer_to_the_end_is_cut_at_every_byte(
     with Producer(settings) as producer:
         producer.init_transactions()
 
-        def write(value: bytes, cut_at: int | None) -> None:
+        def write(value: bytes, cut_at: int | None) -> int:
             producer.begin_transaction()
             producer.send(topic, value, partition=0).result(DEADLINE_S)
+            before = proxy.answer_bytes
             proxy.cut_after_answer_bytes = cut_at
             producer.commit_transaction() if commits else producer.abort_transaction()
             proxy.cut_after_answer_bytes = None
+            return proxy.answer_bytes - before
 
-        write(b"first", None)
-        before = proxy.answer_bytes
-        write(b"second", None)
-        values = [b"%d" % cut_at for cut_at in range(proxy.answer_bytes - before)]
-        assert 20 < len(values) < 400
+        sound = [b"first", b"second", b"third"]
+        answer_bytes = min(write(value, None) for value in sound)  # the others were told to wait a moment
+        values = [b"%d" % cut_at for cut_at in range(answer_bytes + 1)]
+        assert 10 < answer_bytes < 100
         for cut_at, value in enumerate(values):
             write(value, cut_at)
     assert proxy.cuts > 10
-    assert read_committed(proxied_cluster, topic)[0] == ([b"first", b"second", *values] if commits else [])
+    assert read_committed(proxied_cluster, topic)[0] == ([*sound, *values] if commits else [])
 
 
 def test_cuts_at_random_leave_what_was_committed(
