@@ -32,6 +32,11 @@ JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2  # the place is kept for whoever comes back with the same group.instance.id
 
+# Coordinators make plans at most once a second, so who comes right behind one that leaves joins without partitions.
+# It would hear of its own with its next heartbeat, after five seconds by default; it asks a few times before.
+_EARLY_HEARTBEATS = 6
+_EARLY_HEARTBEAT_MS = 500.0
+
 _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
 
@@ -83,6 +88,7 @@ class ConsumerMember:
         self._told: _Told | None = None
         self._heartbeat_interval_ms = 0
         self._heartbeat_at_ms = 0.0
+        self._early_heartbeats_left = 0
         # What the coordinator wants this member to own, by topic id, until it says otherwise.
         self._target: Mapping[uuid.UUID, frozenset[int]] = {}
         self._topic_ids: dict[str, uuid.UUID] = {}
@@ -118,6 +124,7 @@ class ConsumerMember:
         if self._may_join():
             self._epoch = JOIN_EPOCH
             self._told = None
+            self._early_heartbeats_left = _EARLY_HEARTBEATS
         elif self._phase is not _Phase.INSIDE or not (self._has_news() or now_ms >= self._heartbeat_at_ms):
             return None
         request = self._heartbeat_request()
@@ -221,13 +228,19 @@ class ConsumerMember:
         if response.member_id:
             self._member_id = response.member_id
         self._heartbeat_interval_ms = response.heartbeat_interval_ms
-        self._heartbeat_at_ms = now_ms + response.heartbeat_interval_ms
         if response.assignment is not None:
             target: dict[uuid.UUID, frozenset[int]] = {}
             for row in response.assignment.topic_partitions:
                 target[row.topic_id] = target.get(row.topic_id, frozenset()) | frozenset(row.partitions)
             self._target = target
             self._has_new_target = True
+        self._heartbeat_at_ms = now_ms + self._until_next_heartbeat_ms()
+
+    def _until_next_heartbeat_ms(self) -> float:
+        if self._target or not self._early_heartbeats_left:
+            return self._heartbeat_interval_ms
+        self._early_heartbeats_left -= 1
+        return min(self._heartbeat_interval_ms, _EARLY_HEARTBEAT_MS)
 
     def on_failure(self, request: object, error: ClientError, now_ms: float) -> None:
         """The request could not be sent or was not answered; it may have arrived, so all is told anew."""

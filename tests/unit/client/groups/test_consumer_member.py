@@ -132,6 +132,26 @@ def test_the_first_assignment_is_told_even_if_it_is_empty() -> None:
     assert owned_in(beat(member, 0)) == set()
 
 
+def test_a_newcomer_without_partitions_asks_again_soon_and_then_as_often_as_told() -> None:
+    member = make_member()
+    beat(member, 0, given={})
+    take_turn(member, 0)
+    beats_at_ms: list[float] = []
+    now_ms = 0.0
+    while len(beats_at_ms) < 9:
+        now_ms = max(member.next_at_ms(), now_ms)
+        beat(member, now_ms)
+        beats_at_ms.append(now_ms)
+    early = [at for at in beats_at_ms if at < INTERVAL_MS]
+    assert len(early) <= 7
+    assert beats_at_ms[-1] - beats_at_ms[-2] == INTERVAL_MS
+
+    member = make_member()
+    make_stable(member, {"t": [0]})
+    beat(member, 0)  # confirms
+    assert member.next_at_ms() == INTERVAL_MS, "who has partitions has nothing to wait for"
+
+
 def test_topics_without_a_name_wait() -> None:
     member = make_member()
     request = member.next_request(0)
