@@ -148,7 +148,6 @@ def test_a_newcomer_without_partitions_asks_again_soon_and_then_as_often_as_told
 
     member = make_member()
     make_stable(member, {"t": [0]})
-    beat(member, 0)  # confirms
     assert member.next_at_ms() == INTERVAL_MS, "who has partitions has nothing to wait for"
 
 
