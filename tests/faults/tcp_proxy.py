@@ -139,16 +139,17 @@ class TcpProxy:
                 self._cut(half)
                 self._spent(half)
                 return
+            # Counted first: who has the bytes may ask how many there were.
+            if half.is_answer:
+                self.answer_bytes += len(data)
+            else:
+                self.request_bytes += len(data)
             half.target.sendall(data)
             if rate is not None:
                 half.rests_until_s = time.monotonic() + len(data) / rate
         except OSError:
             self._cut(half)
             return
-        if half.is_answer:
-            self.answer_bytes += len(data)
-        else:
-            self.request_bytes += len(data)
         if left is not None:
             left -= len(data)
             if half.is_answer:

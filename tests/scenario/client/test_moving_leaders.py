@@ -105,19 +105,15 @@ def test_what_is_read_is_read_once_and_in_order(
 ) -> None:
     leaders.gives_hints = gives_hints
     count = 8_000
-    with Producer({"bootstrap.servers": client_cluster.bootstrap, "batch.size": 1_000}) as producer:
+    with Producer(bootstrap_servers=client_cluster.bootstrap) as producer:
         for number in range(count):
             producer.send_nowait(topic, b"%d" % number, partition=number % PARTITIONS)
+            if number % 400 == 399:  # so that there are many batches to fetch
+                producer.flush(DEADLINE_S)
     # Little is fetched ahead, so that most of it is fetched after a move.
     little = {"max.partition.fetch.bytes": 1_500, "max.poll.records": 100, "queued.max.bytes": 6_000}
     chance = random.Random(19)
-    found = read(
-        leaders.bootstrap,
-        topic,
-        count,
-        between_polls=lambda: leaders.move(chance.randrange(PARTITIONS)),
-        **little,
-    )
+    found = read(leaders.bootstrap, topic, count, lambda: leaders.move(chance.randrange(PARTITIONS)), **little)
     assert leaders.refusals > 5
     for partition in range(PARTITIONS):
         assert found[partition] == numbers_of(partition, count)
