@@ -43,8 +43,10 @@ if TYPE_CHECKING:
         RetriableBrokerError,
         RetriableError,
         SerializationError,
+        TooLargeBrokerError,
         TransactionStateError,
         UnsupportedVersionError,
+        UsageError,
         WakeupError,
     )
     from tidelog.client.processing.errors import ClaimBusyError, ClaimLostError, ClaimStoreError, ProcessingFailedError
@@ -100,11 +102,13 @@ __all__ = [
     "SchemaRegistryUnavailableError",
     "SerializationError",
     "TableError",
+    "TooLargeBrokerError",
     "TransactionAbortedError",
     "TransactionStateError",
     "TransactionTimeoutError",
     "UnreleasedInstanceError",
     "UnsupportedVersionError",
+    "UsageError",
     "WakeupError",
 ]
 

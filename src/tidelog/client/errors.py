@@ -47,7 +47,11 @@ class MissingExtraError(ClientError, ImportError):
     """A library is not installed that comes with one of Tidelog's extras; the text holds the command for it."""
 
 
-class ConcurrentUseError(ClientError):
+class UsageError(ClientError):
+    """A call at a moment, or with settings, for which it is not meant, as a poll before anything is subscribed to."""
+
+
+class ConcurrentUseError(UsageError):
     """Two threads use a client at once that belongs to one at a time."""
 
 
@@ -86,14 +90,14 @@ class DeliveryTimeoutError(RetriableError):
 
 
 class RecordTooLargeError(ClientError):
-    """A record is larger than `max.request.size` or `buffer.memory` allow."""
+    """A record is larger than `max.request.size` or `buffer.memory` allow, or than the broker takes."""
 
 
 class SerializationError(ClientError):
     """A key or value can't be turned into bytes, or back."""
 
 
-class TransactionStateError(ClientError):
+class TransactionStateError(UsageError):
     """A transactional call at a wrong moment, as a send before the transaction was begun."""
 
 
@@ -200,6 +204,10 @@ class AbortableBrokerError(BrokerError, AbortableError):
     """The broker wants the transaction aborted."""
 
 
+class TooLargeBrokerError(BrokerError, RecordTooLargeError):
+    """A record is larger than the broker takes, by `message.max.bytes` or its topic's `max.message.bytes`."""
+
+
 class NoSuchPartitionError(BrokerError):
     """The cluster was asked and knows no such topic, or no such partition of it: waiting will not help."""
 
@@ -223,6 +231,8 @@ _CLASSES: dict[ErrorCode, type[BrokerError]] = {
     ErrorCode.INVALID_PRODUCER_EPOCH: ProducerFencedError,
     ErrorCode.FENCED_INSTANCE_ID: FencedInstanceError,
     ErrorCode.TRANSACTION_ABORTABLE: AbortableBrokerError,
+    ErrorCode.MESSAGE_TOO_LARGE: TooLargeBrokerError,
+    ErrorCode.RECORD_LIST_TOO_LARGE: TooLargeBrokerError,
 }
 
 

@@ -7,6 +7,7 @@ appended before all columns and all sizes were found good. pyarrow is imported b
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -64,6 +65,7 @@ def plan_rows(
         batches = [data]
     else:
         raise SerializationError(f"send_arrow takes a pyarrow RecordBatch or Table, not {type(data).__name__}")
+    _check_there_is_content(topic, data.schema.names, columns)
     if settings.partitioner is not None and columns.partition is None:
         raise ConfigError("send_arrow can't ask a partitioner of your own for every row; give it a partition column")
     try:
@@ -75,6 +77,16 @@ def plan_rows(
         ]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SerializationError(f"rows to {topic} can't be written: {' '.join(str(error).split())}") from error
+
+
+def _check_there_is_content(topic: str, names: list[str], columns: ArrowColumns) -> None:
+    """Rows of which neither a key nor a value is taken would be stored as empty records, which nobody means."""
+    if columns.key is None and columns.value is None and not {"key", "value"} & set(names):
+        known = ", ".join(names) or "none"
+        raise SerializationError(
+            f"rows to {topic} would have neither key nor value: there is no column 'key' or 'value' (there are: "
+            f"{known}), and none was named; say which, as send_arrow(topic, data, value='NAME') or key='NAME'"
+        )
 
 
 def _plan_batch(
@@ -185,11 +197,14 @@ class RowsFuture:
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it with this future once it is done: on the producer's thread, or at once when it is done already."""
         left = len(self._batches)
+        counting = threading.Lock()  # batches end on the producer's thread while this one counts those that had
 
         def one_ended() -> None:
             nonlocal left
-            left -= 1
-            if left == 0:
+            with counting:
+                left -= 1
+                is_last = left == 0
+            if is_last:
                 callback(self)
 
         already = sum(not batch.watch(one_ended) for batch in self._batches)

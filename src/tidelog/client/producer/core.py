@@ -177,9 +177,7 @@ class ProducerCore:
         """Choose the partition and append; raises NoRoom where the caller has to wait."""
         partition = self._partition(topic, record)
         if partition is not None and not 0 <= partition < topic.partitions:
-            raise NoSuchPartitionError(
-                f"topic {topic.name!r} has no partition {partition}; it has 0 to {topic.partitions - 1}"
-            )
+            raise NoSuchPartitionError(_no_such_partition(topic.name, partition, topic.partitions))
         return self.accumulator.append(
             topic,
             partition,
@@ -251,16 +249,19 @@ class ProducerCore:
                 if partition is None or partition < len(found):
                     return found
                 error: ClientError = NoSuchPartitionError(
-                    f"topic {name!r} has no partition {partition}; it has 0 to {len(found) - 1}"
+                    f"{_no_such_partition(name, partition, len(found))}; waited for it for max.block.ms, "
+                    f"{self.settings.max_block_s * 1000:g}; give it more with "
+                    f"'tidelog topics alter {name} --partitions {partition + 1}'"
                 )
             except RetriableError as problem:
                 error = problem
             failures += 1
             pause_s = self.settings.retry_backoff.pause_s(failures)
             if asyncio.get_running_loop().time() + pause_s >= deadline_s:
-                if isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                is_unknown = isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if is_unknown and not isinstance(error, NoSuchPartitionError):
                     raise NoSuchPartitionError(
-                        f"{error.message or f'there is no topic {name!r}'}; waited for it for max.block.ms, "
+                        f"there is no topic {name!r}; waited for it for max.block.ms, "
                         f"{self.settings.max_block_s * 1000:g}; create it with 'tidelog topics create {name}'"
                     )
                 raise error
@@ -272,7 +273,9 @@ class ProducerCore:
         if topic is not None and topic.partitions:
             return topic.partitions
         code = told.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        raise BrokerError(code, f"there is no topic {name!r}" if code in _TOPIC_COMES else None)
+        if code in _TOPIC_COMES:
+            raise BrokerError(code, f"there is no topic {name!r}")
+        raise BrokerError(code, subject=f"topic {name}")
 
     async def partitions_for(self, name: str) -> tuple[PartitionMetadata, ...]:
         """The topic's partitions, with their leaders and replicas."""
@@ -396,6 +399,11 @@ def _serialize(part: str, serializer: Serializer | None, topic: str, given: Any,
     if isinstance(given, str):
         hint = f"; pass {part}.encode(), or give the producer a {part}_serializer"
     raise SerializationError(f"the {part} of a record to {topic} must be bytes, not {type(given).__name__}{hint}")
+
+
+def _no_such_partition(name: str, partition: int, partitions: int) -> str:
+    count = "1 partition" if partitions == 1 else f"{partitions} partitions"
+    return f"topic {name!r} has no partition {partition}; it has 0 to {partitions - 1} ({count})"
 
 
 def encode_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:

@@ -17,6 +17,7 @@ import pytest
 from tidelog import Producer
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.errors import (
+    BrokerError,
     BufferFullError,
     ClientError,
     ClosedError,
@@ -212,7 +213,9 @@ def test_a_partition_that_is_not_there_is_refused(make_producer: MakeProducer, m
     topic = make_topic(partitions=2)
     producer = make_producer(max_block_ms=300)
     assert producer.send(topic, b"v", partition=1).result(DEADLINE_S).partition == 1
-    with pytest.raises(NoSuchPartitionError, match="has no partition 2; it has 0 to 1"):
+    with pytest.raises(
+        NoSuchPartitionError, match=r"no partition 2; it has 0 to 1 \(2 partitions\); waited .*topics alter"
+    ):
         producer.send(topic, b"v", partition=2)
     with pytest.raises(NoSuchPartitionError, match="has no partition -1"):
         producer.send(topic, b"v", partition=-1)
@@ -290,9 +293,15 @@ def test_records_that_are_too_large(make_producer: MakeProducer, make_topic: Mak
     with pytest.raises(RecordTooLargeError, match=r"max\.request\.size, 1048576"):
         producer.send(topic, b"x" * 1_048_576)
     error = producer.send(topic, b"x" * 30_000).exception(DEADLINE_S)
-    assert isinstance(error, ClientError)
+    assert isinstance(error, RecordTooLargeError)
+    assert isinstance(error, BrokerError)
     assert "MESSAGE_TOO_LARGE" in str(error)
     assert producer.send(topic, b"x" * 10_000).result(DEADLINE_S).offset == 0
+
+
+def test_names_that_no_topic_can_have_are_told(make_producer: MakeProducer) -> None:
+    with pytest.raises(BrokerError, match=r"topic no good: .*INVALID_TOPIC"):
+        make_producer().send("no good", b"value")
 
 
 def test_batches_that_are_too_large_are_split(

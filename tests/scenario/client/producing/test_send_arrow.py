@@ -120,6 +120,8 @@ def test_what_can_not_be_sent_is_refused_before_anything_is(
             producer.send_arrow(topic, [1])
         with pytest.raises(SerializationError, match=r"rows to .* can't be written"):
             producer.send_arrow(topic, pa.record_batch({"value": pa.array([[1]])}))
+        with pytest.raises(SerializationError, match=r"neither key nor value: .*\(there are: id, body\).*value='NAME'"):
+            producer.send_arrow(topic, pa.table({"id": ["a"], "body": ["b"]}))
         assert producer.send_arrow(topic, batch.slice(0, 0)).result(DEADLINE_S) == []
     assert read_topic(topic) == []
     with pytest.raises(ClosedError):

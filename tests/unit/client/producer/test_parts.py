@@ -12,6 +12,7 @@ from collections import Counter
 import pytest
 
 from tidelog.client.errors import BrokerError, ClientError, ConfigError, RequestTimeoutError
+from tidelog.client.producer.arrow_rows import RowsFuture
 from tidelog.client.producer.batch import ProducerBatch
 from tidelog.client.producer.buffer_pool import BufferPool
 from tidelog.client.producer.futures import DeliveryFuture
@@ -323,6 +324,29 @@ def test_callbacks_are_called_once_and_may_fail(caplog: pytest.LogCaptureFixture
     assert "a callback of a future failed" in caplog.text
     futures[1].add_done_callback(told.append)
     assert told == futures
+
+
+def test_rows_are_told_once_while_their_batches_end() -> None:
+    """Half of the batches end in another thread while the callback is added."""
+    for _ in range(200):
+        batches = [batch_with(1)[0] for _ in range(20)]
+        for batch in batches[:10]:
+            batch.deliver(7)
+        told: list[object] = []
+        begin = threading.Barrier(2)
+
+        def end_the_others(left: list[ProducerBatch], begin: threading.Barrier) -> None:
+            begin.wait(30)
+            for batch in left:
+                batch.deliver(7)
+
+        ending = threading.Thread(target=end_the_others, args=(batches[10:], begin))
+        ending.start()
+        rows = RowsFuture(batches)
+        begin.wait(30)
+        rows.add_done_callback(told.append)
+        ending.join(30)
+        assert told == [rows]
 
 
 def test_delivery_callbacks_get_metadata_or_error(caplog: pytest.LogCaptureFixture) -> None:
