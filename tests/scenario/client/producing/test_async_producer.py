@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from proxied_cluster import ProxiedCluster
 from tidelog import AsyncProducer
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.errors import (
@@ -104,14 +105,14 @@ def test_a_loop_of_sends_lets_the_sender_work(client_cluster: BrokerProcess, mak
     run(main())
 
 
-def test_a_full_buffer_holds_senders_back(own_cluster: BrokerProcess, fresh_name: Callable[[str], str]) -> None:
+def test_a_full_buffer_holds_senders_back(proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str]) -> None:
     topic = fresh_name("full")
 
     async def main() -> None:
-        async with AsyncProducer(bootstrap_servers=own_cluster.bootstrap) as producer:
+        async with AsyncProducer(bootstrap_servers=proxied_cluster.bootstrap) as producer:
             await producer.send_and_wait(topic, b"first")  # which makes the topic
         async with AsyncProducer(
-            bootstrap_servers=own_cluster.bootstrap,
+            bootstrap_servers=proxied_cluster.bootstrap,
             buffer_memory=100_000,
             max_block_ms=300,
             delivery_timeout_ms=2000,
@@ -119,7 +120,7 @@ def test_a_full_buffer_holds_senders_back(own_cluster: BrokerProcess, fresh_name
             retry_backoff_ms=20,
         ) as producer:
             await producer.send_and_wait(topic, b"stored")
-            own_cluster.kill()
+            proxied_cluster.cut_off()
             lost = await producer.send(topic, b"x" * 60_000)
             with pytest.raises(BufferFullError, match=r"buffer\.memory, 100000"):
                 await producer.send(topic, b"x" * 60_000)
@@ -169,14 +170,14 @@ def test_who_gives_up_waiting_does_no_harm(
 
 
 def test_close_fails_what_is_not_delivered_in_time(
-    own_cluster: BrokerProcess, fresh_name: Callable[[str], str]
+    proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str]
 ) -> None:
     topic = fresh_name("late")
 
     async def main() -> None:
-        producer = AsyncProducer(bootstrap_servers=own_cluster.bootstrap)
+        producer = AsyncProducer(bootstrap_servers=proxied_cluster.bootstrap)
         await producer.send_and_wait(topic, b"v")
-        own_cluster.kill()
+        proxied_cluster.cut_off()
         told: list[ClientError | None] = []
         late = await producer.send(topic, b"late", on_delivery=lambda metadata, error: told.append(error))
         before_s = time.monotonic()

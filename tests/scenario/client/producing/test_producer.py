@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from proxied_cluster import ProxiedCluster
 from tidelog import Producer
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.errors import (
@@ -343,14 +344,17 @@ def test_an_unreachable_broker_ends_a_send_in_time() -> None:
 
 
 def test_records_that_no_broker_takes_fail_in_time(
-    own_cluster: BrokerProcess, fresh_name: Callable[[str], str]
+    proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str]
 ) -> None:
     topic = fresh_name("lost")
     with Producer(
-        bootstrap_servers=own_cluster.bootstrap, delivery_timeout_ms=1500, request_timeout_ms=1000, retry_backoff_ms=20
+        bootstrap_servers=proxied_cluster.bootstrap,
+        delivery_timeout_ms=1500,
+        request_timeout_ms=1000,
+        retry_backoff_ms=20,
     ) as producer:
         producer.send(topic, b"stored").result(DEADLINE_S)
-        own_cluster.kill()
+        proxied_cluster.cut_off()
         told: list[ClientError | None] = []
         future = producer.send(topic, b"lost", on_delivery=lambda metadata, error: told.append(error))
         error = future.exception(DEADLINE_S)
@@ -360,14 +364,14 @@ def test_records_that_no_broker_takes_fail_in_time(
 
 
 def test_a_full_buffer_holds_a_send_back_and_says_so(
-    own_cluster: BrokerProcess, fresh_name: Callable[[str], str]
+    proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str]
 ) -> None:
     topic = fresh_name("full")
-    with Producer(bootstrap_servers=own_cluster.bootstrap) as producer:
+    with Producer(bootstrap_servers=proxied_cluster.bootstrap) as producer:
         producer.send(topic, b"first").result(DEADLINE_S)  # which makes the topic
-    with Producer(bootstrap_servers=own_cluster.bootstrap, buffer_memory=100_000, max_block_ms=300) as producer:
+    with Producer(bootstrap_servers=proxied_cluster.bootstrap, buffer_memory=100_000, max_block_ms=300) as producer:
         producer.send(topic, b"stored").result(DEADLINE_S)
-        own_cluster.kill()
+        proxied_cluster.cut_off()
         for _ in range(5):  # as many as fit for sure
             producer.send_nowait(topic, b"x" * 10_000)
         with pytest.raises(BufferFullError, match=r"within max\.block\.ms, 300: buffer\.memory, 100000"):
@@ -425,11 +429,11 @@ def test_waiting_for_a_future_does_not_linger(make_producer: MakeProducer, make_
     assert time.monotonic() - before_s < 10
 
 
-def test_a_result_that_is_not_there_in_time(own_cluster: BrokerProcess, fresh_name: Callable[[str], str]) -> None:
+def test_a_result_that_is_not_there_in_time(proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str]) -> None:
     topic = fresh_name("slow")
-    producer = Producer(bootstrap_servers=own_cluster.bootstrap)
+    producer = Producer(bootstrap_servers=proxied_cluster.bootstrap)
     producer.send(topic, b"stored").result(DEADLINE_S)
-    own_cluster.kill()
+    proxied_cluster.cut_off()
     future = producer.send(topic, b"v")
     with pytest.raises(RequestTimeoutError, match=r"not acknowledged within 0\.1 s"):
         future.result(0.1)
