@@ -28,6 +28,19 @@ class ObjectSetting(Setting):
         return raw
 
 
+@dataclass(frozen=True, slots=True)
+class AddressesSetting(Setting):
+    """Brokers' addresses: one string, or several."""
+
+    def parse(self, raw: object) -> Any:
+        items = raw if isinstance(raw, (list, tuple)) else [raw]
+        if raw is not None and not all(isinstance(item, str) for item in items):
+            raise SettingError(
+                f"{self.name}={raw!r}: expected a string of HOST:PORT, as '127.0.0.1:9092', or a list of such strings"
+            )
+        return Setting.parse(self, raw)
+
+
 def object_setting(
     name: str, help_text: str, *, default: object = None, check: Callable[[Any], str | None] | None = None
 ) -> ObjectSetting:
@@ -66,7 +79,7 @@ def _addresses(value: list[str]) -> str | None:
 
 
 CLIENT_SETTINGS: tuple[Setting, ...] = (
-    Setting(
+    AddressesSetting(
         "bootstrap.servers",
         SettingType.LIST,
         ["127.0.0.1:9092"],

@@ -16,7 +16,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from tidelog.client.consumer.consumer import CLOSE_TIMEOUT_S, POLL_TIMEOUT_S, first_offsets, read_offsets, read_topics
+from tidelog.client.consumer.arguments import (
+    Partition,
+    Partitions,
+    read_offset,
+    read_offsets,
+    read_partition,
+    read_partitions,
+    read_topics,
+)
+from tidelog.client.consumer.consumer import CLOSE_TIMEOUT_S, POLL_TIMEOUT_S, first_offsets
 from tidelog.client.consumer.core import ConsumerCore
 from tidelog.client.consumer.group_runner import CommitCallback
 from tidelog.client.consumer.metrics import ConsumerMetrics
@@ -211,10 +220,11 @@ class AsyncConsumer:
             raise ValueError("subscribe to at least one topic; unsubscribe() ends a subscription")
         self._core.subscribe(names, compiled, listener)
 
-    async def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Read these partitions and no others, without a group that shares them out."""
+        wanted = read_partitions(partitions)
         self._give_back()
-        await self._core.assign([TopicPartition(*each) for each in partitions])
+        await self._core.assign(wanted)
 
     async def unsubscribe(self) -> None:
         """Read nothing any more; leaves the group."""
@@ -229,13 +239,13 @@ class AsyncConsumer:
         """The topics subscribed to; with a pattern, those that match it."""
         return self._core.subscription.topics
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+    def pause(self, partitions: Partitions) -> None:
         """Hand out nothing of these until `resume`; they stay assigned, and what was fetched is kept."""
-        self._core.subscription.pause(partitions)
+        self._core.subscription.pause(read_partitions(partitions))
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+    def resume(self, partitions: Partitions) -> None:
         """Hand out records of these again, from where they were paused."""
-        self._core.subscription.resume(partitions)
+        self._core.subscription.resume(read_partitions(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         """The partitions that are paused."""
@@ -243,35 +253,54 @@ class AsyncConsumer:
 
     # Where it is read
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    def seek(self, partition: Partition, offset: int | OffsetAndMetadata) -> None:
         """Go on from this offset in an assigned partition."""
-        value = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-        self._core.subscription.seek(partition, value.offset, value.leader_epoch)
-        self._forget_left([partition])
+        chosen, value = read_partition(partition), read_offset(offset)
+        self._core.subscription.seek(chosen, value.offset, value.leader_epoch)
+        self._forget_left([chosen])
 
-    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+    def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
         """Go on from the first record of these partitions; without any, of all that are assigned."""
         self._seek_by(partitions, TO_BEGINNING)
 
-    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+    def seek_to_end(self, partitions: Partitions | None = None) -> None:
         """Go on behind the last record; with read_committed, behind the last one that can be read."""
         self._seek_by(partitions, TO_END)
 
-    def _seek_by(self, partitions: Iterable[TopicPartition] | None, reset: OffsetReset) -> None:
-        subscription = self._core.subscription
-        chosen = list(subscription.assigned() if partitions is None else partitions)
-        for topic_partition in chosen:
-            subscription.state(topic_partition)
-        for topic_partition in chosen:
-            subscription.request_reset(topic_partition, reset)
+    def seek_to_committed(self, partitions: Partitions | None = None) -> None:
+        """Go back to what the group has committed for these, as after a transaction that was aborted.
+
+        Without any it is for all that are assigned. Where nothing is committed `auto.offset.reset` says where to begin.
+        """
+        chosen = self._assigned_of(partitions)
+        self._core.seek_to_committed(chosen)
         self._forget_left(chosen)
 
-    async def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+    def _seek_by(self, partitions: Partitions | None, reset: OffsetReset) -> None:
+        chosen = self._assigned_of(partitions)
+        for topic_partition in chosen:
+            self._core.subscription.request_reset(topic_partition, reset)
+        self._forget_left(chosen)
+
+    def _assigned_of(self, partitions: Partitions | None) -> list[TopicPartition]:
+        """These, of which each must be assigned, or all."""
+        subscription = self._core.subscription
+        chosen = list(subscription.assigned()) if partitions is None else read_partitions(partitions)
+        for topic_partition in chosen:
+            subscription.state(topic_partition)
+        return chosen
+
+    async def position(self, partition: Partition, timeout: float | None = None) -> int:
         """The offset of the next record that poll will return; looked up if it is not known yet."""
-        known = self._core.subscription.position(partition)
+        chosen = read_partition(partition)
+        known = self._core.subscription.position(chosen)
         if known is not None and self._left:
-            return self._consumed()[partition].offset
-        return known if known is not None else await self._core.position(partition, timeout)
+            return self._consumed()[chosen].offset
+        return known if known is not None else await self._core.position(chosen, timeout)
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions that are known, of all assigned partitions, as `send_offsets_to_transaction` takes them."""
+        return self._consumed()
 
     async def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout: float | None = None
@@ -280,20 +309,18 @@ class AsyncConsumer:
         return await self._core.offsets_for_times(timestamps, timeout)
 
     async def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+        self, partitions: Partitions, timeout: float | None = None
     ) -> dict[TopicPartition, int]:
         """The offset of the first record that is kept, of partitions that need not be assigned."""
-        return await self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout)
+        return await self._core.end_points(read_partitions(partitions), EARLIEST_TIMESTAMP, timeout)
 
-    async def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, int]:
+    async def end_offsets(self, partitions: Partitions, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The offset behind the last record; with read_committed, behind the last one that can be read."""
-        return await self._core.end_points(partitions, LATEST_TIMESTAMP, timeout)
+        return await self._core.end_points(read_partitions(partitions), LATEST_TIMESTAMP, timeout)
 
-    def current_lag(self, partition: TopicPartition) -> int | None:
+    def current_lag(self, partition: Partition) -> int | None:
         """Records between the position and the partition's end as of the last fetch; None while that is not known."""
-        return self._core.lag(partition)
+        return self._core.lag(read_partition(partition))
 
     # What is committed
 
@@ -315,10 +342,10 @@ class AsyncConsumer:
         self._core.commit_nowait(self._consumed() if offsets is None else read_offsets(offsets), callback)
 
     async def committed(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+        self, partitions: Partitions, timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for these partitions; None where there is nothing."""
-        return await self._core.committed(partitions, timeout)
+        return await self._core.committed(read_partitions(partitions), timeout)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this member is, for `AsyncProducer.send_offsets_to_transaction`."""

@@ -16,6 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
+from tidelog.client.consumer.arguments import (
+    Partition,
+    Partitions,
+    read_offset,
+    read_offsets,
+    read_partition,
+    read_partitions,
+    read_topics,
+)
 from tidelog.client.consumer.core import ConsumerCore, Offsets
 from tidelog.client.consumer.group_runner import CommitCallback
 from tidelog.client.consumer.metrics import ConsumerMetrics
@@ -215,9 +224,9 @@ class Consumer:
     ) -> None:
         self._core.subscribe(names, pattern, listener)
 
-    def assign(self, partitions: Iterable[TopicPartition | tuple[str, int]]) -> None:
+    def assign(self, partitions: Partitions) -> None:
         """Read these partitions and no others, without a group that shares them out."""
-        wanted = [TopicPartition(*each) for each in partitions]
+        wanted = read_partitions(partitions)
         with self._one_thread:
             self._check()
             self._give_back()
@@ -242,17 +251,17 @@ class Consumer:
             self._check()
             return self._core.subscription.topics
 
-    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+    def pause(self, partitions: Partitions) -> None:
         """Hand out nothing of these until `resume`; they stay assigned, and what was fetched is kept."""
         with self._one_thread:
             self._check()
-            self._core.subscription.pause(partitions)
+            self._core.subscription.pause(read_partitions(partitions))
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+    def resume(self, partitions: Partitions) -> None:
         """Hand out records of these again, from where they were paused."""
         with self._one_thread:
             self._check()
-            self._core.subscription.resume(partitions)
+            self._core.subscription.resume(read_partitions(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
         """The partitions that are paused."""
@@ -262,41 +271,64 @@ class Consumer:
 
     # Where it is read
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    def seek(self, partition: Partition, offset: int | OffsetAndMetadata) -> None:
         """Go on from this offset in an assigned partition."""
+        chosen, value = read_partition(partition), read_offset(offset)
         with self._one_thread:
             self._check()
-            self._forget_left([partition])
-            value = OffsetAndMetadata(offset) if isinstance(offset, int) else offset
-            self._core.subscription.seek(partition, value.offset, value.leader_epoch)
+            self._forget_left([chosen])
+            self._core.subscription.seek(chosen, value.offset, value.leader_epoch)
 
-    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+    def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
         """Go on from the first record of these partitions; without any, of all that are assigned."""
         self._seek_by(partitions, TO_BEGINNING)
 
-    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+    def seek_to_end(self, partitions: Partitions | None = None) -> None:
         """Go on behind the last record; with read_committed, behind the last one that can be read."""
         self._seek_by(partitions, TO_END)
 
-    def _seek_by(self, partitions: Iterable[TopicPartition] | None, reset: OffsetReset) -> None:
+    def seek_to_committed(self, partitions: Partitions | None = None) -> None:
+        """Go back to what the group has committed for these, as after a transaction that was aborted.
+
+        Without any it is for all that are assigned. Where nothing is committed `auto.offset.reset` says where to begin.
+        """
         with self._one_thread:
             self._check()
-            subscription = self._core.subscription
-            chosen = list(subscription.assigned() if partitions is None else partitions)
-            for topic_partition in chosen:
-                subscription.state(topic_partition)
+            chosen = self._assigned_of(partitions)
+            self._core.seek_to_committed(chosen)
+            self._forget_left(chosen)
+
+    def _seek_by(self, partitions: Partitions | None, reset: OffsetReset) -> None:
+        with self._one_thread:
+            self._check()
+            chosen = self._assigned_of(partitions)
             self._forget_left(chosen)
             for topic_partition in chosen:
-                subscription.request_reset(topic_partition, reset)
+                self._core.subscription.request_reset(topic_partition, reset)
 
-    def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
+    def _assigned_of(self, partitions: Partitions | None) -> list[TopicPartition]:
+        """These, of which each must be assigned, or all."""
+        subscription = self._core.subscription
+        chosen = list(subscription.assigned()) if partitions is None else read_partitions(partitions)
+        for topic_partition in chosen:
+            subscription.state(topic_partition)
+        return chosen
+
+    def position(self, partition: Partition, timeout: float | None = None) -> int:
         """The offset of the next record that poll will return; looked up if it is not known yet."""
+        chosen = read_partition(partition)
         with self._one_thread:
             self._check()
-            known = self._core.subscription.position(partition)
+            known = self._core.subscription.position(chosen)
             if known is not None and self._left:
-                known = self._consumed()[partition].offset
-            return known if known is not None else self._loop_thread.run(self._core.position(partition, timeout))
+                known = self._consumed()[chosen].offset
+            return known if known is not None else self._loop_thread.run(self._core.position(chosen, timeout))
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions that are known, of all assigned partitions, as `send_offsets_to_transaction` takes them."""
+        with self._one_thread:
+            self._check()
+            return self._consumed()
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout: float | None = None
@@ -306,27 +338,25 @@ class Consumer:
             self._check()
             return self._loop_thread.run(self._core.offsets_for_times(timestamps, timeout))
 
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, int]:
+    def beginning_offsets(self, partitions: Partitions, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The offset of the first record that is kept, of partitions that need not be assigned."""
         with self._one_thread:
             self._check()
-            return self._loop_thread.run(self._core.end_points(partitions, EARLIEST_TIMESTAMP, timeout))
+            return self._loop_thread.run(
+                self._core.end_points(read_partitions(partitions), EARLIEST_TIMESTAMP, timeout)
+            )
 
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, int]:
+    def end_offsets(self, partitions: Partitions, timeout: float | None = None) -> dict[TopicPartition, int]:
         """The offset behind the last record; with read_committed, behind the last one that can be read."""
         with self._one_thread:
             self._check()
-            return self._loop_thread.run(self._core.end_points(partitions, LATEST_TIMESTAMP, timeout))
+            return self._loop_thread.run(self._core.end_points(read_partitions(partitions), LATEST_TIMESTAMP, timeout))
 
-    def current_lag(self, partition: TopicPartition) -> int | None:
+    def current_lag(self, partition: Partition) -> int | None:
         """Records between the position and the partition's end as of the last fetch; None while that is not known."""
         with self._one_thread:
             self._check()
-            return self._core.lag(partition)
+            return self._core.lag(read_partition(partition))
 
     # What is committed
 
@@ -339,6 +369,8 @@ class Consumer:
             chosen = self._consumed() if offsets is None else read_offsets(offsets)
             self._loop_thread.run(self._core.commit(chosen, timeout))
             self._core.run_commit_callbacks()
+
+    commit = commit_sync
 
     def commit_async(
         self,
@@ -356,12 +388,12 @@ class Consumer:
         self._core.commit_nowait(offsets, callback)
 
     def committed(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
+        self, partitions: Partitions, timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for these partitions; None where there is nothing."""
         with self._one_thread:
             self._check()
-            return self._loop_thread.run(self._core.committed(partitions, timeout))
+            return self._loop_thread.run(self._core.committed(read_partitions(partitions), timeout))
 
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who this member is, for `Producer.send_offsets_to_transaction`."""
@@ -441,31 +473,3 @@ def first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, Off
         if topic_partition not in first:
             first[topic_partition] = OffsetAndMetadata(record.offset, record.leader_epoch)
     return first
-
-
-def read_topics(
-    topics: Iterable[str] | str | re.Pattern[str], pattern: str | re.Pattern[str] | None
-) -> tuple[list[str], re.Pattern[str] | None]:
-    """What subscribe() was given: names, or a pattern."""
-    if isinstance(topics, re.Pattern):
-        if pattern is not None:
-            raise ValueError("give one pattern, not two")
-        return [], topics
-    names = [topics] if isinstance(topics, str) else list(topics)
-    if pattern is None:
-        return names, None
-    if names:
-        raise ValueError("subscribe to names or to a pattern, not to both")
-    return [], re.compile(pattern) if isinstance(pattern, str) else pattern
-
-
-def read_offsets(
-    offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None,
-) -> dict[TopicPartition, OffsetAndMetadata] | None:
-    """Offsets to commit as they may be given: a plain number is an offset without a note."""
-    if offsets is None:
-        return None
-    return {
-        TopicPartition(*key): OffsetAndMetadata(value) if isinstance(value, int) else OffsetAndMetadata(*value)
-        for key, value in offsets.items()
-    }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.client.consumer.decoding import Decoder
 from tidelog.client.consumer.fetch_queue import FetchQueue
-from tidelog.client.consumer.fetcher import Fetcher, log_crash
+from tidelog.client.consumer.fetcher import Fetcher, log_crash, tell_crash
 from tidelog.client.consumer.group_runner import CommitCallback, GroupRunner
 from tidelog.client.consumer.interceptors import Interceptors
 from tidelog.client.consumer.metrics import ConsumerCounts, ConsumerMetrics, PartitionMetrics
@@ -28,7 +28,7 @@ from tidelog.client.consumer.positions import PositionKeeper
 from tidelog.client.consumer.rebalance import RebalanceListener, UserCall
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import ClientError, FatalError, RequestTimeoutError, WakeupError
+from tidelog.client.errors import ClientError, FatalError, RequestTimeoutError, UsageError, WakeupError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.types import (
     ClusterMetadata,
@@ -185,7 +185,7 @@ class ConsumerCore:
             if error is not None:
                 raise error
         if not (self.subscription.is_subscribed or self.subscription.is_manual):
-            raise ClientError("nothing to read: call subscribe() or assign() first")
+            raise UsageError("nothing to read: call subscribe() or assign() first")
 
     def begin_waiting(self) -> None:
         if self.runner is not None:
@@ -212,7 +212,7 @@ class ConsumerCore:
     ) -> None:
         """Take over a subscription and begin to join the group."""
         if self.runner is None:
-            raise ClientError("subscribe() needs a group: set group.id, or use assign()")
+            raise UsageError("subscribe() needs a group: set group.id, or use assign()")
         if pattern is not None:
             self.subscription.subscribe_pattern(pattern, listener)
             self._match()
@@ -280,12 +280,13 @@ class ConsumerCore:
         task = asyncio.ensure_future(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: tell_crash(done, self._crashed))
 
     # Offsets, on the loop
 
     def group(self) -> GroupRunner:
         if self.runner is None:
-            raise ClientError("committed offsets belong to a group: set group.id")
+            raise UsageError("committed offsets belong to a group: set group.id")
         return self.runner
 
     async def commit(self, offsets: Offsets | None, timeout_s: float | None) -> None:
@@ -334,6 +335,11 @@ class ConsumerCore:
                 raise ValueError(f"an offset to commit is 0 or more, not {value.offset} for {topic_partition}")
             chosen[TopicPartition(*topic_partition)] = value
         return chosen
+
+    def seek_to_committed(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget these positions, so that the committed offsets are looked up again; from the user's thread."""
+        self.group()
+        self.subscription.forget_positions(partitions)
 
     async def committed(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None

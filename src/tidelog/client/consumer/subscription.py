@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tidelog.client.consumer.rebalance import RebalanceListener
-from tidelog.client.errors import ClientError
+from tidelog.client.errors import UsageError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 NO_EPOCH = -1
@@ -163,9 +163,9 @@ class SubscriptionState:
 
     def _refuse_mixing(self, *, manual: bool) -> None:
         if manual and self.is_subscribed:
-            raise ClientError("assign() and subscribe() can't be used together; call unsubscribe() first")
+            raise UsageError("assign() and subscribe() can't be used together; call unsubscribe() first")
         if not manual and self.is_manual:
-            raise ClientError("subscribe() and assign() can't be used together; call unsubscribe() first")
+            raise UsageError("subscribe() and assign() can't be used together; call unsubscribe() first")
 
     # What is assigned
 
@@ -199,10 +199,10 @@ class SubscriptionState:
     # Positions
 
     def state(self, topic_partition: TopicPartition) -> PartitionState:
-        """Raises ClientError unless the partition is assigned."""
+        """Raises UsageError unless the partition is assigned."""
         state = self._partitions.get(topic_partition)
         if state is None:
-            raise ClientError(f"partition {TopicPartition(*topic_partition)} is not assigned to this consumer")
+            raise UsageError(f"partition {TopicPartition(*topic_partition)} is not assigned to this consumer")
         return state
 
     def states(self) -> list[PartitionState]:
@@ -276,6 +276,13 @@ class SubscriptionState:
             state.reset = reset
         self.on_change()
         return True
+
+    def forget_positions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Begin again as if these had just been assigned: from what is committed, or by `auto.offset.reset`."""
+        with self._lock:
+            for state in [self.state(topic_partition) for topic_partition in partitions]:
+                self._move(state, NO_OFFSET, NO_EPOCH)
+        self.on_change()
 
     def _move(self, state: PartitionState, offset: int, leader_epoch: int) -> None:
         state.version = self._next_version()

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tidelog.client.consumer.rebalance import UserCall
-from tidelog.client.errors import ClientError, ConcurrentUseError
+from tidelog.client.errors import ConcurrentUseError, UsageError
 from tidelog.client.network.loop_thread import LoopThread
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class UserThread:
         """Wait for the coroutine's end, and make the calls that it asks for meanwhile."""
         if self._is_running:
             coroutine.close()
-            raise ClientError("a rebalance listener can't call poll(), unsubscribe() or close()")
+            raise UsageError("a rebalance listener can't call poll(), unsubscribe() or close()")
         self._is_running = True
         try:
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop_thread.loop)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
 import pytest
@@ -22,6 +22,7 @@ from tidelog.client.errors import (
     NoOffsetError,
     NoSuchPartitionError,
     OffsetOutOfRangeError,
+    UsageError,
     WakeupError,
 )
 
@@ -250,12 +251,57 @@ def test_use_after_close_is_refused(consumer: MakeConsumer, make_topic: MakeTopi
 
 def test_nothing_assigned_is_said(consumer: MakeConsumer) -> None:
     with consumer() as reader:
-        with pytest.raises(ClientError, match="subscribe"):
+        with pytest.raises(UsageError, match="subscribe"):
             reader.poll(0)
-        with pytest.raises(ClientError, match="group"):
+        with pytest.raises(UsageError, match="group"):
             reader.subscribe(["x"])
-        with pytest.raises(ClientError, match="group"):
+        with pytest.raises(UsageError, match="group"):
             reader.commit_sync()
+        with pytest.raises(UsageError, match="group"):
+            reader.seek_to_committed()
+
+
+def test_one_partition_will_do_where_several_are_taken(
+    client_cluster: BrokerProcess, consumer: MakeConsumer, make_topic: MakeTopic, write: Write
+) -> None:
+    topic = make_topic()
+    write(topic, numbers(0, 3))
+    only = TopicPartition(topic, 0)
+    with consumer() as reader:
+        reader.assign(only)
+        reader.pause(only)
+        assert reader.paused() == {only}
+        reader.resume(only)
+        assert reader.beginning_offsets(only) == {only: 0}
+        assert reader.end_offsets(only) == {only: 3}
+        assert values(read(reader, 3)) == numbers(0, 3)
+        reader.seek_to_beginning(only)
+        assert reader.position(only) == 0
+        calls: list[Callable[[Any], object]] = [reader.assign, reader.pause, reader.seek_to_end, reader.committed]
+        for call in calls:
+            with pytest.raises(TypeError, match=r"a partition is a topic and a number, as TopicPartition\('x', 0\)"):
+                call("x")
+        assert reader.assignment() == {only}
+
+    async def run() -> None:
+        async with AsyncConsumer(bootstrap_servers=client_cluster.bootstrap) as reader:
+            await reader.assign(only)
+            reader.pause(only)
+            reader.resume(only)
+            assert await reader.end_offsets(only) == {only: 3}
+            with pytest.raises(TypeError, match="a partition is"):
+                reader.pause("x")  # type: ignore[arg-type]  # which is the point
+
+    asyncio.run(run())
+
+
+def test_positions_are_told_all_at_once(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
+    topic = make_topic(partitions=2)
+    write(topic, numbers(0, 3), partition=1)
+    with consumer(topic, 2, consumer_timeout_ms=30_000) as reader:
+        reader.position(TopicPartition(topic, 0))
+        assert next(reader).value == b"0"
+        assert {key: value.offset for key, value in reader.positions().items()} == {(topic, 0): 0, (topic, 1): 1}
 
 
 def test_a_missing_topic(consumer: MakeConsumer, fresh_name: Callable[[str], str]) -> None:
@@ -307,6 +353,22 @@ def test_a_defect_in_the_background_is_told(
     monkeypatch.setattr("tidelog.client.consumer.fetcher.read_row", broken)
     with consumer(topic) as reader, pytest.raises(FatalError, match="a defect"):
         read(reader, 1)
+
+
+def test_an_unexpected_error_while_topics_are_asked_for_is_told(
+    consumer: MakeConsumer, fresh_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*args: object, **options: object) -> None:
+        raise RuntimeError("a defect")
+
+    with consumer(group_id=fresh_name("group")) as reader:
+        with pytest.raises(TypeError, match="a topic is named by a string, not 3"):
+            reader.subscribe([3])  # type: ignore[list-item]  # which is the point
+        assert reader.subscription() == frozenset()
+        monkeypatch.setattr("tidelog.client.consumer.core.Cluster.refresh", broken)
+        reader.subscribe(["topic"])
+        with pytest.raises(FatalError, match="a defect"):
+            reader.poll(DEADLINE_S)
 
 
 def test_a_fork_leaves_the_consumer_to_the_parent(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:

@@ -154,6 +154,37 @@ def test_iteration_commits_only_what_it_gave_out(
     assert committed(options["bootstrap_servers"], group, partition) == 7
 
 
+def test_a_consumer_goes_back_to_what_is_committed(
+    options: dict[str, Any], make_topic: MakeTopic, write: Write, fresh_name: FreshName
+) -> None:
+    topic, group = make_topic(), fresh_name("group")
+    only = TopicPartition(topic, 0)
+    write(topic, numbers(0, 40))
+    with Consumer(options, group_id=group, enable_auto_commit=False) as consumer:
+        consumer.subscribe([topic])
+        assert poll_some(consumer)[0].offset == 0
+        consumer.seek_to_committed()  # nothing is, so the reset decides
+        assert poll_some(consumer)[0].offset == 0
+        consumer.commit()
+        assert poll_some(consumer)[0].offset == 10
+        assert next(consumer).offset == 20  # and the others of that poll wait
+        consumer.seek_to_committed(only)
+        assert consumer.positions() == {} or consumer.positions()[only].offset == 10
+        assert consumer.position(only) == 10
+        assert poll_some(consumer)[0].offset == 10
+
+    async def run() -> None:
+        async with AsyncConsumer(options, group_id=group, enable_auto_commit=False) as consumer:
+            consumer.subscribe([topic])
+            async with asyncio.timeout(DEADLINE_S):
+                assert (await anext(consumer)).offset == 10
+                assert consumer.positions()[only].offset == 11
+                consumer.seek_to_committed()
+                assert (await anext(consumer)).offset == 10
+
+    asyncio.run(run())
+
+
 def test_a_consumer_that_only_assigns_commits_for_its_group(
     options: dict[str, Any], make_topic: MakeTopic, write: Write, fresh_name: FreshName
 ) -> None:

@@ -52,6 +52,11 @@ def test_named_resets() -> None:
         ({"group_instance_id": "x"}, "needs a group"),
         ({"enable_auto_commit": True}, "needs a group"),
         ({"group_id": "g", "heartbeat_interval_ms": 50_000}, "must be below session.timeout.ms"),
+        ({"bootstrap_servers": 9092}, "=9092: expected a string of HOST:PORT, as '127.0.0.1:9092', or a list"),
+        ({"bootstrap_servers": ["a:1", 9092]}, "expected a string of HOST:PORT"),
+        ({"bootstrap_servers": ("127.0.0.1", 9092)}, "expected a string of HOST:PORT"),
+        ({"bootstrap_servers": b"127.0.0.1:9092"}, "expected a string of HOST:PORT"),
+        ({"bootstrap_servers": None}, "expected a value"),
         ({"autooffset_reset": "latest"}, "did you mean 'auto_offset_reset'"),
     ],
 )
