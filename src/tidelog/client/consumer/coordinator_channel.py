@@ -94,6 +94,7 @@ class CoordinatorChannel:
             receive_buffer_bytes=settings.receive_buffer_bytes,
         )
         connection.node_id = node_id
+        cluster.note_reached()
         return connection
 
     def drop(self) -> None:

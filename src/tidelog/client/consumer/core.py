@@ -73,7 +73,7 @@ class ConsumerCore:
         self._wake_is_posted = False
         self._woken_up = False
         self._done_commits: deque[Callable[[], None]] = deque()
-        self._cluster = Cluster(settings.cluster)
+        self._cluster = Cluster(settings.cluster, tells_outages=True)
         self.queue = FetchQueue(settings.queued_max_bytes)
         self.decoder = Decoder(settings, self.queue, self.subscription, self.counts)
         self._fetcher = Fetcher(self._cluster, settings, self.subscription, self.queue, self.counts)

@@ -19,7 +19,7 @@ from tidelog.client.consumer.fetch_session import FetchSession, SessionRequest, 
 from tidelog.client.consumer.metrics import ConsumerCounts
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import BrokerError, ClientError, raise_for
+from tidelog.client.errors import BrokerError, ClientError, ConnectError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.types import TopicPartition
@@ -163,7 +163,9 @@ class Fetcher:
         try:
             told = await self._cluster.refresh(topics, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
         except ClientError as error:
-            log.warning("could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
+            # That no broker can be reached is told by the cluster, and not with every try.
+            level = logging.INFO if isinstance(error, ConnectError) else logging.WARNING
+            log.log(level, "could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
         else:
             for name, code in told.errors.items():
                 log.warning("topic %s can't be read now: %s (%s)", name, code.description, code.name)
@@ -205,6 +207,7 @@ class _Channel:
             receive_buffer_bytes=settings.receive_buffer_bytes,
         )
         self._connection.node_id = self._node_id
+        self._cluster.note_reached()
         return self._connection
 
     def covers(self, asked: Asked) -> bool:

@@ -29,6 +29,7 @@ from tidelog.client.errors import (
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata_cache import MetadataCache, read_metadata
+from tidelog.client.network.outage import OutageLog
 from tidelog.client.settings import ClientSettings
 from tidelog.client.types import ClusterMetadata, Node, TopicMetadata, TopicPartition
 from tidelog.protocol import Api, ErrorCode
@@ -100,8 +101,10 @@ class _Peer:
 class Cluster:
     """Connections to a cluster's brokers, and the routing of requests to them."""
 
-    def __init__(self, settings: ClusterSettings) -> None:
+    def __init__(self, settings: ClusterSettings, *, tells_outages: bool = False) -> None:
+        """With `tells_outages` the log says when no broker can be reached: for those whose calls don't raise it."""
         self.settings = settings
+        self._outage = OutageLog(settings.client_id) if tells_outages else None
         self.metadata = MetadataCache()
         self._peers: dict[Address, _Peer] = {}
         self._listeners: list[Callable[[ClusterMetadata], None]] = []
@@ -151,9 +154,17 @@ class Cluster:
         for address in sorted(addresses, key=lambda address: self._peer(address).blocked_until_s > self._now_s()):
             try:
                 return await self._connect(address)
-            except ConnectError as error:
-                first_error = first_error or error
-        raise first_error or ConnectError("no broker address is known")
+            except ConnectError as problem:
+                first_error = first_error or problem
+        error = first_error or ConnectError("no broker address is known")
+        if self._outage is not None:
+            self._outage.failed(error, self._now_s())
+        raise error
+
+    def note_reached(self) -> None:
+        """A connection to a broker was made, here or by one who makes its own."""
+        if self._outage is not None:
+            self._outage.reached(self._now_s())
 
     async def connection_to(self, node_id: int) -> Connection:
         """The connection to this broker; raises ConnectError, and BrokerError for a broker that is not known."""
@@ -224,6 +235,7 @@ class Cluster:
         peer.failures = 0
         peer.blocked_until_s = 0.0
         peer.connection = connection
+        self.note_reached()
         return connection
 
     def _now_s(self) -> float:
