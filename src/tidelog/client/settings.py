@@ -48,7 +48,30 @@ def object_setting(
 
 
 def is_serializer(value: object) -> str | None:
-    return refusal_of_pickle(value) if callable(value) else "expected something that can be called"
+    """What is wrong with a serializer or deserializer, or None."""
+    if not callable(value):
+        return "expected something that can be called, as serializer(topic, value, headers)"
+    return refusal_of_pickle(value) or _refusal_of_arguments(value)
+
+
+def _refusal_of_arguments(serializer: Callable[..., object]) -> str | None:
+    """Functions of the value alone, such as json.dumps, would fail at the first record; better at once."""
+    import inspect
+
+    try:
+        signature = inspect.signature(serializer)
+    except (TypeError, ValueError):
+        return None  # some that are written in C don't tell
+    try:
+        signature.bind("topic", b"value", ())
+    except TypeError:
+        name = getattr(serializer, "__name__", type(serializer).__name__)
+        wrapped = name if name.isidentifier() else "your_function"
+        return (
+            "it is called with three arguments, (topic, value, headers), which it does not take; wrap it: "
+            f"lambda topic, value, headers: {wrapped}(value)"
+        )
+    return None
 
 
 class ClientOptions(TypedDict, total=False):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tidelog import Consumer
 from tidelog.client.consumer.settings import CONSUMER_SETTINGS, ConsumerOptions, ConsumerSettings, read_reset
 from tidelog.client.consumer.subscription import TO_BEGINNING, TO_END
 from tidelog.client.errors import ConfigError
+from tidelog.serialization import StringDeserializer
 
 
 def test_options_and_table_are_the_same() -> None:
@@ -42,12 +45,19 @@ def test_named_resets() -> None:
     assert read_reset("none") is None
 
 
+@pytest.mark.parametrize("good", [lambda topic, value, headers: value, lambda *given: given, StringDeserializer(), max])
+def test_deserializers_of_three_arguments_are_taken(good: object) -> None:
+    assert ConsumerSettings.read({"key.deserializer": good}, {}).key_deserializer is good
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"isolation_level": "serializable"}, "read_uncommitted, read_committed"),
         ({"max_poll_records": 0}, "expected 1 or more"),
         ({"value_deserializer": "json"}, "can be called"),
+        ({"value_deserializer": json.loads}, r"\(topic, value, headers\).*wrap it: .*: loads\(value\)"),
+        ({"key_deserializer": lambda value: value}, r"wrap it: lambda topic, value, headers: your_function\(value\)"),
         ({"group_protocol": "share"}, "classic, consumer"),
         ({"group_instance_id": "x"}, "needs a group"),
         ({"enable_auto_commit": True}, "needs a group"),
