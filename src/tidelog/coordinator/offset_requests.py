@@ -43,6 +43,7 @@ from tidelog.protocol.messages.k47_offset_delete import (
 _TOPIC_IDS_FROM: Final = 10
 _GROUP_ID_NOT_FOUND_FROM: Final = 9
 _NO_OFFSET: Final = -1
+_TIMESTAMP_MS_MAX: Final = 2**63 - 1
 NO_PRODUCER_ID: Final = -1
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
@@ -156,7 +157,10 @@ class OffsetRequests:
         else:
             name, topic_id = topic.name, image.topic_id(topic.name) or ZERO_UUID
         count = 0 if name is None else image.partition_count(name)
-        expire_ms = now.wall_ms + request.retention_time_ms if request.retention_time_ms >= 0 else NO_EXPIRATION
+        expire_ms = NO_EXPIRATION
+        if request.retention_time_ms >= 0:
+            # A time beyond what a record can hold is as good as the last one that it can.
+            expire_ms = min(now.wall_ms + request.retention_time_ms, _TIMESTAMP_MS_MAX)
         answers = []
         for partition in topic.partitions:
             index, metadata = partition.partition_index, partition.committed_metadata or ""

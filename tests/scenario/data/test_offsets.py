@@ -212,7 +212,7 @@ def test_what_survives_a_restart(connect: Connect, batch: MakeBatch, ending: str
         assert raw.list_offset("t", LATEST).offset == 6
 
 
-@pytest.mark.parametrize("version", range(7))
+@pytest.mark.parametrize("version", range(6))
 def test_producer_ids(raw: RawClient, version: int) -> None:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     answers = [raw.ask(INIT_PRODUCER_ID, version, request, InitProducerIdResponse) for _ in range(5)]

@@ -76,6 +76,13 @@ def test_old_clients_say_themselves_how_long(offsets: Offsets, commit_request: M
     assert offsets.fetch_all("g") == {("t", 1): 6}
 
 
+def test_a_time_that_no_record_can_hold_is_as_good_as_for_ever(offsets: Offsets, commit_request: MakeRequest) -> None:
+    offsets.commit(commit_request("g", "t", {0: 5}, retention_time_ms=2**63 - 1), version=4)
+    offsets.crash()
+    offsets.advance(days=400)
+    assert offsets.fetch_all("g") == {("t", 0): 5}
+
+
 def test_a_refused_tombstone_is_written_at_the_next_look(offsets: Offsets, commit_request: MakeRequest) -> None:
     offsets.commit(commit_request("g", "t", {0: 5}))
     offsets.holds_writes = True
