@@ -341,15 +341,19 @@ class GroupRunner:
             self._commit_timer.cancel()
         if not self._is_closed:
             self._commit_timer_is_set = True
-            wait_s = max(self._next_commit_ms - self._now_ms(), 0.0) / 1000
+            wait_s = max(self._next_commit_ms - self._now_ms(), 1.0) / 1000
             self._commit_timer = self._event_loop.call_later(wait_s, self._commit_timer_ended)
 
     def _commit_timer_ended(self) -> None:
         """A poll that waits long has to commit what the polls before it handed out."""
         self._commit_timer_is_set = False
-        if self._poll_waits and self._now_ms() >= self._next_commit_ms:
+        if not self._poll_waits:
+            return  # the next poll looks for itself
+        if self._now_ms() >= self._next_commit_ms:
             self._commit_is_due = True
             self._wake()
+        else:
+            self._set_commit_timer()  # the loop counts whole milliseconds, and so may come a moment too early
 
     def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
         if error is None:
