@@ -109,7 +109,7 @@ class BrokerProcess(ABC):
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
         with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000, default_api_timeout_ms=5_000) as admin:
             while not _answers(admin):
@@ -230,7 +230,7 @@ def _answers(admin: Admin) -> bool:
         return False
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours, but with bytecode kept: pip compiles what it installs, a checkout run by developers may forbid it."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, PlanError, TidelogBroker
+from tidelog.bench.brokers import BrokerProcess, MeasurementError, PlanError, TidelogBroker, environment
 from tidelog.bench.processes import touch_memory
 from tidelog.bench.report import figure
 from tidelog.bench.stage import led_topic, work_directory
@@ -178,7 +178,7 @@ def _run(broker: BrokerProcess, job: tuple[str, str, int, int, int], topic: str)
         "batch_bytes": batch_bytes,
     }
     command = [sys.executable, "-m", "tidelog.bench.client_drivers", json.dumps(argument)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     if done.returncode != 0:
         raise MeasurementError(f"{client} {load} failed:\n{done.stderr[-2000:]}")
     result: dict[str, float] = json.loads(done.stdout)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
+import os
 import statistics
 import sys
 import time
@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from tidelog.bench.processes import resident_peak_bytes_of
 
 LINGER_MS = 5
 POLL_RECORDS = 500  # Kafka's max.poll.records; confluent-kafka is slower with more at a time
@@ -394,7 +396,7 @@ def main(argument: str) -> None:
         "seconds": clock.seconds,
         "cpu_s": clock.cpu_s,
         "records_per_s": job.records / clock.seconds,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": resident_peak_bytes_of(os.getpid()) / 1e6,
     }
     print(json.dumps(found))
 
