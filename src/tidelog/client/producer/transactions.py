@@ -89,6 +89,13 @@ class FatalTransactionError(FatalError):
     """The coordinator refused the producer for good; the cause is its answer."""
 
 
+class _Ending(NamedTuple):
+    """A commit or an abort on its way."""
+
+    task: asyncio.Task[None]
+    committed: bool
+
+
 class TransactionHost(Protocol):
     """What transactions need of the producer they belong to."""
 
@@ -147,7 +154,7 @@ class Transactions:
         self._group_coordinators: dict[str, Coordinator] = {}
         self._adds_itself = False
         self._adding: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
+        self._ending: _Ending | None = None  # until its caller has heard of its outcome
         self._prepared: PreparedTransaction | None = None
 
     # What the sender asks (TransactionHooks)
@@ -206,19 +213,22 @@ class Transactions:
 
     def begin(self) -> None:
         self.state.begin()
+        self._ending = None  # nobody waited for the outcome, which was good
         self._prepared = None
         self._host.set_open(True)
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
         """Deliver all records and commit; may be called again when the time was up before the answer came."""
-        self.state.start_commit()
-        self._host.set_open(False)
+        if not self._is_ending(committed=True):
+            self.state.start_commit()
+            self._host.set_open(False)
         await self._end(committed=True, timeout_s=timeout_s)
 
     async def abort(self, *, timeout_s: float | None = None) -> None:
         """Give up what was not sent and abort."""
-        self.state.start_abort()
-        self._host.set_open(False)
+        if not self._is_ending(committed=False):
+            self.state.start_abort()
+            self._host.set_open(False)
         await self._end(committed=False, timeout_s=timeout_s)
 
     async def prepare(self, *, timeout_s: float | None = None) -> PreparedTransaction:
@@ -282,7 +292,8 @@ class Transactions:
 
     async def close(self) -> None:
         """Stop asking; what is open at the broker is ended by its time-out, or by the next producer of this id."""
-        tasks = [task for task in (self._adding, self._ending) if task is not None]
+        ending = self._ending.task if self._ending is not None else None
+        tasks = [task for task in (self._adding, ending) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -290,9 +301,13 @@ class Transactions:
     # The end of a transaction
 
     async def _end(self, *, committed: bool, timeout_s: float | None) -> None:
-        if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._carry_out_end(committed))
-        ending = self._ending
+        if not self._is_ending(committed=committed):
+            task = asyncio.get_running_loop().create_task(self._carry_out_end(committed))
+            # Who ran out of time may never come back for the error; the state keeps it.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._ending = _Ending(task, committed)
+        assert self._ending is not None
+        ending = self._ending.task
         try:
             async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
                 await asyncio.shield(ending)
@@ -303,8 +318,12 @@ class Transactions:
                 f"call {what}_transaction again to wait for it"
             ) from None
         finally:
-            if ending.done() and self._ending is ending:
+            if ending.done() and self._ending is not None and self._ending.task is ending:
                 self._ending = None
+
+    def _is_ending(self, *, committed: bool) -> bool:
+        """Whether an end of this kind was begun whose caller ran out of time before its outcome."""
+        return self._ending is not None and self._ending.committed is committed
 
     async def _carry_out_end(self, committed: bool) -> None:
         if not committed:
