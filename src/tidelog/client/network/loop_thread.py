@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 from tidelog.client.errors import ClosedError, RequestTimeoutError
 from tidelog.client.network.fork_guard import ForkGuard
 from tidelog.common.event_loop import new_event_loop
+
+log = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0  # what is left then is a defect: everything was cancelled
 
@@ -71,6 +74,8 @@ class LoopThread:
             return  # the thread and the loop's files are the parent's
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            log.error("the thread %s did not end within %g s of its close", self._thread.name, _CLOSE_TIMEOUT_S)
 
     def _check(self) -> None:
         self._fork_guard.check()
