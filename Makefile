@@ -13,13 +13,14 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/tidel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# What the tests need from the system: the C client, a compiler for the record kernel, what makes disks and faults, and
-# the databases that consumers keep marks in.
+# What the tests need from the system: the C client, a compiler for the record kernel, what makes disks and faults, the
+# databases that consumers keep marks in, and what Spark runs on.
 system-packages:
 	@missing=""; \
 	command -v kcat >/dev/null || missing="$$missing kcat"; \
 	command -v cc >/dev/null || missing="$$missing gcc python3-dev"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
+	command -v java >/dev/null || missing="$$missing openjdk-17-jre-headless"; \
 	PATH="$$PATH:/usr/sbin:/sbin" command -v mkfs.ext4 >/dev/null || missing="$$missing e2fsprogs"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || missing="$$missing postgresql"; \
