@@ -1,12 +1,21 @@
-"""One Spark session for all tests of this folder: a JVM takes 8 s to start and 1 GB."""
+"""One Spark session for all tests of this folder: a JVM takes 8 s to start and 1 GB; and the cluster they talk to.
+
+`TIDELOG_CLIENT_PEER=4.3.1` runs the tests that use `cluster` against that Apache Kafka, which Maven brings; `make compat`
+does so. A test that is about a broker of ours is marked `tidelog_only`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,3 +58,29 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     tidelog.spark.register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
+    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    directory = tmp_path_factory.mktemp("cluster")
+    settings = {"group.initial.rebalance.delay.ms": "0"}
+    broker: BrokerProcess = (
+        KafkaBroker(directory, jars=kafka_jars(peer), settings=settings)
+        if peer
+        else TidelogBroker(directory, settings=settings)
+    )
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@pytest.fixture
+def fresh_name() -> Callable[[str], str]:
+    """Names of topics and groups that no other test has used, with a word that tells what they are for."""
+    numbers = itertools.count()
+    test = uuid.uuid4().hex[:8]
+    return lambda word: f"{word}-{test}-{next(numbers)}"
