@@ -1,7 +1,7 @@
 """One Spark session for all tests of this folder: a JVM takes 8 s to start and 1 GB; and the cluster they talk to.
 
-`TIDELOG_CLIENT_PEER=4.3.1` runs the tests that use `cluster` against that Apache Kafka, which Maven brings; `make compat`
-does so. A test that is about a broker of ours is marked `tidelog_only`.
+`TIDELOG_CLIENT_PEER=4.3.1` runs the tests that use `cluster` against that Apache Kafka, which Maven brings; so does
+`make compat`. A test that is about a broker of ours is marked `tidelog_only`.
 """
 
 from __future__ import annotations
