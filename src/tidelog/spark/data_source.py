@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
 
 
 class TidelogDataSource(DataSource):
@@ -11,3 +22,29 @@ class TidelogDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return "tidelog"
+
+    def schema(self) -> StructType:
+        """The columns of Spark's own `kafka` format; `schema(...)` of the reader may name fewer of them."""
+        from tidelog.spark.columns import schema_of
+
+        return schema_of(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from tidelog.spark.reader import make_reader
+
+        return make_reader(schema, self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from tidelog.spark.stream_reader import make_stream_reader
+
+        return make_stream_reader(schema, self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tidelog.spark.sink import make_batch_writer
+
+        return make_batch_writer(schema, self.options, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from tidelog.spark.sink import make_stream_writer
+
+        return make_stream_writer(schema, self.options, overwrite)
