@@ -1,1 +1,43 @@
-"""Pipelines as code: a Python file says what is read, how it is transformed on Spark, and where results go."""
+"""Pipelines as code: a Python file says what is read, how it is transformed on Spark, and where results go.
+
+Importing this package and declaring a pipeline needs no Spark; running one does.
+"""
+
+from __future__ import annotations
+
+from tidelog.pipeline.declaration import BatchMap, Pipeline, TableInput, TopicInput
+from tidelog.pipeline.errors import AlreadyRunningError, DeclarationError, PipelineError, QueryFailedError
+from tidelog.pipeline.formats import Avro, Format, Json, Protobuf, Raw, Text
+from tidelog.pipeline.outputs import (
+    DeltaOutput,
+    Output,
+    ParquetOutput,
+    PostgresOutput,
+    SqliteOutput,
+    TableOutput,
+    TopicOutput,
+)
+
+__all__ = [
+    "AlreadyRunningError",
+    "Avro",
+    "BatchMap",
+    "DeclarationError",
+    "DeltaOutput",
+    "Format",
+    "Json",
+    "Output",
+    "ParquetOutput",
+    "Pipeline",
+    "PipelineError",
+    "PostgresOutput",
+    "Protobuf",
+    "QueryFailedError",
+    "Raw",
+    "SqliteOutput",
+    "TableInput",
+    "TableOutput",
+    "Text",
+    "TopicInput",
+    "TopicOutput",
+]

@@ -1,0 +1,354 @@
+"""Where rows go: the declared side of topics, Parquet and Delta tables, PostgreSQL and SQLite.
+
+What always holds: these are plain values without pyspark. A table's rows are never at the declared name itself but in a
+place of the version that wrote them, `<name>__v<version>`; the declared name is a pointer to one of those places (a
+symbolic link to a directory, a view of a table), which `switch_to` moves in one step. A topic has no pointer: a live
+version writes to the topic itself, one that runs beside it to `<topic>.v<version>`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from tidelog.common.checks import topic_name_problem
+from tidelog.pipeline.errors import DeclarationError
+from tidelog.pipeline.formats import Format, Json
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Mode = Literal["append", "upsert"]
+DEFAULT_COMPACT_FILES = 16
+DEFAULT_TARGET_FILE_BYTES = 128 * 1024 * 1024
+
+
+class Output(ABC):
+    """What all outputs share. Use TopicOutput, ParquetOutput, DeltaOutput, PostgresOutput or SqliteOutput."""
+
+    kind: ClassVar[Literal["topic", "table"]]
+    mode: Mode
+    key: Sequence[str]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What tells this output apart from the others of its pipeline, the same in all versions."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The declared place, for people."""
+
+    @abstractmethod
+    def shadow(self, version: int) -> Self:
+        """The place into which this version writes while it runs beside a live one."""
+
+    @abstractmethod
+    def live(self, version: int) -> Self:
+        """The place into which this version writes when it is the live one."""
+
+    @abstractmethod
+    def check(self, where: str, output_mode: str) -> None:
+        """Refuse what can't be meant; `where` names pipeline and output."""
+
+
+@dataclass(frozen=True)
+class TopicOutput(Output):
+    """A topic.
+
+    mode: "append" writes every row as a record; "upsert" writes rows under their key into a compacted topic, which is
+        made so when it is missing, and is written right after an update: the last record of a key is its row.
+    key: the columns whose values are the record's key. One column of text or numbers is written as its text, several
+        (or any other) as a JSON object. Without it records have no key.
+    format: how a row becomes a value: Json(), Avro(...), Protobuf(...); Text() and Raw() take the column `value`.
+    deleted: a column of booleans; a row for which it is true is written as a tombstone (upsert only).
+    headers: a column of Spark's header type (array<struct<key string, value binary>>).
+    partitions, replication_factor, configs: for a topic that has to be made; by default the broker's.
+    """
+
+    kind: ClassVar[Literal["topic", "table"]] = "topic"
+    topic: str
+    key: Sequence[str] = ()
+    mode: Mode = "append"
+    format: Format = field(default_factory=Json)
+    deleted: str | None = None
+    headers: str | None = None
+    partitions: int | None = None
+    replication_factor: int | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    declared: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.declared or self.topic
+
+    @property
+    def address(self) -> str:
+        return f"topic {self.topic}"
+
+    def shadow(self, version: int) -> Self:
+        return dataclasses.replace(self, topic=f"{self.name}.v{version}", declared=self.name)
+
+    def live(self, version: int) -> Self:
+        return dataclasses.replace(self, topic=self.name, declared=self.name)
+
+    def check(self, where: str, output_mode: str) -> None:
+        problem = topic_name_problem(self.topic) if isinstance(self.topic, str) else f"{self.topic!r} is no topic"
+        if problem is not None:
+            raise DeclarationError(f"{where}: {problem}")
+        _check_mode(self, where)
+        if not isinstance(self.format, Format):
+            raise DeclarationError(f"{where}: format is to be Json(), Avro(...), Protobuf(...), Text() or Raw()")
+        self.format.check_as_output(where)
+
+
+class TableOutput(Output):
+    """What tables share: a place for each version, and a pointer from the declared name to one of them."""
+
+    kind: ClassVar[Literal["topic", "table"]] = "table"
+    version: int | None
+
+    @abstractmethod
+    def current_version(self) -> int | None:
+        """Which version readers of the declared name see; None before any."""
+
+    @abstractmethod
+    def switch_to(self, version: int) -> int | None:
+        """Let readers of the declared name see this version from now on; gives the one that they saw."""
+
+    @abstractmethod
+    def read_arrow(self) -> pa.Table:
+        """All committed rows of this place: call it on what `live` or `shadow` gave."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Remove this version's place with its rows; the pointer must be elsewhere."""
+
+    def live(self, version: int) -> Self:
+        return dataclasses.replace(self, version=version)  # type: ignore[type-var]  # the subclasses are dataclasses
+
+    def shadow(self, version: int) -> Self:
+        return self.live(version)
+
+    def placed_version(self) -> int:
+        if self.version is None:
+            raise ValueError(f"{self.address} has a place for each version: ask live(version) for one")
+        return self.version
+
+
+@dataclass(frozen=True)
+class _FileTable(TableOutput):
+    """A directory on a disk that driver and executors share."""
+
+    path: str | Path
+    key: Sequence[str] = ()
+    mode: Mode = "append"
+    deleted: str | None = None
+    compact_files: int = DEFAULT_COMPACT_FILES
+    target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES
+    version: int | None = None
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    @property
+    def address(self) -> str:
+        return f"{type(self).__name__.removesuffix('Output')} table {self.path}"
+
+    @property
+    def pointer(self) -> Path:
+        return Path(self.path).absolute()
+
+    @property
+    def place(self) -> Path:
+        return self.pointer.with_name(f"{self.name}__v{self.placed_version()}")
+
+    def check(self, where: str, output_mode: str) -> None:
+        if "://" in str(self.path):
+            raise DeclarationError(f"{where}: path={str(self.path)!r} is to be a directory, not an address")
+        _check_mode(self, where)
+        _check_repeats(self, where, output_mode)
+        if self.compact_files < 2:
+            raise DeclarationError(f"{where}: compact_files={self.compact_files} is to be at least 2")
+
+    def current_version(self) -> int | None:
+        from tidelog.pipeline.table_pointer import pointed_version
+
+        return pointed_version(self.pointer)
+
+    def switch_to(self, version: int) -> int | None:
+        from tidelog.pipeline.table_pointer import point_to
+
+        return point_to(self.pointer, version)
+
+    def drop(self) -> None:
+        from tidelog.pipeline.table_pointer import remove_place
+
+        remove_place(self.pointer, self.placed_version())
+
+
+@dataclass(frozen=True)
+class ParquetOutput(_FileTable):
+    """A directory of Parquet files, which any reader of Parquet can read, exactly once.
+
+    path: the directory that readers are given; it is a symbolic link to the version's own.
+    mode: "append", or "upsert" by `key` (the table is written anew with each batch: for tables that stay small).
+    deleted: a column of booleans; true removes the row of that key (upsert only).
+    compact_files: when so many files are smaller than `target_file_bytes`, they are joined.
+    """
+
+    def read_arrow(self) -> pa.Table:
+        from tidelog.pipeline.parquet_table import ParquetTable
+
+        return ParquetTable(self.place).read()
+
+
+@dataclass(frozen=True)
+class DeltaOutput(_FileTable):
+    """A Delta table, written without a jar, exactly once.
+
+    path: the directory that readers are given; it is a symbolic link to the version's own.
+    mode: "append", or "upsert" by `key` (Delta's merge).
+    deleted: a column of booleans; true removes the row of that key (upsert only).
+    compact_files: when so many files are smaller than `target_file_bytes`, they are joined.
+    """
+
+    def read_arrow(self) -> pa.Table:
+        from tidelog.pipeline.delta_table import read_delta
+
+        return read_delta(self.place)
+
+
+@dataclass(frozen=True)
+class _DatabaseTable(TableOutput):
+    def _connect(self) -> Any:
+        raise NotImplementedError
+
+    def current_version(self) -> int | None:
+        with self._connect() as database:
+            return database.current_version()  # type: ignore[no-any-return]
+
+    def switch_to(self, version: int) -> int | None:
+        with self._connect() as database:
+            return database.switch_to(version)  # type: ignore[no-any-return]
+
+    def read_arrow(self) -> pa.Table:
+        with self._connect() as database:
+            return database.read(self.placed_version())
+
+    def drop(self) -> None:
+        with self._connect() as database:
+            database.drop(self.placed_version())
+
+
+@dataclass(frozen=True)
+class PostgresOutput(_DatabaseTable):
+    """A table in PostgreSQL, inserted or updated by key, exactly once.
+
+    url: as psycopg takes it, "postgresql://user@host/database"; leave a password to PGPASSWORD or ~/.pgpass.
+    table: the name that readers use; it is a view of the version's own table.
+    key: the primary key.
+    mode: "upsert", or "append" (then `key` may be empty).
+    deleted: a column of booleans; true deletes the row of that key (upsert only).
+    """
+
+    url: str
+    table: str
+    key: Sequence[str] = ()
+    mode: Mode = "upsert"
+    deleted: str | None = None
+    version: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.table
+
+    @property
+    def address(self) -> str:
+        return f"PostgreSQL table {self.table}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.table}__v{self.placed_version()}"
+
+    def check(self, where: str, output_mode: str) -> None:
+        _check_table_name(self.table, where)
+        _check_mode(self, where)
+        _check_repeats(self, where, output_mode)
+
+    def _connect(self) -> Any:
+        from tidelog.pipeline.postgres_table import PostgresTable
+
+        return PostgresTable(self)
+
+
+@dataclass(frozen=True)
+class SqliteOutput(_DatabaseTable):
+    """A table in an SQLite file, inserted or updated by key, exactly once.
+
+    path: the file; it is made when it is missing.
+    table: the name that readers use; it is a view of the version's own table.
+    key: the primary key.
+    mode: "upsert", or "append" (then `key` may be empty).
+    deleted: a column of booleans; true deletes the row of that key (upsert only).
+    """
+
+    path: str | Path
+    table: str
+    key: Sequence[str] = ()
+    mode: Mode = "upsert"
+    deleted: str | None = None
+    version: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.table
+
+    @property
+    def address(self) -> str:
+        return f"SQLite table {self.table} in {self.path}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.table}__v{self.placed_version()}"
+
+    def check(self, where: str, output_mode: str) -> None:
+        _check_table_name(self.table, where)
+        _check_mode(self, where)
+        _check_repeats(self, where, output_mode)
+
+    def _connect(self) -> Any:
+        from tidelog.pipeline.sqlite_table import SqliteTable
+
+        return SqliteTable(self)
+
+
+def _check_mode(output: Any, where: str) -> None:
+    if isinstance(output.key, str):
+        object.__setattr__(output, "key", (output.key,))
+    if output.mode not in ("append", "upsert"):
+        raise DeclarationError(f"{where}: mode={output.mode!r} is not 'append' or 'upsert'")
+    if output.mode == "upsert" and not output.key:
+        raise DeclarationError(f"{where}: mode='upsert' needs the columns of the key, as in key=['order_id']")
+    if output.deleted is not None and output.mode != "upsert":
+        raise DeclarationError(f"{where}: deleted={output.deleted!r} needs mode='upsert': an append can't remove a row")
+
+
+def _check_repeats(output: Any, where: str, output_mode: str) -> None:
+    if output.mode == "append" and output_mode != "append":
+        raise DeclarationError(
+            f"{where}: output_mode={output_mode!r} gives a row again when it changes, which mode='append' would add "
+            f"beside the old one; say mode='upsert' with a key"
+        )
+
+
+def _check_table_name(table: object, where: str) -> None:
+    if not isinstance(table, str) or not all(part.isidentifier() for part in table.split(".")) or len(table) > 50:
+        raise DeclarationError(f"{where}: table={table!r} is to be a plain name (letters, digits, '_'), at most 50")
