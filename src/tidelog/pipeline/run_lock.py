@@ -1,0 +1,79 @@
+"""The lock that keeps two runs of one version of a pipeline apart.
+
+What always holds: it belongs to a process, which loses it when it dies, however it dies; no file has to be cleaned up.
+It says nothing about processes on other hosts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+# Whoever looks whether it is held has it for some microseconds.
+_ATTEMPTS = 5
+_ATTEMPT_INTERVAL_S = 0.01
+
+
+class RunLock:
+    """The lock of `<state>/<pipeline>/v<version>`; use it with `with`."""
+
+    def __init__(self, state_dir: str | os.PathLike[str], pipeline: str, version: int) -> None:
+        self.path = Path(state_dir) / pipeline / f"v{version}" / "lock"
+        self._file: int | None = None
+
+    def try_acquire(self) -> bool:
+        """Take it; False when another process, or another lock of this one, has it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not _lock(file):
+            os.close(file)
+            return False
+        os.ftruncate(file, 0)
+        os.write(file, f"{os.getpid()}\n".encode())
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def is_held(self) -> bool:
+        """Whether anybody has it now."""
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
+    def __enter__(self) -> Self:
+        if not self.try_acquire():
+            raise AlreadyRunningError(f"another process holds {self.path}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _lock(file: int) -> bool:
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_ATTEMPT_INTERVAL_S)
+        else:
+            return True
+    return False
+
+
+class AlreadyRunningError(Exception):
+    """Another process runs this version."""
