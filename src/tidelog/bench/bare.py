@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tidelog.bench.brokers import BrokerProcess, MeasurementError
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.processes import cpu_of, held_to_one_core
 from tidelog.bench.workload import Throughput
 from tidelog.protocol import (

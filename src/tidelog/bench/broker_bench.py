@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from tidelog.bench.bare import Latency, echo_round_trips, fetch_batches, produce_batches, round_trips
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, PlanError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.errors import PlanError
 from tidelog.bench.processes import available_memory_bytes, held_to_one_core, resident_bytes_of, touch_memory
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory

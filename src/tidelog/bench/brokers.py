@@ -8,18 +8,18 @@ distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that nobody is me
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from tidelog.bench import maven
+from tidelog.bench.errors import MeasurementError
 from tidelog.client.admin import Admin
 from tidelog.client.errors import ClientError
 from tidelog.common.ids import random_uuid, uuid_to_text
@@ -38,28 +38,6 @@ KAFKA_JVM_OPTIONS = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-
-_POM = """<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>tidelog.bench</groupId><artifactId>peer</artifactId><version>1</version><packaging>pom</packaging>
-  <dependencies>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
-    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{version}</version></dependency>
-  </dependencies>
-</project>
-"""
-
-
-class MeasurementError(Exception):
-    """A measurement can't go on; the text says why."""
-
-
-class PlanError(MeasurementError, ValueError):
-    """What shall be measured makes no sense."""
-
-
-class PeerUnavailableError(MeasurementError):
-    """The other broker, or the client of both, can't be had here; the text says what to install."""
 
 
 class BrokerProcess(ABC):
@@ -244,24 +222,5 @@ def free_port() -> int:
 
 def kafka_jars(version: str = KAFKA_VERSION) -> Path:
     """The directory with Kafka's jars, brought by Maven the first time and kept in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
-    jars = cache / f"kafka-{version}"
-    if jars.is_dir():
-        return jars
-    for program, package in (("mvn", "maven"), ("java", "a Java 17 runtime")):
-        if shutil.which(program) is None:
-            raise PeerUnavailableError(f"{program} was not found: install {package} to measure against Apache Kafka")
-    # Filled under another name and renamed, so that an interrupted download is not taken for a whole one.
-    partial = cache / f"kafka-{version}.{uuid.uuid4().hex}"
-    partial.mkdir(parents=True)
-    try:
-        (partial / "pom.xml").write_text(_POM.format(version=version))
-        maven = ["mvn", "-q", "-B", "-f", str(partial / "pom.xml"), "dependency:copy-dependencies"]
-        done = subprocess.run([*maven, f"-DoutputDirectory={partial}"], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise PeerUnavailableError(f"Maven could not bring Apache Kafka {version}:\n{done.stdout}{done.stderr}")
-        if not jars.exists():
-            partial.rename(jars)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return jars
+    artifacts = [f"org.apache.kafka:{artifact}:{version}" for artifact in ("kafka_2.13", "kafka-tools")]
+    return maven.jars(f"kafka-{version}", artifacts)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, PlanError, TidelogBroker, environment
+from tidelog.bench.brokers import BrokerProcess, TidelogBroker, environment
+from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.processes import touch_memory
 from tidelog.bench.report import figure
 from tidelog.bench.stage import led_topic, work_directory

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 from tidelog.bench.compaction_load import ONE_RECORD_BYTES, KeyedLoad, MadeLoad, check_cleaned, make_load, send
+from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.processes import cpu_of, reset_resident_peak, resident_peak_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory

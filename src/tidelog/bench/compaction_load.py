@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidelog.bench.bare import FETCH_VERSION, IN_FLIGHT, PRODUCE_VERSION, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, MeasurementError
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.errors import MeasurementError
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,

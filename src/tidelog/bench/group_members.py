@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import Final, TypeVar
 
 from tidelog.bench.bare import frame
-from tidelog.bench.brokers import MeasurementError
+from tidelog.bench.errors import MeasurementError
 from tidelog.protocol import Api, ErrorCode, decode, decode_response_header
 from tidelog.protocol.messages.k11_join_group import (
     JOIN_GROUP,

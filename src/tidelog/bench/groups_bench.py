@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.bench.bare import BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.group_members import (
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_VERSION,

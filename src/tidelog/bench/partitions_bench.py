@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.processes import cpu_of, resident_bytes_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import clock, work_directory

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, RECORD_OVERHEAD_BYTES, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, MeasurementError, PlanError, TidelogBroker, kafka_jars
+from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.processes import cpu_of
 from tidelog.bench.report import Row, median_row
 from tidelog.bench.stage import led_topic, work_directory

@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, PeerUnavailableError
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.errors import MeasurementError, PeerUnavailableError
 from tidelog.bench.processes import Cpu, cpu_of
 from tidelog.client.admin import Admin, OffsetSpec
 from tidelog.client.types import TopicPartition

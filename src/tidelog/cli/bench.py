@@ -179,10 +179,32 @@ def client(
     print_table(client_bench.HEADINGS, cells, title="Python clients", numeric=client_bench.HEADINGS[2:8])
 
 
+@bench.command(epilog="Example: tidelog bench spark --runs 2 --records 2000000")
+def spark(
+    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each format; medians are reported.")] = 3,
+    records: Annotated[
+        int, typer.Option(metavar="N", min=100_000, help="Records of 100 B that are read; a fifth of it is written.")
+    ] = 10_000_000,
+    directory: Directory = None,
+    markdown: Markdown = None,
+    json: Json = False,
+) -> None:
+    """Compare the Spark source and sink with Spark's own kafka format: reads, counts, Parquet, writes, small batches.
+
+    Both formats run in one Spark session and talk to one Tidelog broker. Needs pip install 'tidelog[spark]', a Java 17
+    runtime, and Maven for Spark's own format the first time. Takes about ten minutes.
+    """
+    from tidelog.bench import spark_bench, spark_peer
+
+    with _measuring() as tell:
+        rows = spark_bench.compare(spark_bench.Plan(runs=runs, records=records), tell, directory)
+    _show(rows, markdown, json, spark_peer.PEER)
+
+
 @contextmanager
 def _measuring() -> Iterator[Callable[[str], None]]:
     """Gives what tells each step; a plan that makes no sense, or a measurement that failed, ends as one line."""
-    from tidelog.bench.brokers import MeasurementError
+    from tidelog.bench.errors import MeasurementError
 
     try:
         with steps(report) as tell:
@@ -191,11 +213,11 @@ def _measuring() -> Iterator[Callable[[str], None]]:
         raise CommandError(str(error)) from None
 
 
-def _show(rows: Sequence[Row], markdown: Path | None, json: bool) -> None:
+def _show(rows: Sequence[Row], markdown: Path | None, json: bool, peer: str | None = None) -> None:
     from tidelog.bench import report as rows_as
     from tidelog.bench.brokers import KAFKA_VERSION
 
-    peer = f"Apache Kafka {KAFKA_VERSION}"
+    peer = peer or f"Apache Kafka {KAFKA_VERSION}"
     if markdown is not None:
         markdown.write_text(rows_as.markdown(rows, peer))
     if json:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench import groups_bench
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.brokers import BrokerProcess, TidelogBroker
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.group_members import Crowd
 from tidelog.bench.groups_bench import Plan
 from tidelog.protocol import ErrorCode

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench import partitions_bench
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.brokers import BrokerProcess, TidelogBroker
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.partitions_bench import Plan
 
 

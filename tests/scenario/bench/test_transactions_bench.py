@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench import transactions_bench
-from tidelog.bench.brokers import BrokerProcess, MeasurementError, TidelogBroker
+from tidelog.bench.brokers import BrokerProcess, TidelogBroker
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.stage import led_topic
 from tidelog.bench.transactions_bench import Plan, TransactionalProducer
 

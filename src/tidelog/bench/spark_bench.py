@@ -1,0 +1,130 @@
+"""`tidelog bench spark`: the Spark source and sink beside Spark's own `kafka` format, on one broker.
+
+What always holds: both formats run in one session, read the same topic of a Tidelog broker and write the same rows,
+one after the other and first in turn; each load has run once before it is measured. The ratio is to Spark's own format.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.bench import spark_loads as loads
+from tidelog.bench.brokers import TidelogBroker
+from tidelog.bench.errors import MeasurementError, PlanError
+from tidelog.bench.processes import touch_memory
+from tidelog.bench.report import Row
+from tidelog.bench.spark_loads import OURS, SPARKS, SparkStage
+from tidelog.bench.spark_peer import session_with_both
+from tidelog.bench.stage import led_topic, work_directory
+
+Progress = Callable[[str], None]
+
+_TOUCHED_BYTES = 3 << 30
+# Enough for the JVM to compile what it will run; figures of smaller ones would be those of its interpreter.
+_WARM_RECORDS_MIN = 1_000_000
+EXACTLY_ONCE = "stream into a topic, exactly once, against ours at least once"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured."""
+
+    runs: int = 3
+    records: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        if self.runs < 2:
+            raise PlanError(f"one run is no measurement; runs must be 2 or more, not {self.runs}")
+
+    @property
+    def sink_rows(self) -> int:
+        return self.records // 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    what: str
+    unit: str
+    run: Callable[[SparkStage, str], float]
+    higher_is_better: bool = True
+    formats: tuple[str, ...] = (OURS, SPARKS)
+
+
+def _exactly_once(stage: SparkStage, format_name: str) -> float:
+    return loads.stream_sink(stage, format_name, "exactly-once")
+
+
+_LOADS = (
+    _Load("batch read into noop", "rows/s", loads.batch_noop),
+    _Load("batch count by minute", "rows/s", loads.batch_window),
+    _Load("batch read into Parquet", "rows/s", loads.batch_parquet),
+    _Load("stream into noop", "rows/s", loads.stream_noop),
+    _Load("stream count by minute", "rows/s", loads.stream_window),
+    _Load("stream into Parquet", "rows/s", loads.stream_parquet),
+    _Load("batch into a topic, at least once", "rows/s", loads.batch_sink),
+    _Load("stream into a topic, at least once", "rows/s", loads.stream_sink),
+    _Load(EXACTLY_ONCE, "rows/s", _exactly_once, formats=(OURS,)),
+    _Load("micro-batch of one row", "ms", loads.small_batch_ms, higher_is_better=False),
+    _Load("idle query", "% of a core", loads.idle_cpu_percent, higher_is_better=False),
+)
+_AT_LEAST_ONCE = "stream into a topic, at least once"
+
+Figures = dict[tuple[str, str], list[float]]
+
+
+def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
+    """Measure both formats; rows in the order of the docs' table."""
+    touch_memory(_TOUCHED_BYTES)
+    with work_directory(directory) as work:
+        broker = TidelogBroker(work / "tidelog")
+        broker.start()
+        try:
+            with (
+                led_topic(broker, "read", partitions=loads.PARTITIONS),
+                led_topic(broker, "warm", partitions=loads.PARTITIONS),
+                led_topic(broker, "few"),
+                session_with_both(work) as spark,
+            ):
+                warm_records = max(plan.records // 10, min(_WARM_RECORDS_MIN, plan.records))
+                stage = SparkStage(spark, broker, work, plan.records, plan.sink_rows)
+                progress(f"writing {plan.records:,} records and {plan.sink_rows:,} rows")
+                loads.write_inputs(stage)
+                loads.send_records(broker, "warm", warm_records)
+                warm = SparkStage(
+                    spark, broker, work, warm_records, plan.sink_rows, topic="warm", numbers=stage.numbers
+                )
+                progress("warming up")
+                _measure(warm, {})
+                figures: Figures = {}
+                for run in range(plan.runs):
+                    progress(f"run {run + 1} of {plan.runs}")
+                    _measure(stage, figures, theirs_first=run % 2 == 1, progress=progress)
+        finally:
+            broker.kill()
+    return _rows(figures)
+
+
+def _measure(
+    stage: SparkStage, figures: Figures, theirs_first: bool = False, progress: Progress = lambda step: None
+) -> None:
+    for load in _LOADS:
+        for format_name in load.formats[:: -1 if theirs_first else 1]:
+            figure = load.run(stage, format_name)
+            if figure <= 0:
+                raise MeasurementError(f"{load.what} with {format_name} measured nothing")
+            progress(f"{load.what}, {format_name}: {figure:,.6g} {load.unit}")
+            figures.setdefault((load.what, format_name), []).append(figure)
+
+
+def _rows(figures: Figures) -> list[Row]:
+    rows = []
+    for load in _LOADS:
+        ours = figures[load.what, OURS]
+        theirs = figures[load.what, SPARKS] if SPARKS in load.formats else figures[_AT_LEAST_ONCE, OURS]
+        target = 1.0 if SPARKS in load.formats else 0.8
+        medians = statistics.median(ours), statistics.median(theirs)
+        rows.append(Row(load.what, load.unit, *medians, load.higher_is_better, target))
+    return rows
