@@ -1,0 +1,163 @@
+"""The Spark session of a pipeline: which settings it gets, and why.
+
+What always holds: every setting that differs from Spark's own is a row of SETTINGS, with its reason; what the
+pipeline's file or the command line says wins over the table. The page about pipelines and the command show this table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidelog.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_MASTER = "local[*]"
+_LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
+_CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of Spark that pipelines have by default. A value of None leaves Spark's own in this case."""
+
+    name: str
+    value: Callable[[str], str | None]  # of the master's address
+    shown: str
+    reason: str
+
+
+def is_local(master: str) -> bool:
+    return _LOCAL.fullmatch(master) is not None
+
+
+def _cores(master: str) -> int | None:
+    found = _LOCAL.fullmatch(master)
+    if found is None:
+        return None
+    count = found.group(1) or "1"
+    return (os.cpu_count() or 1) if count == "*" else int(count)
+
+
+def _when_local(value: str) -> Callable[[str], str | None]:
+    return lambda master: value if is_local(master) else None
+
+
+def _always(value: str) -> Callable[[str], str | None]:
+    return lambda master: value
+
+
+def _shuffle_partitions(master: str) -> str | None:
+    cores = _cores(master)
+    return None if cores is None else str(cores)
+
+
+SETTINGS = (
+    Setting(
+        "spark.sql.session.timeZone",
+        _always("UTC"),
+        "UTC",
+        "the same file gives the same rows on every machine",
+    ),
+    Setting(
+        "spark.sql.ansi.enabled",
+        _always("false"),
+        "false",
+        "a division by zero or a number too large is null in that row; with ANSI rules one such row would stop the "
+        "query, and again after each restart",
+    ),
+    Setting(
+        "spark.sql.shuffle.partitions",
+        _shuffle_partitions,
+        "cores (local)",
+        "Spark's 200 tasks for each shuffle of each micro-batch cost more than the rows; fixed by the first run of a "
+        "stateful query",
+    ),
+    Setting(
+        "spark.sql.streaming.checkpointFileManagerClass",
+        _when_local(_CHECKPOINT_MANAGER),
+        "by rename (local)",
+        "Spark's own starts a shell for each file of the checkpoint: 131-141 ms a micro-batch became 55; only on local "
+        "disks, where a rename is atomic",
+    ),
+    Setting(
+        "spark.python.unix.domain.socket.enabled",
+        _when_local("true"),
+        "true (local)",
+        "sockets of the file system between Spark and Python: 140 ms a micro-batch became 93-112",
+    ),
+    Setting(
+        "spark.sql.python.filterPushdown.enabled",
+        _always("true"),
+        "true",
+        "filters on partition, offset and timestamp of a batch read become ranges of offsets",
+    ),
+    Setting(
+        "spark.sql.execution.arrow.pyspark.enabled",
+        _always("true"),
+        "true",
+        "results come to Python as Arrow instead of pickled rows",
+    ),
+    Setting(
+        "spark.sql.streaming.stateStore.providerClass",
+        _always("org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"),
+        "RocksDB",
+        "state lives on disk instead of the driver's heap, and transformWithState needs it",
+    ),
+    Setting(
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
+        _always("true"),
+        "true",
+        "a micro-batch writes what changed in its state, not a copy of the state",
+    ),
+    Setting(
+        "spark.ui.enabled",
+        _always("true"),
+        "true",
+        "the command links to Spark's own page",
+    ),
+    Setting(
+        "spark.ui.showConsoleProgress",
+        _always("false"),
+        "false",
+        "the terminal shows the pipeline's progress instead",
+    ),
+    Setting(
+        "spark.driver.host",
+        _when_local("127.0.0.1"),
+        "127.0.0.1 (local)",
+        "nothing listens to the network",
+    ),
+    Setting(
+        "spark.driver.bindAddress",
+        _when_local("127.0.0.1"),
+        "127.0.0.1 (local)",
+        "nothing listens to the network",
+    ),
+    Setting(
+        "spark.ui.port",
+        _always("4040"),
+        "4040",
+        "or the next free one",
+    ),
+    Setting(
+        "spark.port.maxRetries",
+        _always("100"),
+        "100",
+        "many pipelines on one machine each get a page",
+    ),
+)
+
+
+def settings_for(master: str, *layers: Mapping[str, str]) -> dict[str, str]:
+    """The table's values for this master, with each layer over those before it."""
+    values = {row.name: value for row in SETTINGS if (value := row.value(master)) is not None}
+    for layer in layers:
+        values.update({str(name): str(value) for name, value in layer.items()})
+    return values
