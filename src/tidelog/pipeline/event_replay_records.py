@@ -1,0 +1,163 @@
+"""A user's function over single events, run on the columns that Spark hands to a worker.
+
+What always holds: the function is called for one event at a time, in the order of their offsets; an event for which it
+raises is not lost and stops nothing: it becomes a refused row, as it was read, with the error. Runs in Spark's workers,
+so it imports nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_PER_BATCH = 10_000
+ERROR_LETTERS_MAX = 2000
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A record as it was read. Its origin tells where from, and can't be changed."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+    def replace(self, **changes: Any) -> Event:
+        """The same event with another `key`, `value` or `headers`."""
+        unknown = changes.keys() - {"key", "value", "headers"}
+        if unknown:
+            raise TypeError(f"{min(unknown)} can't be replaced: an event has a key, a value and headers")
+        return dataclasses.replace(self, **changes)
+
+
+EventFunction = Callable[[Event], "Event | Iterable[Event] | None"]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of rows to hand back."""
+
+    key: list[bytes | None] = dataclasses.field(default_factory=list)
+    value: list[bytes | None] = dataclasses.field(default_factory=list)
+    headers: list[Headers] = dataclasses.field(default_factory=list)
+    partition: list[int | None] = dataclasses.field(default_factory=list)
+    error: list[str | None] = dataclasses.field(default_factory=list)
+
+    def add(self, event: Event, partition: int | None, error: str | None = None) -> None:
+        self.key.append(event.key)
+        self.value.append(event.value)
+        self.headers.append(event.headers)
+        self.partition.append(partition)
+        self.error.append(error)
+
+    def batch(self) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        schema = _schema()
+        columns = [pa.array(getattr(self, field.name), field.type) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
+    return pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("partition", pa.int32()),
+            ("error", pa.string()),
+        ]
+    )
+
+
+MAPPED_COLUMNS = (
+    "key binary, value binary, headers array<struct<key: string, value: binary>>, partition int, error string"
+)
+"""What comes out, as Spark writes a schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventMapper:
+    """Calls a function for each event; what Spark's `mapInArrow` takes."""
+
+    function: EventFunction
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = _Rows()
+            for event in events_of(batch):
+                self._apply(event, rows)
+                if len(rows.key) >= ROWS_PER_BATCH:
+                    yield rows.batch()
+                    rows = _Rows()
+            if rows.key:
+                yield rows.batch()
+
+    def _apply(self, event: Event, rows: _Rows) -> None:
+        try:
+            results = list(_results(self.function(event)))
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises, the event is kept and told of
+            rows.add(event, None, f"{type(error).__name__}: {error}"[:ERROR_LETTERS_MAX])
+            return
+        for result in results:
+            # Another key belongs to another partition, which the sink finds.
+            rows.add(result, event.partition if result.key == event.key else None)
+
+
+def _results(answer: Any) -> Iterable[Event]:
+    if answer is None:
+        return
+    if isinstance(answer, Event):
+        answer = (answer,)
+    elif isinstance(answer, (bytes, str)) or not isinstance(answer, Iterable):
+        raise TypeError(f"the function gave {type(answer).__name__}: expected an event, several of them, or None")
+    for each in answer:
+        if not isinstance(each, Event):
+            raise TypeError(f"the function gave {type(each).__name__} among its events")
+        _check(each)
+        yield each
+
+
+def _check(event: Event) -> None:
+    """Find here, where the event is known, what would fail a whole batch later."""
+    for name in ("key", "value"):
+        content = getattr(event, name)
+        if content is not None and not isinstance(content, bytes):
+            raise TypeError(f"the {name} is {type(content).__name__}: expected bytes or None")
+    for header in event.headers:
+        name, content = header
+        if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
+            raise TypeError(f"the header {name!r} must be text, with bytes or None")
+
+
+def events_of(batch: pa.RecordBatch) -> Iterator[Event]:
+    """The rows of a batch with the columns of the source."""
+    import pyarrow as pa
+
+    times_ms = batch.column("timestamp").cast(pa.timestamp("ms", "UTC"), safe=False).cast(pa.int64())
+    for key, value, headers, topic, partition, offset, time_ms in zip(
+        batch.column("key").to_pylist(),
+        batch.column("value").to_pylist(),
+        batch.column("headers").to_pylist(),
+        batch.column("topic").to_pylist(),
+        batch.column("partition").to_pylist(),
+        batch.column("offset").to_pylist(),
+        times_ms.to_pylist(),
+        strict=True,
+    ):
+        pairs = tuple((header["key"], header["value"]) for header in headers or ())
+        yield Event(key, value, pairs, topic, partition, offset, time_ms)
