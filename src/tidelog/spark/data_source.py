@@ -25,9 +25,10 @@ class TidelogDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of Spark's own `kafka` format; `schema(...)` of the reader may name fewer of them."""
-        from tidelog.spark.columns import schema_of
+        from tidelog.spark.columns import full_schema
+        from tidelog.spark.options import option_of
 
-        return schema_of(self.options)
+        return full_schema(include_headers=option_of(self.options, "includeHeaders"))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from tidelog.spark.reader import make_reader

@@ -365,6 +365,13 @@ def read_options(given: Mapping[str, str], use: Use) -> Options:
     return Options(use, values, kafka)
 
 
+def option_of(given: Mapping[str, str], name: str) -> Any:
+    """One option, before it is known what the others are for."""
+    row = OPTIONS[name.lower()]
+    text = next((text for key, text in given.items() if key.lower() == row.name.lower()), row.default)
+    return None if text is None else row.parse(text)
+
+
 def _refuse(kafka: Iterable[str], owned: Mapping[str, str], owner: str) -> None:
     for name in kafka:
         if name in owned:

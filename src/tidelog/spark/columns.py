@@ -1,0 +1,94 @@
+"""The columns that the source gives: those of Spark's own `kafka` format, or some of them.
+
+What always holds: what is yielded has exactly the Arrow types that Spark expects for the schema of the DataFrame. A
+schema of the user's may leave columns out, in any order, and may have `key` and `value` as strings: the bytes are then
+taken for UTF-8 as they are, as Spark's cast does, without a check.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidelog.spark.options import OptionError
+
+HEADERS = "headers"
+_HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+COLUMNS: Mapping[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    HEADERS: _HEADERS_TYPE,
+}
+_MAY_BE_TEXT = frozenset({"key", "value"})
+
+
+def full_schema(*, include_headers: bool) -> StructType:
+    """The schema of Spark's own `kafka` format."""
+    return StructType([StructField(name, kind) for name, kind in COLUMNS.items() if name != HEADERS or include_headers])
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise OptionError unless the source can give this."""
+    for column in schema.fields:
+        wanted = COLUMNS.get(column.name)
+        if wanted is None:
+            raise OptionError(f"format tidelog has no column {column.name!r}; it has {', '.join(COLUMNS)}")
+        if _plain(column.dataType) == _plain(wanted):
+            continue
+        if column.name in _MAY_BE_TEXT and isinstance(column.dataType, StringType):
+            continue
+        either = " or string" if column.name in _MAY_BE_TEXT else ""
+        raise OptionError(
+            f"column {column.name} is {wanted.simpleString()}{either}, not {column.dataType.simpleString()}; "
+            "cast or parse it after the read"
+        )
+    if not schema.fields:
+        raise OptionError(f"the schema has no column; name some of {', '.join(COLUMNS)}")
+
+
+def _plain(kind: DataType) -> str:
+    return kind.simpleString()
+
+
+@lru_cache(maxsize=64)
+def arrow_schema(schema_json: str) -> pa.Schema:
+    """What Spark expects of the first batch, for a schema as JSON."""
+    return to_arrow_schema(StructType.fromJson(json.loads(schema_json)), timezone="UTC")
+
+
+def project(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    """The columns that are wanted, in the types that are wanted; nothing is copied."""
+    arrays = []
+    for wanted in target:
+        array = batch.column(wanted.name)
+        if array.type != wanted.type:
+            array = _headers_as(array, wanted.type) if wanted.name == HEADERS else array.view(wanted.type)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=target)
+
+
+def _headers_as(array: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
+    """The same lists, in which everything may be null: Spark's schema says so, though nothing is."""
+    elements = array.values
+    structs = pa.StructArray.from_arrays(elements.flatten(), fields=list(wanted.value_type))
+    return pa.ListArray.from_arrays(array.offsets, structs, type=wanted)

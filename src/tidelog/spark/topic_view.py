@@ -1,0 +1,215 @@
+"""What the driver knows of the topics of a query: which partitions there are, and where they begin and end.
+
+What always holds: the list of topics is asked for at most once in the time that the caller allows; offsets are asked
+for all partitions at once, so an idle look costs one round trip to each leader. Errors name what is missing. A broker
+that can't be reached is the client's error, told at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import re2
+
+from tidelog.client.admin import Admin
+from tidelog.client.errors import ClientError, ConnectError
+from tidelog.client.types import TopicMetadata, TopicPartition
+from tidelog.spark import client_settings
+from tidelog.spark.errors import SourceError
+from tidelog.spark.offsets import EARLIEST, LATEST, Bound, Offsets, check_named, parse_partitions
+from tidelog.spark.options import OptionError, Options
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_HOW_MANY = ("assign", "subscribe", "subscribePattern")
+
+
+class TopicView:
+    """The topics that the options name, as the cluster tells of them."""
+
+    def __init__(self, options: Options) -> None:
+        given = [name for name in _HOW_MANY if options.is_given(name)]
+        if len(given) != 1:
+            which = "none is" if not given else f"{' and '.join(given)} are"
+            raise OptionError(f"exactly one of the options {', '.join(_HOW_MANY)} says what is read; {which} given")
+        self._options = options
+        self._assigned = parse_partitions("assign", options.get("assign")) if given == ["assign"] else frozenset()
+        self._names = _names(options.get("subscribe")) if given == ["subscribe"] else frozenset()
+        self._matches = _matcher(options.get("subscribePattern")) if given == ["subscribePattern"] else None
+        self._isolation_level = client_settings.isolation_level(options)
+        self._settings = client_settings.for_driver(options)
+        self._admin: Admin | None = None
+        self._topics: dict[str, TopicMetadata] = {}
+        self._asked_at_s = -1e9
+
+    @property
+    def admin(self) -> Admin:
+        if self._admin is None:
+            self._admin = Admin(self._settings)
+        return self._admin
+
+    def close(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    # Topics
+
+    def refresh(self, *, age_max_s: float = 0.0) -> None:
+        """Ask which topics there are, unless that was done so short a time ago."""
+        if time.monotonic() - self._asked_at_s < age_max_s:
+            return
+        told = self._retried(self._ask_topics)
+        self._topics = {topic.name: topic for topic in told}
+        self._asked_at_s = time.monotonic()
+
+    def _ask_topics(self) -> list[TopicMetadata]:
+        if self._matches is not None:
+            return [topic for topic in self.admin.list_topics() if self._matches(topic.name)]
+        names = self._names or {topic for topic, _ in self._assigned}
+        return list(self.admin.describe_topics(sorted(names)).succeeded.values())
+
+    def partitions(self) -> frozenset[TopicPartition]:
+        """Those that exist now, of those that are to be read."""
+        there = {
+            TopicPartition(topic.name, row.partition) for topic in self._topics.values() for row in topic.partitions
+        }
+        return frozenset(there & self._assigned if self._assigned else there)
+
+    def topic_ids(self) -> dict[str, uuid.UUID]:
+        return {name: topic.topic_id for name, topic in self._topics.items()}
+
+    def require_all(self) -> None:
+        """Raise SourceError when a topic or partition that is named does not exist."""
+        missing = sorted(self._names - self._topics.keys())
+        if missing:
+            raise SourceError(f"there is no topic {', '.join(missing)}; make it first, or correct subscribe")
+        absent = sorted(self._assigned - self.partitions())
+        if absent:
+            listed = ", ".join(str(each) for each in absent)
+            raise SourceError(f"there is no partition {listed}; make it first, or correct assign")
+
+    # Offsets
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        return self._ends(partitions, EARLIEST)
+
+    def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Behind the last record that can be read now."""
+        return self._ends(partitions, LATEST)
+
+    def _ends(self, partitions: Iterable[TopicPartition], end: int) -> Offsets:
+        return {key: offset for key, offset in self._list(dict.fromkeys(partitions, end)).items() if offset >= 0}
+
+    def at_times(self, timestamps: Mapping[TopicPartition, int]) -> Offsets:
+        """The first offset at or after each time; -1 where no record is so young."""
+        return self._list(timestamps)
+
+    def _list(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
+        if not wanted:
+            return {}
+
+        def ask() -> Offsets:
+            level = "read_committed" if self._isolation_level == "read_committed" else "read_uncommitted"
+            found = self.admin.list_offsets(wanted, isolation_level=level)  # type: ignore[arg-type]  # one of two words
+            return {key: row.offset for key, row in found.raise_for_errors().items()}
+
+        return self._retried(ask)
+
+    def committed(self, group_id: str, partitions: Iterable[TopicPartition]) -> Offsets:
+        """What a group has committed, where it has."""
+        wanted = list(partitions)
+
+        def ask() -> Offsets:
+            found = self.admin.list_consumer_group_offsets({group_id: wanted})
+            return {key: row.offset for key, row in found[group_id].items()}
+
+        return self._retried(ask) if wanted else {}
+
+    def offset_bytes(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
+        """How many bytes an offset of each partition takes on disk, on average."""
+        wanted = list(partitions)
+        sizes: dict[TopicPartition, int] = {}
+        for dirs in self.admin.describe_log_dirs(partitions=wanted).raise_for_errors().values():
+            for each in dirs:
+                for replica in each.replicas:
+                    key = replica.topic_partition
+                    sizes[key] = max(sizes.get(key, 0), replica.size_bytes)
+        first, last = self.earliest(wanted), self.latest(wanted)
+        return {key: size / max(last[key] - first[key], 1) for key, size in sizes.items() if key in last}
+
+    def _retried(self, ask: Callable[[], T]) -> T:
+        retries: int = self._options.get("fetchOffset.numRetries")
+        for left in range(retries, -1, -1):
+            try:
+                return ask()
+            except ConnectError:
+                raise
+            except ClientError as error:
+                if not left:
+                    raise
+                log.warning("asking for topics and offsets failed, trying again: %s", error)
+                time.sleep(self._options.get("fetchOffset.retryIntervalMs") / 1000)
+        raise AssertionError("the last try has returned or raised")
+
+    # Bounds
+
+    def resolve(self, bound: Bound, *, latest: Mapping[TopicPartition, int] | None = None) -> Offsets:
+        """The offsets that a bound names; `latest` where that is to be taken as known."""
+        partitions = self.partitions()
+        check_named(bound, partitions)
+        if bound.group_id is not None:
+            wanted = self.committed(bound.group_id, partitions)
+            wanted = {key: wanted.get(key, EARLIEST) for key in partitions}
+        elif bound.timestamp is not None or bound.timestamps:
+            wanted = self._resolve_times(bound, partitions)
+        elif bound.offsets:
+            wanted = dict(bound.offsets)
+        else:
+            assert bound.everywhere is not None
+            wanted = dict.fromkeys(partitions, bound.everywhere)
+        at_start = self.earliest(key for key, offset in wanted.items() if offset == EARLIEST)
+        at_end = [key for key, offset in wanted.items() if offset == LATEST]
+        ends = self.latest(at_end) if latest is None else {key: latest[key] for key in at_end if key in latest}
+        return {**wanted, **at_start, **ends}
+
+    def _resolve_times(self, bound: Bound, partitions: Iterable[TopicPartition]) -> Offsets:
+        times = bound.timestamps or dict.fromkeys(partitions, bound.timestamp or 0)
+        found = self.at_times(times)
+        for key, offset in found.items():
+            if offset < 0 and not bound.is_latest_if_none:
+                raise SourceError(
+                    f"partition {key} has no record at or after {times[key]} (option {bound.option}); set "
+                    "startingOffsetsByTimestampStrategy to latest to begin at its end"
+                )
+        return {key: offset if offset >= 0 else LATEST for key, offset in found.items()}
+
+
+def _names(text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise OptionError(f"option subscribe={text!r} names no topic")
+    return names
+
+
+def _matcher(text: str) -> Callable[[str], object]:
+    """Whether a whole name matches. RE2 never hangs; what only Python's syntax knows, as look-ahead, is taken too."""
+    if not text:
+        raise OptionError("option subscribePattern is empty")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(text, options)
+    except re2.error:
+        try:
+            return re.compile(text).fullmatch
+        except re.error as error:
+            raise OptionError(f"option subscribePattern={text!r} is no regular expression: {error}") from error
+    matches: Callable[[str], object] = compiled.fullmatch
+    return matches
