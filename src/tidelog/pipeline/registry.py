@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.registry_rows import (
     Event,
     Progress,
@@ -74,7 +75,7 @@ CREATE INDEX IF NOT EXISTS events_by_pipeline ON events(pipeline);
 """
 
 
-class RegistryError(Exception):
+class RegistryError(PipelineError):
     """The registry refuses; the text is one line that says why and what to do."""
 
 
@@ -213,7 +214,7 @@ class Registry:
                 f"version {live} of {pipeline} is live, not version {version}: run it beside with "
                 f"'tidelog pipeline replay', then 'tidelog pipeline promote {pipeline}' switches readers over"
             )
-        if switch is not None and switch.from_version == version:
+        if switch is not None and switch.from_version == version and switch.is_old_stopped:
             raise RegistryError(
                 f"{pipeline} is being switched from version {version} to {switch.to_version}: finish it with "
                 f"'tidelog pipeline {switch.kind} {pipeline}', or give it up with "

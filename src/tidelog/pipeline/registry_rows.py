@@ -18,6 +18,9 @@ RunOutcome = Literal["stopped", "failed", "killed"]
 SwitchKind = Literal["promote", "rollback"]
 SwitchOutcome = Literal["done", "abandoned"]
 
+OLD_OFFSETS = "old_offsets"
+"""In the data of a switch: where the old version stopped."""
+
 Offsets = Mapping[str, Mapping[int, int]]
 """By topic and partition: the next offset to read."""
 
@@ -131,6 +134,11 @@ class Switch:
     @property
     def is_open(self) -> bool:
         return self.finished_ms is None
+
+    @property
+    def is_old_stopped(self) -> bool:
+        """Whether the old version has ended for it; until then it may be started again to end its last batch."""
+        return OLD_OFFSETS in self.data
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,21 @@ import time
 from pathlib import Path
 from typing import Self
 
+from tidelog.pipeline.errors import AlreadyRunningError
+
 # Whoever looks whether it is held has it for some microseconds.
 _ATTEMPTS = 5
 _ATTEMPT_INTERVAL_S = 0.01
 
 
 class RunLock:
-    """The lock of `<state>/<pipeline>/v<version>`; use it with `with`."""
+    """The lock of `<state>/<pipeline>/v<version>`; use it with `with`.
 
-    def __init__(self, state_dir: str | os.PathLike[str], pipeline: str, version: int) -> None:
-        self.path = Path(state_dir) / pipeline / f"v{version}" / "lock"
+    A process that runs a version several times, in one role after another, holds the lock `host` meanwhile.
+    """
+
+    def __init__(self, state_dir: str | os.PathLike[str], pipeline: str, version: int, name: str = "lock") -> None:
+        self.path = Path(state_dir) / pipeline / f"v{version}" / name
         self._file: int | None = None
 
     def try_acquire(self) -> bool:
@@ -55,9 +60,13 @@ class RunLock:
             os.close(file)
         return False
 
+    def holder(self) -> str:
+        """The process that took it last."""
+        return self.path.read_text().strip() or "?"
+
     def __enter__(self) -> Self:
         if not self.try_acquire():
-            raise AlreadyRunningError(f"another process holds {self.path}")
+            raise AlreadyRunningError(f"another process (pid {self.holder()}) holds {self.path}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +82,3 @@ def _lock(file: int) -> bool:
         else:
             return True
     return False
-
-
-class AlreadyRunningError(Exception):
-    """Another process runs this version."""

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.pipeline.errors import AlreadyRunningError
 from tidelog.pipeline.registry import Registry, RegistryError
 from tidelog.pipeline.registry_rows import Progress, has_reached
-from tidelog.pipeline.run_lock import AlreadyRunningError, RunLock
+from tidelog.pipeline.run_lock import RunLock
 
 
 @pytest.fixture
@@ -112,13 +113,14 @@ def test_one_switch_is_open_at_a_time_and_moves_the_live_version_with_its_step(r
     switch = registry.begin_switch("revenue", "promote", 2, "stop")
     with pytest.raises(RegistryError, match="being switched from version 1 to 2 already"):
         registry.begin_switch("revenue", "promote", 2, "stop")
+    registry.start_run("revenue", 1, "live")  # to end its last batch
+    moved = registry.advance_switch(switch, "write", {"old_offsets": {}, "keys": 3})
     with pytest.raises(RegistryError, match=r"being switched from version 1 to 2.*--abandon"):
         registry.start_run("revenue", 1, "live")
-    moved = registry.advance_switch(switch, "write", {"keys": 3})
     with pytest.raises(RegistryError, match="another command has gone on"):
         registry.advance_switch(switch, "write")
     moved = registry.advance_switch(moved, "end", {"more": 1}, live_version=2)
-    assert moved.data == {"keys": 3, "more": 1}
+    assert moved.data == {"old_offsets": {}, "keys": 3, "more": 1}
     assert registry.live_version("revenue") == 2
     done = registry.advance_switch(moved, "end", outcome="done")
     assert (done.is_open, done.outcome) == (False, "done")
