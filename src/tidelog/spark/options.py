@@ -299,7 +299,49 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
 )
 
-OPTIONS: Mapping[str, Option] = {option.name.lower(): option for option in SOURCE_OPTIONS}
+SINK_OPTIONS: tuple[Option, ...] = (
+    Option("topic", Kind.STRING, "The topic of all rows; goes before the column topic.", WRITES),
+    Option(
+        "delivery",
+        Kind.STRING,
+        "exactly-once: rows become visible to readers of committed records once, whatever is retried or killed; "
+        "at-least-once: rows are visible at once, and twice after a retry. Default: exactly-once in streams, inside "
+        "foreachBatch and with txnAppId; at-least-once in other batch writes.",
+        WRITES,
+        choices=("exactly-once", "at-least-once"),
+    ),
+    Option(
+        "txnAppId",
+        Kind.STRING,
+        "Whose version txnVersion is: the same version of the same application is written once, and passed over when "
+        "it is written again. Default inside foreachBatch: the id of the query.",
+        BATCH_WRITES,
+    ),
+    Option(
+        "txnVersion",
+        Kind.INT,
+        "The version of the application's data; versions must grow. Default inside foreachBatch: the id of the batch.",
+        BATCH_WRITES,
+        at_least=0,
+    ),
+    Option(
+        "transactionalIdPrefix",
+        Kind.STRING,
+        "What the transactional ids and the group of exactly-once writes begin with, for access rules.",
+        WRITES,
+        default="tidelog-spark",
+    ),
+    Option(
+        "topicTimeoutMs",
+        Kind.MILLISECONDS,
+        "How long a task waits to hear of a topic before it fails, because there is none of the name.",
+        WRITES,
+        default="10000",
+        at_least=0,
+    ),
+)
+
+OPTIONS: Mapping[str, Option] = {option.name.lower(): option for option in (*SOURCE_OPTIONS, *SINK_OPTIONS)}
 
 # Spark hands these to every source and sink, or they are for another part of it.
 _NOT_OURS = frozenset(
@@ -316,6 +358,15 @@ _OWNED_BY_SOURCE: Mapping[str, str] = {
     "interceptor.classes": "records go to Spark without a Python object each, so nothing can look at them on the way",
     "group.instance.id": "a query is no member of its group: it only publishes its offsets there",
     "group.protocol": "a query is no member of its group: it only publishes its offsets there",
+}
+
+# Client settings that the sink decides, and why.
+_OWNED_BY_SINK: Mapping[str, str] = {
+    "transactional.id": "every attempt of a task has one of its own; transactionalIdPrefix is what they begin with",
+    "key.serializer": "keys are bytes or text; make them so with to_json, to_avro or a cast",
+    "value.serializer": "values are bytes or text; make them so with to_json, to_avro or a cast",
+    "interceptor.classes": "rows are written without a Python object each, so nothing can look at them on the way",
+    "partitioner.class": "the key decides, as with Java's clients; give the DataFrame a column partition to decide it",
 }
 
 
@@ -360,6 +411,8 @@ def read_options(given: Mapping[str, str], use: Use) -> Options:
             log.warning("option %s has no effect in a %s", row.name, use.value)
     if use.is_read:
         _refuse(kafka, _OWNED_BY_SOURCE, "source")
+    else:
+        _refuse(kafka, _OWNED_BY_SINK, "sink")
     if not kafka.get("bootstrap.servers", "").strip():
         raise OptionError("option kafka.bootstrap.servers is missing: the brokers' addresses, as 127.0.0.1:9092")
     return Options(use, values, kafka)

@@ -113,6 +113,13 @@ class TransactionState:
             self._adding.clear()
             self._added.clear()
 
+    def renamed(self, transactional_id: str) -> TransactionState:
+        """The state of a producer that begins anew under this id; not while a transaction is open."""
+        if self.state not in (State.UNINITIALIZED, State.READY):
+            self._raise_fatal()
+            self._wrong("a change of the transactional id")
+        return TransactionState(transactional_id)
+
     # Failures
 
     def failed(self, error: ClientError) -> None:

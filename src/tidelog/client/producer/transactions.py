@@ -151,6 +151,7 @@ class Transactions:
         self._two_phase = two_phase
         self._block_s = block_s
         self._coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
+        self._coordinators = {transactional_id: self._coordinator}  # of all ids that it has had
         self._group_coordinators: dict[str, Coordinator] = {}
         self._adds_itself = False
         self._adding: asyncio.Task[None] | None = None
@@ -247,6 +248,34 @@ class Transactions:
         self.state.prepared()
         self._prepared = PreparedTransaction(self._host.producer_id, self._host.producer_epoch)
         return self._prepared
+
+    async def leave_open(self, *, timeout_s: float | None = None) -> tuple[int, int] | None:
+        """Deliver all records and let go of the transaction, which whoever knows its id and epoch may end; None when
+        nothing of it has reached a broker. The producer is then as new: `rename` and `init` begin the next."""
+        self.state.check_send()
+        self._host.set_open(False)
+        try:
+            async with asyncio.timeout(self._block_s if timeout_s is None else timeout_s):
+                await self._host.flush()
+        except TimeoutError:
+            self._host.set_open(True)
+            raise TransactionTimeoutError("not all records were delivered in time; hand over again") from None
+        self.state.check_send()  # a record may have failed on the way
+        left = (self._host.producer_id, self._host.producer_epoch) if self.state.has_begun_at_broker else None
+        self.state.ended()
+        return left
+
+    async def rename(self, transactional_id: str) -> None:
+        """Go on under another id, for which `init` is to be called; nothing may be open."""
+        self.state = self.state.renamed(transactional_id)
+        self._coordinator = self._coordinators.setdefault(
+            transactional_id, Coordinator(self._cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
+        )
+
+    @property
+    def coordinator_id(self) -> int | None:
+        """The node that coordinates the transactional id, as last heard of."""
+        return self._coordinator.node_id
 
     async def complete(self, prepared: PreparedTransaction, *, timeout_s: float | None = None) -> bool:
         """Commit the prepared transaction if it is this one, else abort it; whether it was committed now."""

@@ -1,0 +1,140 @@
+"""The end of transactions that other producers have begun and handed over, by those who know their names.
+
+What always holds: a request whose answer was lost is made again, and carried out once; asking for the same end twice
+is answered as it was the first time. An end that can't be had any more because the transaction was ended the other way,
+as by its time-out, is told as `Outcome.LOST` and not raised. Requests run at once, in turns of a bounded number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+from tidelog.client.errors import BrokerError, ClientError
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.handover import HandedOver
+from tidelog.client.producer.transaction_requests import Asker, InitAsk, end_transaction, init_producer_id, may_pass
+from tidelog.protocol import ErrorCode
+
+_AT_ONCE = 64  # so that a coordinator's queue is not filled by one client
+_CONCURRENT_BACKOFF = Backoff(0.01, 0.1)  # markers are being written, which takes moments
+_IMPLICIT_FEATURE = ("transaction.version", 2)
+
+# A coordinator's answers that mean: this transaction has ended, and not in the way that is asked for.
+_ENDED_OTHERWISE = frozenset(
+    {
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+    }
+)
+
+T = TypeVar("T")
+
+
+class Outcome(enum.Enum):
+    """What became of a transaction that was to be ended."""
+
+    ENDED = "ended as asked, now or before"
+    LOST = "ended the other way before"
+
+
+def adds_partitions_itself(connection: Connection) -> bool:
+    """Whether the brokers add partitions to transactions themselves and count epochs up at their end (KIP-890)."""
+    name, level = _IMPLICIT_FEATURE
+    return connection.features.get(name, 0) >= level
+
+
+async def ask_coordinator(
+    coordinator: Coordinator, retry: Backoff, ask: Callable[[Connection], Awaitable[T]], *, timeout_s: float
+) -> T:
+    """Ask until the answer is not one that passes, or the time is up; then the last error is raised."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    failures = 0
+    while True:
+        try:
+            return await ask(await coordinator.connection())
+        except ClientError as error:
+            coordinator.note_error(error)
+            if not may_pass(error):
+                raise
+            failures += 1
+            is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
+            pause_s = (_CONCURRENT_BACKOFF if is_busy else retry).pause_s(failures)
+            if loop.time() + pause_s >= deadline_s:
+                raise
+        await asyncio.sleep(pause_s)
+
+
+async def end_transactions(
+    cluster: Cluster, transactions: Iterable[HandedOver], *, committed: bool, timeout_s: float
+) -> dict[HandedOver, Outcome]:
+    """Commit or abort them all; raises an error that is about none of them, as when no broker can be reached."""
+    outcomes: dict[HandedOver, Outcome] = {}
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def end(transaction: HandedOver) -> None:
+        async def ask(connection: Connection) -> None:
+            adds_itself = adds_partitions_itself(connection)
+            await end_transaction(connection, asker, committed=committed, adds_itself=adds_itself)
+
+        asker = Asker(transaction.transactional_id, transaction.producer_id, transaction.producer_epoch)
+        coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transaction.transactional_id)
+        coordinator.node_id = transaction.coordinator_id  # if it has moved since, its answer says so
+        async with turns:
+            try:
+                await ask_coordinator(coordinator, cluster.settings.retry, ask, timeout_s=timeout_s)
+            except BrokerError as error:
+                if error.code not in _ENDED_OTHERWISE:
+                    raise
+                outcomes[transaction] = Outcome.LOST
+            else:
+                outcomes[transaction] = Outcome.ENDED
+
+    await gather_all(end(transaction) for transaction in dict.fromkeys(transactions))
+    return outcomes
+
+
+async def fence(
+    cluster: Cluster, transactional_id: str, *, transaction_timeout_ms: int, timeout_s: float
+) -> tuple[int, int]:
+    """Begin anew under this id: earlier producers are shut out and what they left open is aborted; id and epoch."""
+    nobody = Asker(transactional_id, -1, -1)
+    coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
+    response = await ask_coordinator(
+        coordinator,
+        cluster.settings.retry,
+        lambda connection: init_producer_id(connection, nobody, InitAsk(transaction_timeout_ms)),
+        timeout_s=timeout_s,
+    )
+    return response.producer_id, response.producer_epoch
+
+
+async def fence_all(
+    cluster: Cluster, transactional_ids: Iterable[str], *, transaction_timeout_ms: int, timeout_s: float
+) -> None:
+    """`fence` for many ids."""
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(transactional_id: str) -> None:
+        async with turns:
+            await fence(cluster, transactional_id, transaction_timeout_ms=transaction_timeout_ms, timeout_s=timeout_s)
+
+    await gather_all(one(transactional_id) for transactional_id in dict.fromkeys(transactional_ids))
+
+
+async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all, also where one fails, and then raise the first error."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

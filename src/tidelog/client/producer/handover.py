@@ -1,0 +1,94 @@
+"""A transactional producer that leaves its transactions open for others to end, one transactional id after another.
+
+For engines whose workers write and whose driver decides: a worker delivers its records, hands the transaction over by
+its name (`HandedOver`), and goes on with the next one under another transactional id, over the same thread and
+connections. Whoever knows the name ends it, see `foreign_transactions`.
+
+What always holds: when `hand_over` returns, every record is stored; nothing more is written under that id and epoch. A
+transaction that nobody ends is aborted by the broker after `transaction.timeout.ms`, unless two-phase commit is on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from tidelog.client.errors import NoSuchPartitionError, RetriableError
+from tidelog.client.network.cluster import Cluster
+from tidelog.client.network.loop_thread import LoopThread
+from tidelog.client.producer.producer import Producer
+from tidelog.client.producer.transaction_calls import transactions_of
+
+_TOPIC_PAUSE_S = 0.1
+
+
+class HandedOver(NamedTuple):
+    """An open transaction, all of whose records are stored."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    coordinator_id: int | None = None  # the node that coordinated it when it was handed over
+
+
+class HandoverProducer(Producer):
+    """Begin one with `start`, send, and `hand_over`; then `start` again. A failed one is ended with `give_up`."""
+
+    def start(self, transactional_id: str) -> None:
+        """Shut out whoever used the id before, abort what they left open, and begin a transaction."""
+        transactions = transactions_of(self._core)
+        self._thread.run(transactions.rename(transactional_id))
+        self.init_transactions()
+        self.begin_transaction()
+
+    def hand_over(self, timeout_s: float | None = None) -> HandedOver | None:
+        """Deliver all records and leave the transaction open; None when nothing was written, so nothing is open."""
+        transactions = transactions_of(self._core)
+        producer = self._thread.run(transactions.leave_open(timeout_s=timeout_s))
+        if producer is None:
+            return None
+        return HandedOver(transactions.transactional_id, *producer, transactions.coordinator_id)
+
+    def give_up(self) -> None:
+        """Abort the transaction that was begun."""
+        self.abort_transaction()
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its connections, for other requests of the same process; to be used on `loop_thread` alone."""
+        return self._core.cluster
+
+    @property
+    def loop_thread(self) -> LoopThread:
+        return self._thread
+
+    def check_topic(self, topic: str, timeout_s: float) -> None:
+        """Wait for a topic to be known, for a shorter time than `max.block.ms`; raises NoSuchPartitionError."""
+        check_topic(self, topic, timeout_s)
+
+
+def check_topic(producer: Producer, topic: str, timeout_s: float) -> None:
+    """Wait for a topic to be known, for a shorter time than `max.block.ms`; raises NoSuchPartitionError."""
+    core = producer._core
+    if core.known_queues(topic, None) is None:
+        producer._thread.run(_wait_for_topic(producer, topic, timeout_s))
+
+
+async def _wait_for_topic(producer: Producer, topic: str, timeout_s: float) -> None:
+    core = producer._core
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    core.start()
+    while True:
+        told = None
+        try:
+            # Brokers that make topics on demand do so for writers.
+            told = await core.cluster.refresh([topic], allow_auto_topic_creation=True)
+            if topic in told.topics and told.topics[topic].partitions:
+                return
+        except RetriableError:
+            if loop.time() >= deadline_s:
+                raise
+        if loop.time() >= deadline_s:
+            raise NoSuchPartitionError(f"there is no topic {topic!r}; create it with 'tidelog topics create {topic}'")
+        await asyncio.sleep(_TOPIC_PAUSE_S)

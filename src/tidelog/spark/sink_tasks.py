@@ -1,0 +1,244 @@
+"""What a task does: write its rows, in a transaction that is left open for the driver, or at least once.
+
+What always holds: when a task reports, all its rows are stored. An attempt that fails aborts its own transaction where
+it still can. The producers of this process are made once and used for all its tasks; a process runs one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tidelog.client.errors import BrokerError, ClientError, ConfigError
+from tidelog.client.producer.foreign_transactions import Outcome, end_transactions
+from tidelog.client.producer.handover import HandoverProducer, check_topic
+from tidelog.client.producer.producer import Producer
+from tidelog.protocol import ErrorCode
+from tidelog.spark.sink_columns import by_topic
+from tidelog.spark.sink_decision import Decision, DecisionLog
+from tidelog.spark.sink_identity import TaskReport, WorkerNames, WriteIdentity
+from tidelog.spark.sink_settings import SinkSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidelog.client.producer.arrow_rows import RowsFuture
+
+log = logging.getLogger(__name__)
+
+_LONG_TASK_S = 0.5  # a decision made meanwhile is looked for after a task that took as long
+
+
+_Key = tuple[tuple[str, str], ...]
+
+
+class _Process:
+    """The producers of one process, by their settings; a forked child begins with none."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.names = WorkerNames()
+        self.producers: dict[_Key, Producer] = {}
+        # The last version of each base and run of which it is known that it was not decided before.
+        self.undecided: dict[tuple[str, str], int] = {}
+
+
+_process: _Process | None = None
+
+
+def _this_process() -> _Process:
+    global _process
+    if _process is None or _process.pid != os.getpid():
+        _process = _Process()
+    return _process
+
+
+def write_rows(
+    settings: SinkSettings, properties: Mapping[str, str], partition: int, batches: Iterable[pa.RecordBatch]
+) -> TaskReport:
+    """Write the rows of one attempt; `properties` are those of the Spark job, `partition` is the task's."""
+    identity = settings.identity(properties)
+    if identity is None:
+        return _write_at_least_once(settings, partition, batches)
+    process = _this_process()
+    producer = _transactional_producer(process, settings)
+    began_s = time.monotonic()
+    earlier = _decided(process, settings, producer, identity)
+    if earlier is not None:
+        report = _report_decided(settings, producer, identity, earlier, partition)
+        if report is not None:
+            for _ in batches:  # Spark's side waits until its rows are taken
+                pass
+            return report
+    return _write_in_transaction(process, settings, producer, identity, partition, batches, began_s)
+
+
+# At least once
+
+
+def _write_at_least_once(settings: SinkSettings, partition: int, batches: Iterable[pa.RecordBatch]) -> TaskReport:
+    process = _this_process()
+    key = _key(settings, transactional=False)
+    producer = process.producers.get(key)
+    if producer is None:
+        producer = process.producers[key] = Producer(settings.producer_settings(transactional=False))
+    try:
+        rows, _ = _send(settings, producer, batches)
+        producer.flush()
+    except ClientError:
+        _discard(process, key)
+        raise
+    return TaskReport(None, partition, rows)
+
+
+def _send(settings: SinkSettings, producer: Producer, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
+    """Send all rows and wait until they are stored; how many, and one of their topics."""
+    rows, first_topic = 0, ""
+    under_way: list[RowsFuture] = []
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        partition = "partition" if "partition" in batch.schema.names else None
+        for topic, rows_of_it in by_topic(batch, settings.topic):
+            check_topic(producer, topic, settings.topic_timeout_s)
+            under_way.append(producer.send_arrow(topic, rows_of_it, partition=partition))
+            first_topic = first_topic or topic
+        rows += batch.num_rows
+        under_way = _still_under_way(under_way)
+    for future in under_way:
+        future.result()
+    return rows, first_topic
+
+
+def _still_under_way(futures: list[RowsFuture]) -> list[RowsFuture]:
+    left = []
+    for future in futures:
+        if future.done():
+            future.result()  # raises why rows were not stored
+        else:
+            left.append(future)
+    return left
+
+
+# Exactly once
+
+
+def _write_in_transaction(
+    process: _Process,
+    settings: SinkSettings,
+    producer: HandoverProducer,
+    identity: WriteIdentity,
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+    began_s: float,
+) -> TaskReport:
+    began_ms = time.time_ns() // 1_000_000
+    try:
+        _start(settings, producer, process.names.claim(identity))
+        rows, topic = _send(settings, producer, batches)
+        if time.monotonic() - began_s > _LONG_TASK_S and _is_decided_meanwhile(settings, producer, identity):
+            producer.give_up()
+            return TaskReport(identity, partition, 0, is_skipped=True)
+        transaction = producer.hand_over()
+    except BaseException:
+        _give_up(process, settings, producer)
+        raise
+    return TaskReport(identity, partition, rows, transaction, topic, began_ms)
+
+
+def _start(settings: SinkSettings, producer: HandoverProducer, transactional_id: str) -> None:
+    try:
+        producer.start(transactional_id)
+    except ClientError as error:
+        cause = error.__cause__ if isinstance(error.__cause__, BrokerError) else error
+        if isinstance(cause, BrokerError) and cause.code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            raise ConfigError(
+                f"the broker allows no transaction to be open for {settings.transaction_timeout_ms} ms: set option "
+                "kafka.transaction.timeout.ms to at most its transaction.max.timeout.ms, and to more than a batch takes"
+            ) from error
+        raise
+
+
+def _give_up(process: _Process, settings: SinkSettings, producer: HandoverProducer) -> None:
+    """Abort what a failed attempt wrote, so that readers need not wait for its time-out."""
+    try:
+        producer.give_up()
+    except ClientError as error:
+        log.info("a failed attempt could not abort its transaction: %s", error)
+        _discard(process, _key(settings, transactional=True))
+
+
+def _decided(
+    process: _Process, settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity
+) -> Decision | None:
+    """The decision for this version or a later one, if there is one.
+
+    It is looked for once: a run does not repeat a version, so those after one that was undecided are undecided too,
+    unless another driver is at work, whom the driver finds out.
+    """
+    if identity.version is None:
+        return None
+    key = (identity.base, identity.run)
+    if process.undecided.get(key, identity.version + 1) <= identity.version:
+        return None
+    decision = _read_decision(settings, producer, identity)
+    if decision is not None and decision.version >= identity.version:
+        return decision
+    process.undecided[key] = identity.version
+    return None
+
+
+def _is_decided_meanwhile(settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity) -> bool:
+    if identity.version is None:
+        return False
+    decision = _read_decision(settings, producer, identity)
+    return decision is not None and decision.version >= identity.version
+
+
+def _read_decision(settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity) -> Decision | None:
+    decisions = DecisionLog(producer.cluster, identity.base, timeout_s=settings.timeout_s)
+    return producer.loop_thread.run(decisions.read(stable=False))
+
+
+def _report_decided(
+    settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity, decision: Decision, partition: int
+) -> TaskReport | None:
+    """What is left to do for a version that was decided before; None when this partition must be written again."""
+    if identity.is_implied and decision.run == identity.run and decision.write_id != identity.write_id:
+        return TaskReport(identity, partition, 0, is_second_write=True)
+    if decision.version == identity.version:
+        winner = decision.winner_of(partition)
+        if winner is not None:
+            # Whether it has landed is not known: whoever decided may have gone before it was committed.
+            transaction = winner.transaction(identity.base)
+            work = end_transactions(producer.cluster, [transaction], committed=True, timeout_s=settings.timeout_s)
+            if producer.loop_thread.run(work)[transaction] is Outcome.LOST:
+                return None
+    return TaskReport(identity, partition, 0, is_skipped=True)
+
+
+# Producers
+
+
+def _key(settings: SinkSettings, *, transactional: bool) -> _Key:
+    """Writes with the same client settings share a producer."""
+    return (("", str(transactional)), *sorted(settings.kafka.items()))
+
+
+def _transactional_producer(process: _Process, settings: SinkSettings) -> HandoverProducer:
+    key = _key(settings, transactional=True)
+    producer = process.producers.get(key)
+    if producer is None:
+        producer = process.producers[key] = HandoverProducer(settings.producer_settings(transactional=True))
+    assert isinstance(producer, HandoverProducer)
+    return producer
+
+
+def _discard(process: _Process, key: _Key) -> None:
+    """Let a producer go that can't go on; the next task makes a new one."""
+    producer = process.producers.pop(key, None)
+    if producer is not None:
+        producer.close(timeout=0)
