@@ -70,13 +70,12 @@ def pipeline_errors() -> Iterator[None]:
     """What is wrong with a pipeline is the user's to mend: one line instead of a traceback."""
     from tidelog.pipeline.errors import DeclarationError, PipelineError
     from tidelog.pipeline.registry import RegistryError
-    from tidelog.pipeline.run_lock import AlreadyRunningError
 
     try:
         yield
     except DeclarationError as error:
         raise CommandError(str(error), EXIT_USAGE) from error
-    except (PipelineError, RegistryError, AlreadyRunningError) as error:
+    except (PipelineError, RegistryError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -160,7 +159,7 @@ def run(
             file=file,
         )
         with display(running, as_json=json):
-            running.run()
+            running.run(handle_signals=True)
 
 
 @pipeline.command("list", epilog="Example: tidelog pipeline list --json | jq '.[].name'")
@@ -277,8 +276,8 @@ def _print_status(document: dict[str, object]) -> None:
         print_line(f"  Spark's page: {document['spark_url']}")
     print_line(
         f"  batch {document['batch_id']}: {count_text(round(float(str(document['rows_per_s']))))} rows/s, "
-        f"{duration_text(int(str(document['batch_ms'])) / 1000)} a batch, {count_text(int(str(document['rows'])))} rows "
-        f"in this run"
+        f"{duration_text(int(str(document['batch_ms'])) / 1000)} a batch, "
+        f"{count_text(int(str(document['rows'])))} rows in this run"
     )
     print_line(
         f"  state {count_text(int(str(document['state_rows'])))} rows, {size_text(int(str(document['state_bytes'])))}; "

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,3 +163,54 @@ def settings_for(master: str, *layers: Mapping[str, str]) -> dict[str, str]:
     for layer in layers:
         values.update({str(name): str(value) for name, value in layer.items()})
     return values
+
+
+def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Path) -> SparkSession:
+    """A session with these settings; what Spark and its workers print goes into the file."""
+    _check_java()
+    from pyspark.sql import SparkSession
+
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark's page has no setting of its own for this
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with _output_into(log_file):
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("WARN")
+    return session
+
+
+def prepare_session(session: SparkSession) -> None:
+    """Make the format `tidelog` known to a session."""
+    import tidelog.spark
+
+    tidelog.spark.register(session)
+
+
+def _check_java() -> None:
+    import shutil
+
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
+        raise PipelineError("Spark needs Java 17 or later, but there is no 'java' here; install one, or set JAVA_HOME")
+
+
+@contextmanager
+def _output_into(file: Path) -> Iterator[None]:
+    """What is started meanwhile keeps the file as its standard output and error."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        os.dup2(kept[0], 1)
+        os.dup2(kept[1], 2)
+        for descriptor in (*kept, target):
+            os.close(descriptor)

@@ -1,0 +1,66 @@
+"""What the checkpoint of a query says: which batches were planned, over which offsets, and which are finished.
+
+What always holds: it is only read here, by Hadoop's file systems, so wherever Spark can write it. The files are
+Spark's: `offsets/N` has a line for each source after two of its own, `commits/N` is there when batch N is done.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipeline.registry_rows import Offsets, offsets_from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_NO_OFFSETS = "-"
+
+
+class QueryLog:
+    """The log of one query in its checkpoint."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self._spark = spark
+        self.location = location
+
+    def _directory(self, name: str) -> tuple[Any, Any]:
+        jvm: Any = self._spark._jvm
+        path = jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}")
+        return path.getFileSystem(self._spark._jsc.hadoopConfiguration()), path
+
+    def _batch_ids(self, name: str) -> list[int]:
+        file_system, path = self._directory(name)
+        if not file_system.exists(path):
+            return []
+        names = [status.getPath().getName() for status in file_system.listStatus(path)]
+        return sorted(int(each) for each in names if each.isdigit())
+
+    def finished(self) -> list[int]:
+        """Batches that are done, of those that Spark still keeps."""
+        return self._batch_ids("commits")
+
+    def planned(self) -> list[int]:
+        """Batches whose offsets are decided, of those that Spark still keeps."""
+        return self._batch_ids("offsets")
+
+    def _sources(self, batch_id: int) -> list[Offsets]:
+        """Where each source ends in a batch, in the order of the query's sources."""
+        jvm: Any = self._spark._jvm
+        file_system, path = self._directory(f"offsets/{batch_id}")
+        stream = file_system.open(path)
+        try:
+            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+        # A version and the query's own values come first.
+        lines = text.splitlines()[2:]
+        return [{} if line == _NO_OFFSETS else offsets_from_json(json.loads(line)) for line in lines]
+
+    def ends(self, batch_id: int) -> dict[str, dict[int, int]]:
+        """Where each partition ends in a batch, whichever source reads it."""
+        merged: dict[str, dict[int, int]] = {}
+        for source in self._sources(batch_id):
+            for topic, partitions in source.items():
+                merged.setdefault(topic, {}).update(partitions)
+        return merged

@@ -1,0 +1,92 @@
+"""Starting the query of a pipeline with its outputs behind it.
+
+What always holds: one topic in append mode is written by the sink of the format itself; for tables, for several outputs
+and in other modes, which Spark allows to no sink in Python, each micro-batch is handed to every output in turn, and each output keeps its own mark of
+(query id, batch id), so that a batch that is repeated is written only where it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidelog.pipeline.encoding import check_columns, records_of
+from tidelog.pipeline.outputs import Output, TableOutput, TopicOutput
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tidelog.pipeline.declaration import Pipeline
+
+BatchWriter = Callable[["DataFrame", str, int], bool]
+"""Writes a batch under (app id, batch id); False when it was there already, and nothing was done."""
+
+
+def start_query(
+    rows: DataFrame,
+    pipeline: Pipeline,
+    outputs: Sequence[Output],
+    checkpoint: str,
+    bootstrap: str,
+    trigger: dict[str, Any],
+) -> StreamingQuery:
+    """The query, running."""
+    for output in outputs:
+        check_columns(rows, output, f"output {output.name!r}")
+    name = f"{pipeline.name} v{pipeline.version}"
+    only = outputs[0]
+    if len(outputs) == 1 and isinstance(only, TopicOutput) and pipeline.output_mode == "append":
+        writer = records_of(rows, only).writeStream.format("tidelog").options(**_sink_options(only, bootstrap))
+    else:
+        for output in outputs:
+            if isinstance(output, TopicOutput):
+                records_of(rows, output)  # raises what is wrong with it before anything runs
+        writers = [_writer(output, rows, bootstrap) for output in outputs]
+        writer = rows.writeStream.foreachBatch(_Fan(writers))
+    writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", checkpoint).queryName(name)
+    return writer.trigger(**trigger).start()
+
+
+class _Fan:
+    """Hands a micro-batch to every output."""
+
+    def __init__(self, writers: Sequence[BatchWriter]) -> None:
+        self._writers = writers
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        query_id: Any = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        is_shared = len(self._writers) > 1
+        if is_shared:
+            batch = batch.persist()
+        try:
+            written = [write(batch, query_id, batch_id) for write in self._writers]
+            if not any(written):
+                # The plan must run all the same: the state of the query moves on with it.
+                batch.write.format("noop").mode("overwrite").save()
+        finally:
+            if is_shared:
+                batch.unpersist()
+
+
+def _sink_options(output: TopicOutput, bootstrap: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": bootstrap, "topic": output.topic, **output.options}
+
+
+def _writer(output: Output, rows: DataFrame, bootstrap: str) -> BatchWriter:
+    if isinstance(output, TopicOutput):
+        return _topic_writer(output, bootstrap)
+    assert isinstance(output, TableOutput)
+    from tidelog.pipeline.table_writers import table_writer
+
+    return table_writer(output, rows.schema)
+
+
+def _topic_writer(output: TopicOutput, bootstrap: str) -> BatchWriter:
+    def write(batch: DataFrame, query_id: str, batch_id: int) -> bool:
+        writer = records_of(batch, output).write.format("tidelog").mode("append")
+        writer = writer.options(**_sink_options(output, bootstrap)).option("txnAppId", f"{query_id}.{output.name}")
+        writer.option("txnVersion", str(batch_id)).save()
+        return True
+
+    return write
