@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tidelog.client.admin.offset_reset import parse_duration
-from tidelog.pipeline.errors import PipelineError
+from tidelog.pipeline.errors import DeclarationError
 
 _HINT = "write earliest, latest, an offset, 0:100,1:250 (partition:offset), a time as 2026-01-31T12:00:00Z, or -2h"
 
@@ -21,7 +21,7 @@ _WHOLE_NUMBER = re.compile(r"\d+")
 _LISTED = re.compile(r"(\d+):(earliest|latest|\d+)")
 
 
-class RangeError(PipelineError, ValueError):
+class RangeError(DeclarationError):
     """A range can't be what was meant; the text says why."""
 
 

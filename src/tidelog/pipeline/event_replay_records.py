@@ -44,32 +44,15 @@ class Event:
 EventFunction = Callable[[Event], "Event | Iterable[Event] | None"]
 
 
-@dataclass(slots=True)
-class _Rows:
-    """Columns of rows to hand back."""
-
-    key: list[bytes | None] = dataclasses.field(default_factory=list)
-    value: list[bytes | None] = dataclasses.field(default_factory=list)
-    headers: list[Headers] = dataclasses.field(default_factory=list)
-    partition: list[int | None] = dataclasses.field(default_factory=list)
-    error: list[str | None] = dataclasses.field(default_factory=list)
-
-    def add(self, event: Event, partition: int | None, error: str | None = None) -> None:
-        self.key.append(event.key)
-        self.value.append(event.value)
-        self.headers.append(event.headers)
-        self.partition.append(partition)
-        self.error.append(error)
-
-    def batch(self) -> pa.RecordBatch:
-        import pyarrow as pa
-
-        schema = _schema()
-        columns = [pa.array(getattr(self, field.name), field.type) for field in schema]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+MAPPED_COLUMNS = (
+    "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string, partition int, "
+    "offset long, timestamp timestamp, target_partition int, error string"
+)
+"""What comes out, as Spark writes a schema: the event, where it came from, where it goes to, why it was refused."""
 
 
 def _schema() -> pa.Schema:
+    """The same in Arrow, but for the times, which are milliseconds until the columns are put together."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -78,16 +61,49 @@ def _schema() -> pa.Schema:
             ("key", pa.binary()),
             ("value", pa.binary()),
             ("headers", pa.list_(header)),
+            ("topic", pa.string()),
             ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.int64()),
+            ("target_partition", pa.int32()),
             ("error", pa.string()),
         ]
     )
 
 
-MAPPED_COLUMNS = (
-    "key binary, value binary, headers array<struct<key: string, value: binary>>, partition int, error string"
-)
-"""What comes out, as Spark writes a schema."""
+class _Rows:
+    """Rows to hand back."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, result: Event, origin: Event, target_partition: int | None, error: str | None = None) -> None:
+        self._rows.append(
+            (
+                result.key,
+                result.value,
+                result.headers,
+                origin.topic,
+                origin.partition,
+                origin.offset,
+                origin.timestamp_ms,
+                target_partition,
+                error,
+            )
+        )
+
+    def batch(self) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        columns = {
+            field.name: pa.array(column, field.type)
+            for field, column in zip(_schema(), zip(*self._rows, strict=True), strict=True)
+        }
+        columns["timestamp"] = columns["timestamp"].cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
+        return pa.RecordBatch.from_pydict(columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +117,21 @@ class EventMapper:
             rows = _Rows()
             for event in events_of(batch):
                 self._apply(event, rows)
-                if len(rows.key) >= ROWS_PER_BATCH:
+                if len(rows) >= ROWS_PER_BATCH:
                     yield rows.batch()
                     rows = _Rows()
-            if rows.key:
+            if len(rows):
                 yield rows.batch()
 
     def _apply(self, event: Event, rows: _Rows) -> None:
         try:
             results = list(_results(self.function(event)))
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises, the event is kept and told of
-            rows.add(event, None, f"{type(error).__name__}: {error}"[:ERROR_LETTERS_MAX])
+            rows.add(event, event, None, f"{type(error).__name__}: {error}"[:ERROR_LETTERS_MAX])
             return
         for result in results:
             # Another key belongs to another partition, which the sink finds.
-            rows.add(result, event.partition if result.key == event.key else None)
+            rows.add(result, event, event.partition if result.key == event.key else None)
 
 
 def _results(answer: Any) -> Iterable[Event]:

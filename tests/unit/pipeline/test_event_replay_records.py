@@ -53,12 +53,15 @@ def test_one_none_or_several_events() -> None:
         return (event.replace(key=b"new", headers=(("n", None),)), event)
 
     rows = mapped(function, source_batch(3))
-    assert [(row["key"], row["value"], row["partition"], row["error"]) for row in rows] == [
+    assert [(row["key"], row["value"], row["target_partition"], row["error"]) for row in rows] == [
         (None, None, 2, None),
         (b"new", b"v2", None, None),
         (b"k2", b"v2", 2, None),
     ]
     assert rows[1]["headers"] == [{"key": "n", "value": None}]
+    for row, offset in zip(rows, (0, 2, 2), strict=True):
+        origin = (row["topic"], row["partition"], row["offset"], row["timestamp"])
+        assert origin == ("orders", 2, offset, AT + timedelta(seconds=offset)), "the origin is kept"
 
 
 _NO_EVENT: list[Any] = ["text", ("h", "text")]  # of the wrong types on purpose
@@ -78,7 +81,7 @@ _NO_EVENT: list[Any] = ["text", ("h", "text")]  # of the wrong types on purpose
 def test_an_answer_that_is_no_event_refuses_the_event(answer: Any) -> None:
     (row,) = mapped(lambda event: answer, source_batch(1))
     assert row["error"].startswith("TypeError: ")
-    assert (row["value"], row["partition"]) == (b"v0", None)
+    assert (row["value"], row["target_partition"]) == (b"v0", None)
 
 
 def test_an_error_refuses_one_event_and_keeps_it_as_it_was() -> None:

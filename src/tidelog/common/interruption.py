@@ -1,0 +1,59 @@
+"""Signals that end a command: noted when they come, obeyed where the command says so."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn, Self
+
+POLL_S = 0.1
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Ctrl-C, SIGTERM and a closed terminal end a command between two steps, when it is known what to clean up.
+
+    An exception out of a signal handler may come up anywhere, even where Python drops it. A second signal does so.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def check(self) -> None:
+        """Raise if the command is to end."""
+        if self._number is not None:
+            self._raise(self._number)
+
+    @property
+    def has_come(self) -> bool:
+        return self._number is not None
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not through a signal."""
+        deadline_s = time.monotonic() + seconds
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(POLL_S, left_s))
+
+    @contextmanager
+    def caught(self) -> Iterator[Self]:
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._number is not None:
+            self._raise(number)
+        self._number = number
+
+    def _raise(self, number: int) -> NoReturn:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)  # as a shell counts it

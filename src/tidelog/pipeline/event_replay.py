@@ -1,0 +1,388 @@
+"""Event replay: a fixed range of a topic's records, changed if need be, written to another topic once and in order.
+
+A replay goes chunk by chunk: the chunk is noted on disk, Spark reads exactly its offsets and writes the rows under the
+replay's id and the chunk's number, and the chunk is noted as done. The sink writes what has one id and number once, so
+a replay that is interrupted anywhere, also by kill -9, goes on with the chunk that was noted last.
+
+What always holds: the range is fixed when the replay begins; one process at a time works on a replay; between two
+chunks it obeys the rate, the quiet hours and whoever wants it to stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidelog.client.admin.admin import Admin
+from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.types import TopicPartition
+from tidelog.pipeline.errors import PipelineError, QueryFailedError
+from tidelog.pipeline.event_replay_functions import Functions
+from tidelog.pipeline.event_replay_hours import QuietHours
+from tidelog.pipeline.event_replay_pace import Pace, Speed
+from tidelog.pipeline.event_replay_range import OffsetRange, next_chunk, parse_bound, resolve, total
+from tidelog.pipeline.event_replay_rows import RowPlan
+from tidelog.pipeline.event_replay_state import Counts, ReplaySpec, ReplayState, ReplayStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_S = 0.2  # how soon a replay that waits notices that it may go on, or is to stop
+CHUNK_ATTEMPTS = 3
+RETRY_AFTER_S = 2.0
+DEAD_LETTER_PARTITIONS = 1
+LOG_FILE = "spark.log"
+
+
+class ReplayStoppedError(Exception):
+    """Somebody wants the replay to end here; the same command goes on later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a replay works: none of it changes what is written."""
+
+    bootstrap: str
+    state_dir: Path
+    master: str
+    name: str | None = None
+    rate: float | None = None
+    hours: QuietHours | None = None
+    not_before: datetime.datetime | None = None
+    by_key: bool = False
+    same_topic: bool = False
+    create: bool = False
+    again: bool = False
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is."""
+
+    offsets_done: int
+    offsets_total: int
+    counts: Counts
+    offsets_per_second: float | None = None
+    left_s: float | None = None
+    waiting_until: datetime.datetime | None = None
+
+
+Watch = Callable[[ReplayProgress], None]
+
+
+class EventReplay:
+    """One replay. Use it with `with`, which gives the replay's lock back.
+
+    `prepare` asks brokers only; `run` starts Spark, unless it is given a session, which it leaves running.
+    """
+
+    def __init__(
+        self,
+        spec: ReplaySpec,
+        options: ReplayOptions,
+        *,
+        is_stopping: Callable[[], bool] = lambda: False,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self.spec = spec
+        self.options = options
+        self.name = options.name or spec.default_name()
+        self.notes: list[str] = []
+        self._is_stopping = is_stopping
+        self._spark = spark
+        # What can be seen to be wrong without a broker is told without one.
+        for bound in (spec.first, spec.last):
+            parse_bound(bound, _now_ms())
+        self._functions = Functions.load(spec.transform, spec.map)
+        self._store = ReplayStore(options.state_dir, self.name)
+        self._cleanup = contextlib.ExitStack()
+        self._state: ReplayState | None = None
+        self._plan: RowPlan | None = None
+
+    def __enter__(self) -> EventReplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cleanup.close()
+
+    # Before
+
+    def prepare(self, *, keep: bool = True) -> ReplayState:
+        """Where the replay stands, or what a new one will do; a new one is kept on disk unless `keep` is false."""
+        with Admin(bootstrap_servers=self.options.bootstrap) as admin:
+            partitions = self._partitions(admin)
+            cluster_id = admin.describe_cluster().cluster_id
+            if keep:
+                self._cleanup.enter_context(_locked(self._store.directory, self.name))
+            state = self._known(cluster_id, may_begin_anew=keep)
+            is_new = state is None
+            if state is None:
+                state = self._resolve(admin, cluster_id)
+            if keep and state.finished_ms is None:
+                self._make_topics(admin)
+        if keep and is_new:
+            self._store.save(state)
+        self._state = state
+        self._plan = RowPlan(
+            name=self.name,
+            topic=self.spec.topic,
+            into=self.spec.into,
+            keep_partitions=not self.options.by_key and partitions[self.spec.topic] == partitions[self.spec.into],
+            dead_letters=self.dead_letters,
+            filter=self.spec.filter,
+            transform=self._functions.transform,
+            map=self._functions.map,
+            client={"kafka.bootstrap.servers": self.options.bootstrap},
+        )
+        return state
+
+    @property
+    def dead_letters(self) -> str:
+        return self.spec.dead_letters or f"{self.spec.into}.dead-letters"
+
+    @property
+    def keeps_partitions(self) -> bool:
+        assert self._plan is not None  # prepare comes first
+        return self._plan.keep_partitions
+
+    def _known(self, cluster_id: str | None, *, may_begin_anew: bool) -> ReplayState | None:
+        state = self._store.load()
+        if state is None:
+            return None
+        if self.options.again:
+            if state.finished_ms is None:
+                raise PipelineError(f"replay {self.name} is not finished; run it without --again to go on")
+            if may_begin_anew:
+                self._store.set_aside(state)
+            return None
+        difference = state.difference_from(self.spec, cluster_id, self._functions.digest)
+        if difference is not None:
+            raise PipelineError(f"replay {self.name} can't go on: {difference}; give another --name")
+        return state
+
+    def _partitions(self, admin: Admin) -> dict[str, int]:
+        """How many partitions both topics have; one that is missing is made if that is wanted, else refused."""
+        topic, into = self.spec.topic, self.spec.into
+        if topic == into and not self.options.same_topic:
+            raise PipelineError(
+                f"{topic} would be replayed into itself, and its readers would get each event once more; "
+                "if that is meant, say --same-topic: the range is fixed, so it ends"
+            )
+        described = {each.name: len(each.partitions) for each in admin.list_topics(include_internal=True)}
+        if topic not in described:
+            raise PipelineError(f"there is no topic {topic} to replay; tidelog topics list shows those there are")
+        if into not in described:
+            if not self.options.create:
+                raise PipelineError(
+                    f"there is no topic {into}; say --create, or run: tidelog topics create {into} "
+                    f"--partitions {described[topic]}"
+                )
+            described[into] = described[topic]
+        return described
+
+    def _make_topics(self, admin: Admin) -> None:
+        known = {each.name: len(each.partitions) for each in admin.list_topics(include_internal=True)}
+        wanted = {self.spec.into: known[self.spec.topic]}
+        if self._functions.may_refuse:
+            wanted[self.dead_letters] = DEAD_LETTER_PARTITIONS
+        missing = [NewTopic(name, partitions) for name, partitions in wanted.items() if name not in known]
+        if missing:
+            admin.create_topics(missing).raise_for_errors()
+            admin.wait_for_topics([topic.name for topic in missing])
+
+    def _resolve(self, admin: Admin, cluster_id: str | None) -> ReplayState:
+        now_ms = _now_ms()
+        first, last = parse_bound(self.spec.first, now_ms), parse_bound(self.spec.last, now_ms)
+        (described,) = admin.describe_topics(self.spec.topic).values()
+        keys = [TopicPartition(self.spec.topic, each.partition) for each in described.partitions]
+
+        def ask(wanted: Mapping[TopicPartition, Any]) -> dict[int, int]:
+            # The end of what is committed: an open transaction is not waited for.
+            found = admin.list_offsets(wanted, isolation_level="read_committed")
+            return {key.partition: listed.offset for key, listed in found.items()}
+
+        starts, ends = ask(dict.fromkeys(keys, OffsetSpec.EARLIEST)), ask(dict.fromkeys(keys, OffsetSpec.LATEST))
+
+        def find_times(times: Mapping[int, int]) -> dict[int, int | None]:
+            found = ask({TopicPartition(self.spec.topic, each): time_ms for each, time_ms in times.items()})
+            return {partition: None if offset < 0 else offset for partition, offset in found.items()}
+
+        available = {each: OffsetRange(starts[each], max(starts[each], ends[each])) for each in starts}
+        resolved = resolve(first, last, available, find_times)
+        self.notes += resolved.notes
+        return ReplayState(self.name, self.spec, cluster_id, self._functions.digest, resolved.ranges, now_ms)
+
+    # The work
+
+    def run(self, watch: Watch) -> ReplayState:
+        """Replay to the end; raises ReplayStoppedError when it is to stop before."""
+        assert self._state is not None  # prepare comes first
+        state = self._state
+        if state.finished_ms is None:
+            while state.chunk is not None or state.offsets_done < state.offsets_total:
+                self._wait_for_its_time(watch)
+                with self._session() as spark:
+                    self._work(spark, watch)
+            state.finished_ms = _now_ms()
+            self._store.save(state)
+        watch(self._progress(None))
+        return state
+
+    def _work(self, spark: SparkSession, watch: Watch) -> None:
+        """Replay until the end, or until the quiet hours are over."""
+        assert self._state is not None
+        state, pace, speed = self._state, Pace(self.options.rate), Speed()
+        while True:
+            speed.note(time.monotonic(), state.offsets_done)
+            watch(self._progress(speed))
+            chunk = state.chunk or next_chunk(state.done, state.ranges, pace.chunk_offsets)
+            if not chunk or not self._is_its_time():
+                return
+            self._wait(pace.wait_s(time.monotonic()))
+            pace.begin(total(chunk), time.monotonic())
+            if state.chunk is None:
+                state.begin_chunk(chunk)
+                self._store.save(state)
+            state.end_chunk(self._write(spark, state))
+            self._store.save(state)
+
+    def _write(self, spark: SparkSession, state: ReplayState) -> Counts:
+        """Write the chunk that was begun; a broker that restarts meanwhile is given time to come back."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import AnalysisException, PySparkException
+
+        for attempt in range(1, CHUNK_ATTEMPTS + 1):
+            try:
+                return self._write_once(spark, state)
+            except AnalysisException as error:
+                raise QueryFailedError(f"the rows can't be made: {_first_line(error)}", str(error)) from None
+            except (PySparkException, Py4JError) as error:
+                if attempt == CHUNK_ATTEMPTS:
+                    message = f"the replay has stopped at a chunk that fails: {_first_line(error)}"
+                    raise QueryFailedError(message, str(error)) from None
+                self._wait(RETRY_AFTER_S * attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write_once(self, spark: SparkSession, state: ReplayState) -> Counts:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        assert self._plan is not None
+        assert state.chunk is not None
+        read, changed = Observation(), Observation()
+        rows = self._plan.read(spark, state.chunk).observe(read, f.count(f.lit(1)).alias("rows"))
+        rows = self._plan.changed(rows).observe(
+            changed, f.count(f.lit(1)).alias("rows"), f.count(f.col("error")).alias("refused")
+        )
+        (
+            self._plan.to_write(rows)
+            .write.format("tidelog")
+            .options(**self._plan.client)
+            .option("delivery", "exactly-once")
+            .option("txnAppId", f"replay-{state.id}")
+            .option("txnVersion", str(state.chunk_number))
+            .mode("append")
+            .save()
+        )
+        refused = changed.get["refused"]
+        return Counts(read.get["rows"], changed.get["rows"] - refused, refused)
+
+    def sample(self, rows_max: int) -> list[dict[str, Any]]:
+        """The first few rows as they would be written; nothing is written."""
+        assert self._state is not None
+        assert self._plan is not None
+        chunk = next_chunk(self._state.done, self._state.ranges, max(rows_max * 100, 1000))
+        if not chunk:
+            return []
+        with self._session() as spark:
+            rows = self._plan.to_write(self._plan.changed(self._plan.read(spark, chunk))).limit(rows_max).collect()
+        return [row.asDict(recursive=True) for row in rows]
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[SparkSession]:
+        if self._spark is not None:
+            yield self._spark
+            return
+        from tidelog.pipeline.session import prepare_session, settings_for, start_session
+
+        # Spark takes Ctrl-C for itself; here whoever started the replay decides what it means.
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        conf = settings_for(self.options.master, {"spark.ui.enabled": "false"}, self.options.conf)
+        log_file = self._store.directory / LOG_FILE
+        spark = start_session(f"tidelog replay {self.name}", self.options.master, conf, log_file)
+        try:
+            signal.signal(signal.SIGINT, on_interrupt)
+            prepare_session(spark)
+            yield spark
+        finally:
+            spark.stop()
+
+    # Waiting
+
+    def _is_its_time(self) -> bool:
+        now = datetime.datetime.now()
+        if self.options.not_before is not None and now < self.options.not_before:
+            return False
+        return self.options.hours is None or self.options.hours.contain(now)
+
+    def _wait_for_its_time(self, watch: Watch) -> None:
+        while not self._is_its_time():
+            now = datetime.datetime.now()
+            until = self.options.not_before
+            if until is None or until <= now:
+                assert self.options.hours is not None  # or it would be time
+                until = self.options.hours.next_start(now)
+            watch(self._progress(None, until))
+            self._wait(1.0)
+
+    def _wait(self, seconds: float) -> None:
+        deadline_s = time.monotonic() + seconds
+        while True:
+            if self._is_stopping():
+                raise ReplayStoppedError
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            time.sleep(min(WAIT_S, left_s))
+
+    def _progress(self, speed: Speed | None, until: datetime.datetime | None = None) -> ReplayProgress:
+        assert self._state is not None
+        done, whole = self._state.offsets_done, self._state.offsets_total
+        rate = speed.offsets_per_second if speed is not None else None
+        left_s = speed.left_s(whole - done) if speed is not None else None
+        if left_s is None and self.options.rate is not None:
+            left_s = (whole - done) / self.options.rate
+        return ReplayProgress(done, whole, self._state.counts, rate, left_s, until)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, name: str) -> Iterator[None]:
+    """A process that dies loses the lock, so nothing has to be cleaned up."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PipelineError(f"another process works on replay {name}") from None
+        yield
+    finally:
+        os.close(file)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
