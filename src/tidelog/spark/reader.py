@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from tidelog.spark import client_settings
 from tidelog.spark.columns import arrow_schema, check_schema, project
 from tidelog.spark.errors import DataLossError, SourceError
+from tidelog.spark.filters import Narrowing, PushedFilters
 from tidelog.spark.offsets import Offsets, read_end, read_start
 from tidelog.spark.options import Options, Use, read_options
 from tidelog.spark.planning import OffsetRange, split_ranges
@@ -89,19 +90,26 @@ def make_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceReade
 class BatchReader(DataSourceReader):
     """One batch read."""
 
+    pushFilters = PushedFilters()  # noqa: N815  # Spark calls it so
+
     def __init__(self, schema: StructType, options: Options) -> None:
         self._options = options
         self._reading = TaskReading.of(schema, options)
         self._start = read_start(options)
         self._end = read_end(options)
+        self._narrowing = Narrowing()
         TopicView(options)  # so that mistakes are told when the DataFrame is made
+
+    def take_filters(self, filters: list[Filter]) -> None:
+        """Filters that Spark applies after the read, so that less need be read."""
+        self._narrowing = Narrowing(tuple(filters))
 
     def partitions(self) -> list[InputPartition]:
         view = TopicView(self._options)
         try:
             view.refresh()
             view.require_all()
-            ranges = self._ranges(view)
+            ranges = self._narrowed(self._ranges(view), view)
             return make_splits(ranges, self._options, view)
         finally:
             view.close()
@@ -117,6 +125,20 @@ class BatchReader(DataSourceReader):
                     f"({self._end.option}; it ends at {latest[key]} now): the start lies behind the end"
                 )
         return [OffsetRange(key, start[key], end[key]) for key in sorted(start)]
+
+    def _narrowed(self, ranges: list[OffsetRange], view: TopicView) -> list[OffsetRange]:
+        narrowing = self._narrowing
+        ranges = [narrowing.narrow(each) for each in ranges if narrowing.keeps(each.topic_partition)]
+        timestamp = narrowing.timestamp_min_ms
+        if timestamp is None or timestamp < 0:
+            return ranges
+        first = view.at_times({each.topic_partition: timestamp for each in ranges if each.size})
+        narrowed = []
+        for each in ranges:
+            found = first.get(each.topic_partition, -1)
+            if found >= 0:  # else no record of the partition is so young
+                narrowed.append(each._replace(start=max(each.start, found)))
+        return narrowed
 
     def _clamped(self, end: Offsets, latest: Offsets) -> Offsets:
         """Nothing beyond what can be read now: a task would only wait for it."""
