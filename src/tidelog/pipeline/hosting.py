@@ -1,0 +1,129 @@
+"""The process of a version: runs it in the role that the registry gives it, and changes roles with the switches.
+
+What always holds: one process a version and state directory (the lock `host`); Spark is started once, so that a version
+that becomes the live one goes on within seconds; a run that was stopped for a switch is followed by what `next_move`
+says, one that was stopped by anybody else by the end of the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from tidelog.pipeline.declaration import Pipeline
+from tidelog.pipeline.registry import Registry
+from tidelog.pipeline.registry_rows import Role
+from tidelog.pipeline.run_lock import RunLock
+from tidelog.pipeline.switch_stage import STOP_REASON
+from tidelog.pipeline.switching import next_move
+from tidelog.pipeline.version_position import checkpoint_dir, position_of
+
+_LOOK_S = 0.05
+
+
+class HostedRun(Protocol):
+    """What a host needs of a run; `runner.PipelineRun` is one."""
+
+    run_id: int | None
+
+    def run(self) -> None: ...
+    def request_stop(self) -> None: ...
+
+
+MakeRun = Callable[[Role], HostedRun]
+Around = Callable[[HostedRun, Role], AbstractContextManager[None]]
+
+
+class Host:
+    """Runs a version until it is stopped or another one has taken over.
+
+    around: what accompanies each run, as a display or a pace.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        pipeline: Pipeline,
+        make_run: MakeRun,
+        *,
+        tell: Callable[[str], None] = lambda text: None,
+        around: Around | None = None,
+    ) -> None:
+        self._state_dir = state_dir
+        self._pipeline = pipeline
+        self._make_run = make_run
+        self._tell = tell
+        self._around = around or (lambda run, role: contextlib.nullcontext())
+        self._is_stopping = threading.Event()
+        self._current: HostedRun | None = None
+
+    def run(self, role: Role, *, handle_signals: bool = False) -> None:
+        """Begin in this role, whatever else comes."""
+        name, version = self._pipeline.name, self._pipeline.version
+        with (
+            RunLock(self._state_dir, name, version, "host"),
+            Registry(self._state_dir) as registry,
+            self._signals() if handle_signals else contextlib.nullcontext(),
+        ):
+            while self._run_once(registry, role):
+                following = self._following(registry, role)
+                if following is None:
+                    return
+                role = following
+
+    def request_stop(self) -> None:
+        """End after the batch that runs; returns at once."""
+        self._is_stopping.set()
+        if self._current is not None:
+            self._current.request_stop()
+
+    def _run_once(self, registry: Registry, role: Role) -> bool:
+        """Run until the run ends; whether it ended for a switch."""
+        run = self._current = self._make_run(role)
+        if self._is_stopping.is_set():
+            return False
+        with self._around(run, role):
+            run.run()
+        self._current = None
+        if self._is_stopping.is_set() or run.run_id is None:
+            return False
+        return registry.run(run.run_id).stop_reason == STOP_REASON
+
+    def _following(self, registry: Registry, role: Role) -> Role | None:
+        """Wait for what the switch makes of this version: its next role, or None when another one has taken over."""
+        name, version = self._pipeline.name, self._pipeline.version
+        is_told = False
+        while not self._is_stopping.is_set():
+            switch, live = registry.open_switch(name), registry.live_version(name)
+            at = position_of(checkpoint_dir(self._state_dir, name, version))
+            move = next_move(version, role, live, switch, at)
+            if move == "end":
+                self._tell(f"version {live} of {name} has taken over")
+                return None
+            if move != "wait":
+                return "live" if move == "run-live" else "shadow"
+            if not is_told and switch is not None:
+                self._tell(f"waiting for the switch from version {switch.from_version} to {switch.to_version}")
+                is_told = True
+            self._is_stopping.wait(_LOOK_S)
+        return None
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._is_stopping.is_set() and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.request_stop()
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,212 @@
+"""Watches a replay: how far it is and how long it will take, and holds it to its pace.
+
+What always holds: one thread, for as long as the `with` block lasts; the limit is written to the file that the source
+reads before each micro-batch, never after a stop was asked for. A broker that does not answer does not end a replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+from tidelog import Admin, TopicPartition
+from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.errors import ClientError
+from tidelog.pipeline.pacing import Pace, adapted, rows_of_batch, seconds_left, tail_ms
+from tidelog.pipeline.registry_rows import Offsets, Progress, offsets_from_json
+from tidelog.pipeline.topics import end_offsets
+
+log = logging.getLogger(__name__)
+
+_WINDOW_S = 1.0
+_PROBES = 20
+# What the normal latency is taken from, before the replay begins.
+_NORMAL_PROBES = 60
+# A replay that needs at most this long for what waits has caught up: that is what live runs have waiting, too.
+CAUGHT_UP_S = 3.0
+
+
+class WatchedRun(Protocol):
+    """What is looked at; `runner.PipelineRun` is one."""
+
+    progress: Progress
+
+    def request_stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """How far a replay is; rows are offsets of its inputs."""
+
+    rows_done: int
+    rows_total: int
+    rows_per_s: float
+    # None when it will never catch up at this rate.
+    seconds_left: float | None
+    # The rate that is allowed now, and what the broker's latency was; None without a limit, without probes.
+    limit_rows_per_s: float | None = None
+    latency_ms: float | None = None
+
+    @property
+    def rows_left(self) -> int:
+        return max(self.rows_total - self.rows_done, 0)
+
+    @property
+    def is_caught_up(self) -> bool:
+        return self.rows_left == 0 or (self.seconds_left is not None and self.seconds_left <= CAUGHT_UP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How a replay is held back: by a rate, by the broker's latency, or not at all."""
+
+    max_rate: float | None = None
+    yields_to_live: bool = False
+
+    @property
+    def is_limited(self) -> bool:
+        return self.max_rate is not None or self.yields_to_live
+
+
+class ReplayMonitor:
+    """Accompanies one run of a replay; use it with `with`."""
+
+    def __init__(
+        self,
+        run: WatchedRun,
+        bootstrap: str,
+        topics: list[str],
+        starts_file: Path,
+        limit_file: Path,
+        limits: Limits,
+        *,
+        trigger_s: float,
+        until_caught_up: bool = False,
+        on_status: Callable[[ReplayStatus], None] = lambda status: None,
+    ) -> None:
+        self._run = run
+        self._topics = topics
+        self._starts_file = starts_file
+        self._limit_file = limit_file
+        self._limits = limits
+        self._trigger_s = trigger_s
+        self._until_caught_up = until_caught_up
+        self._on_status = on_status
+        self._admin = Admin(bootstrap_servers=bootstrap, client_id="tidelog-replay-monitor")
+        self._pace = Pace(rows_per_s=limits.max_rate or Pace().rows_per_s)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="replay-monitor", daemon=True)
+        self.is_caught_up = False
+
+    def __enter__(self) -> Self:
+        if self._limits.is_limited:
+            if self._limits.yields_to_live:
+                normal_ms = tail_ms(self._probe(_NORMAL_PROBES) or [0.0])
+                self._pace = Pace(rows_per_s=Pace().rows_per_s, normal_ms=normal_ms)
+            self._write_limit(0.0)
+        else:
+            self._limit_file.unlink(missing_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+        self._admin.close()
+
+    def _watch(self) -> None:
+        previous: tuple[float, int, int] | None = None
+        while not self._is_over.is_set():
+            began_s = time.monotonic()
+            probes_ms = self._probe(_PROBES) if self._limits.yields_to_live else []
+            try:
+                starts, ends = self._starts(), end_offsets(self._admin, self._known_topics())
+            except ClientError as error:
+                log.warning("how far the replay is can't be told: %s", error)
+                self._is_over.wait(_WINDOW_S)
+                continue
+            done, total = _rows(self._run.progress.processed, starts), _rows(ends, starts)
+            now_s = time.monotonic()
+            if previous is not None:
+                passed_s = max(now_s - previous[0], 0.001)
+                read, arrived = (done - previous[1]) / passed_s, (total - previous[2]) / passed_s
+                self._tell(done, total, read, arrived, probes_ms)
+            previous = (now_s, done, total)
+            self._is_over.wait(max(_WINDOW_S - (time.monotonic() - began_s), 0.05))
+
+    def _tell(self, done: int, total: int, read: float, arrived: float, probes_ms: list[float]) -> None:
+        progress = self._run.progress
+        rate = max(progress.rows_per_s if progress.batch_ms > _WINDOW_S * 1000 else read, 0.0)
+        if self._limits.yields_to_live:
+            self._pace = adapted(self._pace, probes_ms, rate)
+        if self._limits.max_rate is not None:
+            capped = min(self._pace.rows_per_s, self._limits.max_rate)
+            self._pace = Pace(capped, self._pace.normal_ms, self._pace.too_much, self._pace.patience)
+        if self._limits.is_limited and not self._is_over.is_set():
+            self._write_limit(progress.batch_ms / 1000)
+        allowed = self._pace.rows_per_s if self._limits.is_limited else None
+        left_s = seconds_left(total - done, rate, arrived)
+        latency_ms = tail_ms(probes_ms) if probes_ms else None
+        status = ReplayStatus(min(done, total), total, rate, left_s, allowed, latency_ms)
+        has_begun = progress.batch_id >= 0 or (total == 0 and bool(self._topics))
+        self.is_caught_up = has_begun and status.is_caught_up
+        self._on_status(status)
+        if self.is_caught_up and self._until_caught_up:
+            self._is_over.set()
+            self._run.request_stop()
+
+    def _write_limit(self, batch_s: float) -> None:
+        rows = rows_of_batch(self._pace.rows_per_s, self._trigger_s, batch_s)
+        temporary = self._limit_file.with_name(self._limit_file.name + ".new")
+        self._limit_file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(str(rows), encoding="utf-8")
+        os.replace(temporary, self._limit_file)
+
+    def _probe(self, count: int) -> list[float]:
+        """How long a small request takes that every broker answers in the order in which it came, in milliseconds."""
+        taken: list[float] = []
+        topic = next(iter(self._known_topics()), None)
+        if topic is None:  # a pattern, before the first batch
+            return taken
+        for _ in range(count):
+            began_s = time.perf_counter()
+            with contextlib.suppress(ClientError):
+                self._admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.LATEST}).raise_for_errors()
+                taken.append((time.perf_counter() - began_s) * 1000)
+            if self._is_over.wait(_WINDOW_S / count / 2):
+                break
+        return taken
+
+    def _known_topics(self) -> list[str]:
+        """Those that the pipeline names, and those that its patterns have found."""
+        return sorted({*self._topics, *self._run.progress.processed})
+
+    def _starts(self) -> Offsets:
+        """Where the inputs began; by input, of which several may read a topic."""
+        try:
+            by_input: Mapping[str, object] = json.loads(self._starts_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        merged: dict[str, dict[int, int]] = {}
+        for rows in by_input.values():
+            for topic, partitions in offsets_from_json(rows).items():
+                for partition, offset in partitions.items():
+                    known = merged.setdefault(topic, {}).get(partition, offset)
+                    merged[topic][partition] = min(known, offset)
+        return merged
+
+
+def _rows(offsets: Offsets, starts: Offsets) -> int:
+    return sum(
+        max(offset - starts.get(topic, {}).get(partition, 0), 0)
+        for topic, partitions in offsets.items()
+        for partition, offset in partitions.items()
+    )
