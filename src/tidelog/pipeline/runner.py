@@ -223,9 +223,13 @@ class PipelineRun:
                 if name.startswith("spark.sql.") and session.conf.isModifiable(name):
                     session.conf.set(name, value)
             return session, False
+        return self.open_session(), True
+
+    def open_session(self) -> SparkSession:
+        """A session with this run's settings, for it alone or for several runs one after another."""
         conf = settings_for(self.master, self._path_settings(), self.pipeline.options, self.conf)
         name = f"{self.pipeline.name} v{self.pipeline.version}"
-        return start_session(name, self.master, conf, self.log_file), True
+        return start_session(name, self.master, conf, self.log_file)
 
     def _path_settings(self) -> dict[str, str]:
         """Executors find the modules beside the pipeline's file by its directory, where they see the same disk."""
@@ -263,9 +267,9 @@ class PipelineRun:
                 delivery_options={"kafka.bootstrap.servers": self.bootstrap},
             )
             self._ready.set()
-            self._watch(registry, admin, query, letters, processed, views)
             if self.role == "live":
                 self._point(outputs)
+            self._watch(registry, admin, query, letters, processed, views)
         finally:
             query.stop()
 
@@ -321,7 +325,6 @@ class PipelineRun:
         reader = ProgressReader(query, processed)
         ends = _Ends(admin, self.pipeline, reader)
         told_s = 0.0
-        is_pointed = False
         while True:
             is_active = query.isActive
             for document in reader.news():
@@ -330,9 +333,6 @@ class PipelineRun:
                 self.progress = reader.progress(document, ends.now(), letters.written)
                 registry.note_progress(self.run_id, self.progress)
                 told_s = time.monotonic()
-                if self.role == "live" and not is_pointed:
-                    self._point([self._placed(output) for output in self.pipeline.outputs])
-                    is_pointed = True
                 if self.on_progress is not None:
                     self.on_progress(self.progress)
             if not is_active:
