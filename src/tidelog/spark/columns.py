@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -77,7 +78,7 @@ def arrow_schema(schema_json: str) -> pa.Schema:
 
 
 def project(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The columns that are wanted, in the types that are wanted; nothing is copied."""
+    """The columns that are wanted, in the types that are wanted; of the records nothing is copied."""
     arrays = []
     for wanted in target:
         array = batch.column(wanted.name)
@@ -88,7 +89,9 @@ def project(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _headers_as(array: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
-    """The same lists, in which everything may be null: Spark's schema says so, though nothing is."""
+    """The same lists, but null where a record has no header, as Spark's own format has it."""
     elements = array.values
     structs = pa.StructArray.from_arrays(elements.flatten(), fields=list(wanted.value_type))
-    return pa.ListArray.from_arrays(array.offsets, structs, type=wanted)
+    # Arrow takes no mask beside offsets that are a slice of others: these are copied.
+    offsets = pa.array(array.offsets.to_numpy(zero_copy_only=False).copy(), pa.int32())
+    return pa.ListArray.from_arrays(offsets, structs, type=wanted, mask=pc.equal(pc.list_value_length(array), 0))
