@@ -1,405 +1,79 @@
-"""`tidelog demo`: a broker, a topic, records written and read back, with what it took.
+"""`tidelog demo`: the whole story on one machine, or with `--quick` a round trip through a broker alone.
 
-What always holds: the demo's own broker is a process as users start it, on a free port, with a temporary directory, and
-both are gone when the command ends, however it ends; in a cluster that `--bootstrap` names only a topic is made, and
-deleted again. Every record that was sent is compared with what is read. The figures are of this one client in Python
-on this machine at this moment; `tidelog bench` measures.
+What always holds: all that a demo starts and writes is gone when the command ends, however it ends, unless `--keep` or
+`--dir` say otherwise. Spark and charts are imported by the processes and chapters that need them, and what is missing
+is told before anything is started.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
-import selectors
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn, Self
+from typing import Annotated
 
 import typer
 
 from tidelog.cli.errors import CommandError
-from tidelog.cli.options import Json, administration, checked, client_options
-from tidelog.cli.output import print_json, print_line
-from tidelog.cli.progress import is_watched, progress
-from tidelog.cli.text import count_text, plural, size_text
+from tidelog.cli.options import Json
+from tidelog.cli.output import print_json
 
-if TYPE_CHECKING:
-    from tidelog.client.producer.producer import Producer
-    from tidelog.client.types import RecordMetadata
-    from tidelog.records.kernel_consume import ConsumerRecord
-
-START_DEADLINE_S = 20.0
-STOP_DEADLINE_S = 10.0
-TIMEOUT_S = 30.0
-PARTITIONS = 3
-VALUE_BYTES = 100
-ROUND_TRIPS = 500
-ROUND_TRIPS_SECONDS_MAX = 2.0
-PROGRESS_EVERY_RECORDS = 2000
-BATCH_BYTES = 256 * 1024
-RECORDS_AT_ONCE = 5000
-POLL_S = 0.2
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PADDING = bytes(ord("a") + number % 26 for number in range(VALUE_BYTES))
-
-
-@dataclass(slots=True)
-class Throughput:
-    records: int = 0
-    payload_bytes: int = 0  # keys and values
-    seconds: float = 0.0
-
-    @property
-    def records_per_second(self) -> float:
-        return self.records / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def megabytes_per_second(self) -> float:
-        return self.payload_bytes / 1e6 / self.seconds if self.seconds > 0 else 0.0
-
-    def text(self) -> str:
-        return (
-            f"{plural(self.records, 'record')} ({size_text(self.payload_bytes)}) in {self.seconds:.2f} s: "
-            f"{count_text(round(self.records_per_second))} records/s, {self.megabytes_per_second:.1f} MB/s"
-        )
-
-    def document(self) -> dict[str, object]:
-        return {
-            "records": self.records,
-            "bytes": self.payload_bytes,
-            "seconds": round(self.seconds, 4),
-            "records_per_second": round(self.records_per_second),
-            "megabytes_per_second": round(self.megabytes_per_second, 2),
-        }
-
-
-@dataclass(slots=True)
-class RoundTrips:
-    latencies_ms: list[float] = field(default_factory=list)
-
-    def percentile_ms(self, percent: int) -> float:
-        ordered = sorted(self.latencies_ms)
-        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
-
-    def text(self) -> str:
-        return (
-            f"{plural(len(self.latencies_ms), 'record')}, each acknowledged before the next: "
-            f"p50 {self.percentile_ms(50):.2f} ms, p99 {self.percentile_ms(99):.2f} ms"
-        )
-
-    def document(self) -> dict[str, object]:
-        return {
-            "count": len(self.latencies_ms),
-            "p50_ms": round(self.percentile_ms(50), 3),
-            "p99_ms": round(self.percentile_ms(99), 3),
-        }
+QUICK_SECONDS = 2.0
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(epilog="Example: tidelog demo --seconds 5")(demo)
+    app.command(epilog="Example: tidelog demo --keep")(demo)
 
 
 def demo(
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="How long to write records.")] = 2.0,
+    events: Annotated[int, typer.Option(metavar="N", min=1000, help="How many orders and clicks the shop sees.")] = (
+        1_000_000
+    ),
+    seed: Annotated[int, typer.Option(metavar="N", help="From which the events are made up.")] = 7,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            file_okay=False,
+            help="Where to work: a new or empty directory, which is left there. By default a temporary one.",
+        ),
+    ] = None,
+    chart: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the chart.")] = Path("tidelog-demo.png"),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running at the end, to go on by hand.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only a broker: write records, read them back, compare. Needs no Spark.")
+    ] = False,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0.1, help="With --quick: how long to write records.")
+    ] = None,
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Use this broker instead of one of the demo's own."),
+        typer.Option(metavar="HOST:PORT", help="With --quick: use this broker instead of one of the demo's own."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Start a broker, write records, read them back, compare, and say how fast it was.
+    """Tell the whole story: a shop's events, a pipeline that is killed, its second version, with all results checked.
 
-    The broker is gone afterwards, with its data.
+    A broker is started, a million orders and clicks flow in, and a pipeline on Spark computes revenue per minute. Its
+    driver is killed in the middle and started again; its second version is replayed, compared and promoted. Everything
+    is gone afterwards, unless --keep or --dir say otherwise.
     """
-    if bootstrap is not None:
-        from tidelog.client.address import parse_addresses
+    if quick:
+        if keep or directory is not None:
+            raise typer.BadParameter("--keep and --dir do not go with --quick, which leaves nothing behind")
+        from tidelog.cli.demo_round_trip import show_round_trip
 
-        checked(parse_addresses, bootstrap, "--bootstrap")
-    tell = _say_nothing if json else _say
-    with _Interruption().caught() as interruption, ExitStack() as cleanup:
-        place = _prepare(bootstrap, cleanup, interruption, tell)
-        round_trips, written = _produce(place, seconds, interruption, tell)
-        tell(f"wrote {written.text()}")
-        read = _consume(place, written.records + len(round_trips.latencies_ms), interruption)
-        tell(f"read  {read.text()}")
-        tell(f"compared: all {count_text(read.records)} records came back as sent, in order")
-    if json:
-        print_json(
-            {
-                "bootstrap": place.bootstrap,
-                "topic": place.topic,
-                "partitions": PARTITIONS,
-                "start_seconds": place.start_seconds,
-                "round_trips": round_trips.document(),
-                "produce": written.document(),
-                "consume": read.document(),
-                "verified": True,
-            }
-        )
-    else:
-        print_line("Everything is cleaned up. Next: tidelog serve")
+        show_round_trip(seconds or QUICK_SECONDS, bootstrap, json=json)
+        return
+    if seconds is not None or bootstrap is not None:
+        raise typer.BadParameter("--seconds and --bootstrap go with --quick")
+    from tidelog.demo.processes import DemoError
+    from tidelog.demo.story import Wishes, tell_story
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the demo takes place."""
-
-    bootstrap: str
-    topic: str
-    start_seconds: float | None = None  # of the demo's own broker
-
-
-def _prepare(
-    bootstrap: str | None, cleanup: ExitStack, interruption: _Interruption, tell: Callable[[str], None]
-) -> _Place:
-    if bootstrap is None:
-        own_bootstrap, start_seconds = cleanup.enter_context(_own_broker(interruption))
-        tell(f"started a broker on {own_bootstrap} in {start_seconds:.2f} s")
-        place = _Place(own_bootstrap, "demo", round(start_seconds, 3))
-        _create_topic(own_bootstrap, place.topic)
-    else:
-        place = _Place(bootstrap, f"demo-{secrets.token_hex(4)}")
-        _create_topic(bootstrap, place.topic)
-        cleanup.callback(_delete_topic, bootstrap, place.topic)
-    tell(f"created topic {place.topic} with {plural(PARTITIONS, 'partition')}")
-    return place
-
-
-# Writing and reading
-
-# Record N goes to partition N modulo PARTITIONS, so that what a partition must hold can be told without keeping it.
-
-
-def _key(number: int) -> bytes:
-    return b"key-%d" % (number % 1000)
-
-
-def _value(number: int) -> bytes:
-    digits = b"%012d " % number
-    return digits + _PADDING[len(digits) :]
-
-
-class _Deliveries:
-    """The first error of a delivery, told on the producer's own thread."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def __call__(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        self.error = self.error or error
-
-    def check(self) -> None:
-        if self.error is not None:
-            raise CommandError(f"records could not be delivered: {self.error}")
-
-
-def _produce(
-    place: _Place, seconds: float, interruption: _Interruption, tell: Callable[[str], None]
-) -> tuple[RoundTrips, Throughput]:
-    from tidelog.client.producer.producer import Producer
-
-    deliveries = _Deliveries()
-    with Producer(**client_options(place.bootstrap, TIMEOUT_S), batch_size=BATCH_BYTES) as producer:
-        round_trips = _round_trips(producer, place.topic, interruption)
-        tell(f"sent  {round_trips.text()}")
-        number = first = len(round_trips.latencies_ms)
-        with progress("writing", seconds, shown=is_watched()) as advance:
-            started_s = time.perf_counter()
-            while time.perf_counter() - started_s < seconds:
-                interruption.check()
-                deliveries.check()
-                for _ in range(PROGRESS_EVERY_RECORDS):
-                    producer.send(
-                        place.topic,
-                        _value(number),
-                        _key(number),
-                        partition=number % PARTITIONS,
-                        on_delivery=deliveries,
-                    )
-                    number += 1
-                advance(time.perf_counter() - started_s, f"writing {number:,} records")
-            producer.flush()
-            took_s = time.perf_counter() - started_s
-    deliveries.check()
-    payload_bytes = sum(len(_key(sent)) for sent in range(first, number)) + (number - first) * VALUE_BYTES
-    return round_trips, Throughput(number - first, payload_bytes, took_s)
-
-
-def _round_trips(producer: Producer, topic: str, interruption: _Interruption) -> RoundTrips:
-    """Records that are acknowledged one by one."""
-    round_trips = RoundTrips()
-    started_s = time.perf_counter()
-    for number in range(ROUND_TRIPS):
-        interruption.check()
-        sent_s = time.perf_counter()
-        if sent_s - started_s >= ROUND_TRIPS_SECONDS_MAX:
-            break
-        sent = producer.send(topic, _value(number), _key(number), partition=number % PARTITIONS)
-        producer.flush()  # it does not wait for more records to go with this one
-        sent.result()
-        round_trips.latencies_ms.append((time.perf_counter() - sent_s) * 1000)
-    return round_trips
-
-
-def _consume(place: _Place, sent_records: int, interruption: _Interruption) -> Throughput:
-    """Read everything and compare it; only the reading is timed."""
-    from tidelog.client.consumer.consumer import Consumer
-    from tidelog.client.types import TopicPartition
-
-    read = Throughput()
-    with Consumer(
-        **client_options(place.bootstrap, TIMEOUT_S), auto_offset_reset="earliest", max_poll_records=RECORDS_AT_ONCE
-    ) as consumer:
-        consumer.assign([TopicPartition(place.topic, partition) for partition in range(PARTITIONS)])
-        idle_since_s = time.perf_counter()
-        with progress("reading", sent_records, shown=is_watched()) as advance:
-            while read.records < sent_records:
-                interruption.check()
-                polled_s = time.perf_counter()
-                records = consumer.poll(POLL_S)
-                read.seconds += time.perf_counter() - polled_s
-                if records:
-                    idle_since_s = time.perf_counter()
-                elif time.perf_counter() - idle_since_s > TIMEOUT_S:
-                    break
-                read.payload_bytes += _compare(records)
-                read.records += len(records)
-                advance(read.records, f"reading {read.records:,} records")
-    if read.records != sent_records:
-        raise CommandError(f"{plural(sent_records, 'record')} were sent, {count_text(read.records)} came back")
-    return read
-
-
-def _compare(records: list[ConsumerRecord]) -> int:
-    """Hold records against what was sent; gives the bytes of their keys and values."""
-    payload_bytes = 0
-    for record in records:
-        number = record.offset * PARTITIONS + record.partition
-        key, value = record.key, record.value
-        if key != _key(number) or value != _value(number):
-            raise CommandError(
-                f"the record at offset {record.offset} of partition {record.partition} is not what was sent"
-            )
-        payload_bytes += len(key) + len(value)
-    return payload_bytes
-
-
-def _create_topic(bootstrap: str, topic: str) -> None:
-    from tidelog.client.admin import NewTopic
-
-    with administration(bootstrap, TIMEOUT_S) as admin:
-        admin.create_topics([NewTopic(topic, PARTITIONS)]).raise_for_errors()
-        admin.wait_for_topics(topic)
-
-
-def _delete_topic(bootstrap: str, topic: str) -> None:
-    with administration(bootstrap, STOP_DEADLINE_S) as admin:
-        admin.delete_topics(topic).raise_for_errors()
-
-
-# The demo's own broker
-
-
-@contextmanager
-def _own_broker(interruption: _Interruption) -> Iterator[tuple[str, float]]:
-    """A broker as `tidelog serve` starts it; gives its address and the seconds until it was ready."""
-    with tempfile.TemporaryDirectory(prefix="tidelog-demo-", ignore_cleanup_errors=True) as directory:
-        log = Path(directory) / "broker.log"
-        started_s = time.perf_counter()
-        with log.open("wb") as log_file:
-            # In a session of its own, so that Ctrl-C reaches the demo alone, which then stops the broker.
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tidelog", "serve", "--listen", "127.0.0.1:0", "--data", f"{directory}/data"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log_file,
-                start_new_session=True,
-            )
-        try:
-            bootstrap = _ready_address(process, interruption)
-            if bootstrap is None:
-                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise CommandError(f"the broker did not start: {lines[-1] if lines else 'it said nothing'}")
-            yield bootstrap, time.perf_counter() - started_s
-        finally:
-            _stop(process)
-
-
-def _ready_address(process: subprocess.Popen[bytes], interruption: _Interruption) -> str | None:
-    """The address in the line that a broker prints when it is ready; None when it ends or stays silent."""
-    assert process.stdout is not None  # it was asked for
-    deadline_s = time.monotonic() + START_DEADLINE_S
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while not selector.select(0.1):
-            interruption.check()
-            if time.monotonic() > deadline_s:
-                return None
-    # The line is written at once, so that what is there is all of it.
-    found = re.search(rb"ready on (\S+)", process.stdout.readline())
-    return None if found is None else found[1].decode()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
     try:
-        process.wait(STOP_DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
-
-
-class _Interruption:
-    """Ctrl-C, SIGTERM and a closed terminal end the demo between two steps, when it is known what to clean up.
-
-    An exception out of a signal handler may come up anywhere, even where Python drops it. A second signal does so.
-    """
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def check(self) -> None:
-        """Raise if the demo is to end."""
-        if self._number is not None:
-            self._raise(self._number)
-
-    @contextmanager
-    def caught(self) -> Iterator[Self]:
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._number is not None:
-            self._raise(number)
-        self._number = number
-
-    def _raise(self, number: int) -> NoReturn:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)  # as a shell counts it
-
-
-# What is shown
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
-def _say_nothing(text: str) -> None:
-    pass
+        document = tell_story(Wishes(events, seed, directory, chart, keep, quietly=json))
+    except DemoError as error:
+        raise CommandError(str(error)) from None
+    if json:
+        print_json(document)

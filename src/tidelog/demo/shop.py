@@ -114,7 +114,7 @@ def _orders(random: Random, count: int, broken: int, start: datetime) -> Events:
         (',"status":"', _choice(("paid", "cancelled"), statuses)),
         ('","at":"', _iso(at_ms)),
     )
-    rows = pa.table({"key": _keys(users), "value": _with_broken(random, value, broken), "at": pa.array(at_ms)})
+    rows = pa.table({"key": _keys(users), "value": _with_broken(random, value, broken, 0), "at": pa.array(at_ms)})
     return Events(ORDERS, rows, broken)
 
 
@@ -131,7 +131,7 @@ def _clicks(random: Random, count: int, broken: int, start: datetime) -> Events:
         ('","page":"/item/', _text(random.integers(1, 500, count))),
         ('","at":"', _iso(at_ms)),
     )
-    rows = pa.table({"key": _keys(users), "value": _with_broken(random, value, broken), "at": pa.array(at_ms)})
+    rows = pa.table({"key": _keys(users), "value": _with_broken(random, value, broken, 2), "at": pa.array(at_ms)})
     return Events(CLICKS, rows, broken)
 
 
@@ -149,14 +149,17 @@ def _categories(random: Random, count: int) -> Array:
     return random.choice(len(CATEGORIES), count, p=[weight / sum(weights) for weight in weights])
 
 
-def _with_broken(random: Random, values: pa.Array, broken: int) -> pa.Array:
+def _with_broken(random: Random, values: pa.Array, broken: int, first_kind: int) -> pa.Array:
     """Replace so many values, spread at random, by broken ones, each kind in turn."""
     import pyarrow as pa
 
     places = sorted(int(place) for place in random.choice(len(values), broken, replace=False))
     pieces, done = [], 0
     for number, place in enumerate(places):
-        pieces += [values.slice(done, place - done), pa.array([BROKEN_VALUES[number % len(BROKEN_VALUES)]])]
+        pieces += [
+            values.slice(done, place - done),
+            pa.array([BROKEN_VALUES[(first_kind + number) % len(BROKEN_VALUES)]]),
+        ]
         done = place + 1
     return pa.concat_arrays([*pieces, values.slice(done)])
 

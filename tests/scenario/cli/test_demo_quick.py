@@ -1,4 +1,4 @@
-"""`tidelog demo` shows a true round trip and leaves nothing behind, however it ends."""
+"""`tidelog demo --quick` shows a true round trip and leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_reads_what_it_wrote(tidelog: Command, temporary: Path) -> None:
-    document = tidelog("demo", "--json", "--seconds", "0.1").ok().json()
+    document = tidelog("demo", "--quick", "--json", "--seconds", "0.1").ok().json()
     assert document["verified"] is True
     assert document["consume"]["records"] == document["produce"]["records"] + document["round_trips"]["count"]
     assert document["consume"]["bytes"] > document["consume"]["records"] * 100
@@ -35,7 +35,7 @@ def test_it_reads_what_it_wrote(tidelog: Command, temporary: Path) -> None:
 
 
 def test_lines_for_people(tidelog: Command, temporary: Path) -> None:
-    lines = tidelog("demo", "--seconds", "0.1").ok().text.splitlines()
+    lines = tidelog("demo", "--quick", "--seconds", "0.1").ok().text.splitlines()
     starts = ["started a broker", "created topic", "sent", "wrote", "read", "compared: all", "Everything"]
     assert len(lines) == len(starts)
     for line, start in zip(lines, starts, strict=True):
@@ -43,7 +43,7 @@ def test_lines_for_people(tidelog: Command, temporary: Path) -> None:
 
 
 def test_another_broker_gets_its_topic_deleted_again(tidelog: Command, shared_broker: Broker) -> None:
-    topic = tidelog("demo", "--json", "--seconds", "0.1", "--bootstrap", shared_broker.bootstrap).ok().json()["topic"]
+    topic = tidelog("demo", "--quick", "--json", "--seconds", "0.1", "--bootstrap", shared_broker.bootstrap).ok().json()["topic"]
     assert topic not in [row["topic"] for row in tidelog("topics", "list", "--json").ok().json()]
 
 
@@ -55,7 +55,7 @@ def test_an_early_end_leaves_nothing_behind(
     number: signal.Signals,
     code: int,
 ) -> None:
-    process = tidelog.start("demo", "--seconds", "60")
+    process = tidelog.start("demo", "--quick", "--seconds", "60")
     assert process.stdout.readline().startswith(b"started a broker")
     (broker,) = psutil.Process(process.pid).children()
     assert process.stdout.readline().startswith(b"created topic")
@@ -67,4 +67,4 @@ def test_an_early_end_leaves_nothing_behind(
 
 
 def test_a_broker_that_is_not_there(tidelog: Command) -> None:
-    assert "127.0.0.1:1" in tidelog("demo", "--bootstrap", "127.0.0.1:1").refused()
+    assert "127.0.0.1:1" in tidelog("demo", "--quick", "--bootstrap", "127.0.0.1:1").refused()
