@@ -82,7 +82,7 @@ def _panel(run: PipelineRun, progress: Progress) -> Table:
         table.add_row("rows", f"{count_text(round(progress.rows_per_s))}/s, {count_text(progress.rows)} in this run")
         table.add_row("lag", count_text(progress.lag_rows))
         table.add_row("state", f"{count_text(progress.state_rows)} rows, {size_text(progress.state_bytes)}")
-        table.add_row("dead letters", f"{count_text(progress.dead_letters)} in {run.pipeline.dead_letters}")
+        table.add_row("dead letters", f"{count_text(progress.dead_letters)} in {run.dead_letters}")
     if run.spark_url is not None:
         table.add_row("Spark's page", run.spark_url)
     table.add_row("log", str(run.log_file))

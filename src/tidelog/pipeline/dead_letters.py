@@ -63,6 +63,7 @@ class DeadLetters:
         log: QueryLog,
         *,
         query_id: str,
+        topic: str,
         starts: Mapping[str, Offsets],
         progress_file: Path,
         delivery_options: Mapping[str, str],
@@ -72,6 +73,7 @@ class DeadLetters:
         self._source = source
         self._log = log
         self._query_id = query_id
+        self._topic = topic
         self._starts = starts
         self._file = progress_file
         self._options = delivery_options
@@ -133,7 +135,7 @@ class DeadLetters:
             count = letters.count()
             if count:
                 writer = letters.write.format("tidelog").mode("append").options(**self._options)
-                writer = writer.option("topic", self._pipeline.dead_letters)
+                writer = writer.option("topic", self._topic)
                 writer = writer.option("txnAppId", f"{self._query_id}.dead-letters").option("txnVersion", str(batch_id))
                 writer.save()
         finally:

@@ -22,6 +22,8 @@ from tidelog.pipeline.formats import Format, Json
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from tidelog.pipeline.sql_tables import SqlTable
+
 Mode = Literal["append", "upsert"]
 DEFAULT_COMPACT_FILES = 16
 DEFAULT_TARGET_FILE_BYTES = 128 * 1024 * 1024
@@ -146,6 +148,9 @@ class TableOutput(Output):
 class _FileTable(TableOutput):
     """A directory on a disk that driver and executors share."""
 
+    # What of a version's place readers are shown.
+    inside: ClassVar[str] = ""
+
     path: str | Path
     key: Sequence[str] = ()
     mode: Mode = "append"
@@ -186,7 +191,7 @@ class _FileTable(TableOutput):
     def switch_to(self, version: int) -> int | None:
         from tidelog.pipeline.table_pointer import point_to
 
-        return point_to(self.pointer, version)
+        return point_to(self.pointer, version, self.inside)
 
     def drop(self) -> None:
         from tidelog.pipeline.table_pointer import remove_place
@@ -203,6 +208,8 @@ class ParquetOutput(_FileTable):
     deleted: a column of booleans; true removes the row of that key (upsert only).
     compact_files: when so many files are smaller than `target_file_bytes`, they are joined.
     """
+
+    inside: ClassVar[str] = "current"
 
     def read_arrow(self) -> pa.Table:
         from tidelog.pipeline.parquet_table import ParquetTable
@@ -228,23 +235,25 @@ class DeltaOutput(_FileTable):
 
 @dataclass(frozen=True)
 class _DatabaseTable(TableOutput):
-    def _connect(self) -> Any:
-        raise NotImplementedError
+    """A table of a database, over a connection for each question."""
+
+    @abstractmethod
+    def connect(self) -> SqlTable: ...
 
     def current_version(self) -> int | None:
-        with self._connect() as database:
-            return database.current_version()  # type: ignore[no-any-return]
+        with self.connect() as database:
+            return database.current_version()
 
     def switch_to(self, version: int) -> int | None:
-        with self._connect() as database:
-            return database.switch_to(version)  # type: ignore[no-any-return]
+        with self.connect() as database:
+            return database.switch_to(version)
 
     def read_arrow(self) -> pa.Table:
-        with self._connect() as database:
+        with self.connect() as database:
             return database.read(self.placed_version())
 
     def drop(self) -> None:
-        with self._connect() as database:
+        with self.connect() as database:
             database.drop(self.placed_version())
 
 
@@ -283,7 +292,7 @@ class PostgresOutput(_DatabaseTable):
         _check_mode(self, where)
         _check_repeats(self, where, output_mode)
 
-    def _connect(self) -> Any:
+    def connect(self) -> SqlTable:
         from tidelog.pipeline.postgres_table import PostgresTable
 
         return PostgresTable(self)
@@ -324,7 +333,7 @@ class SqliteOutput(_DatabaseTable):
         _check_mode(self, where)
         _check_repeats(self, where, output_mode)
 
-    def _connect(self) -> Any:
+    def connect(self) -> SqlTable:
         from tidelog.pipeline.sqlite_table import SqliteTable
 
         return SqliteTable(self)

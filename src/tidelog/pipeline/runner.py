@@ -147,6 +147,12 @@ class PipelineRun:
         return self.wait(timeout)
 
     @property
+    def dead_letters(self) -> str:
+        """The topic for refused records; a shadow's are kept apart, as the live version refuses its own."""
+        topic = self.pipeline.dead_letters
+        return topic if self.role == "live" else f"{topic}.v{self.pipeline.version}"
+
+    @property
     def is_running(self) -> bool:
         return self._ready.is_set() and self._thread is not None and self._thread.is_alive()
 
@@ -196,7 +202,7 @@ class PipelineRun:
 
     def _run_noted(self, registry: Registry, admin: Admin) -> None:
         outputs = [self._placed(output) for output in self.pipeline.outputs]
-        prepare_topics(admin, self.pipeline, outputs, self.tell)
+        prepare_topics(admin, self.pipeline, outputs, self.tell, dead_letters=self.dead_letters)
         if self._given_limit_file is None:
             self.limit_file.unlink(missing_ok=True)
         session, is_own = self._session()
@@ -262,6 +268,7 @@ class PipelineRun:
                 SourceSettings(self.bootstrap),
                 log,
                 query_id=str(query.id),
+                topic=self.dead_letters,
                 starts=starts,
                 progress_file=self.home / "dead-letters.json",
                 delivery_options={"kafka.bootstrap.servers": self.bootstrap},

@@ -119,6 +119,12 @@ SETTINGS = (
         "a micro-batch writes what changed in its state, not a copy of the state",
     ),
     Setting(
+        "spark.sql.parquet.outputTimestampType",
+        _always("TIMESTAMP_MICROS"),
+        "TIMESTAMP_MICROS",
+        "times in Parquet files as every reader knows them, instead of the old INT96",
+    ),
+    Setting(
         "spark.ui.enabled",
         _always("true"),
         "true",

@@ -28,8 +28,16 @@ _COMPACTED = {"cleanup.policy": "compact"}
 _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def prepare_topics(admin: Admin, pipeline: Pipeline, outputs: Iterable[Output], tell: Callable[[str], None]) -> None:
-    """Check what is read and make what is written."""
+def prepare_topics(
+    admin: Admin,
+    pipeline: Pipeline,
+    outputs: Iterable[Output],
+    tell: Callable[[str], None],
+    *,
+    dead_letters: str | None = None,
+) -> None:
+    """Check what is read and make what is written; `dead_letters` may be another topic than the declared one."""
+    dead_letters = dead_letters or pipeline.dead_letters
     partitions = {topic.name: len(topic.partitions) for topic in admin.list_topics()}
     for name, declared in pipeline.inputs.items():
         topics = (declared.topic,) if isinstance(declared.topic, str) else declared.topic
@@ -42,7 +50,7 @@ def prepare_topics(admin: Admin, pipeline: Pipeline, outputs: Iterable[Output], 
     for name, streamed in pipeline.topic_inputs.items():
         if streamed.pattern and not _matching(streamed.pattern, partitions):
             raise PipelineError(f"pipeline {pipeline.name!r}: input {name!r}: no topic matches {streamed.pattern!r}")
-    wanted = {pipeline.dead_letters: NewTopic(pipeline.dead_letters)}
+    wanted = {dead_letters: NewTopic(dead_letters)}
     for output in outputs:
         if isinstance(output, TopicOutput):
             wanted[output.topic] = _new_topic(output, partitions)

@@ -1,8 +1,8 @@
 """Starting the query of a pipeline with its outputs behind it.
 
-What always holds: one topic in append mode is written by the sink of the format itself; for tables, for several outputs
-and in other modes, which Spark allows to no sink in Python, each micro-batch is handed to every output in turn, and each output keeps its own mark of
-(query id, batch id), so that a batch that is repeated is written only where it is missing.
+What always holds: one topic in append mode is written by the sink of the format itself. For tables, for several outputs
+and in other modes, which Spark allows to no sink in Python, each micro-batch is handed to every output in turn, and
+each keeps its own mark of (query id, batch id), so that a batch that is repeated is written only where it is missing.
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ def start_query(
     trigger: dict[str, Any],
 ) -> StreamingQuery:
     """The query, running."""
-    for output in outputs:
-        check_columns(rows, output, f"output {output.name!r}")
     name = f"{pipeline.name} v{pipeline.version}"
     only = outputs[0]
     if len(outputs) == 1 and isinstance(only, TopicOutput) and pipeline.output_mode == "append":
         writer = records_of(rows, only).writeStream.format("tidelog").options(**_sink_options(only, bootstrap))
     else:
-        for output in outputs:
-            if isinstance(output, TopicOutput):
-                records_of(rows, output)  # raises what is wrong with it before anything runs
-        writers = [_writer(output, rows, bootstrap) for output in outputs]
-        writer = rows.writeStream.foreachBatch(_Fan(writers))
+        writer = rows.writeStream.foreachBatch(_Fan(prepare_outputs(rows, outputs, bootstrap)))
     writer = writer.outputMode(pipeline.output_mode).option("checkpointLocation", checkpoint).queryName(name)
     return writer.trigger(**trigger).start()
+
+
+def prepare_outputs(rows: DataFrame, outputs: Sequence[Output], bootstrap: str) -> list[BatchWriter]:
+    """What writes batches to each output; tables are made. Raises what is wrong with one before anything runs."""
+    for output in outputs:
+        check_columns(rows, output, f"output {output.name!r}")
+        if isinstance(output, TopicOutput):
+            records_of(rows, output)
+    return [_writer(output, rows, bootstrap) for output in outputs]
 
 
 class _Fan:
