@@ -1,6 +1,6 @@
 """The decision which attempts count, and where it is kept: as a committed offset of the sink's own group.
 
-The offset is the version (the batch id), its metadata names the winners. It is written in a transaction of the driver,
+The offset is the version (the batch id) and one, its metadata names the winners. It is written in a transaction of the driver,
 whose transactional id is that of the group: taking the id over shuts out every other driver of the same query.
 
 What always holds: a version is decided once; a decision that was read while holding the id can't be followed by one of
@@ -36,8 +36,9 @@ from tidelog.protocol.messages.k09_offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
-from tidelog.spark.sink_identity import NAME_BYTES, TaskName
+from tidelog.spark.sink_identity import NAME_BYTES, TaskName, WriteIdentity
 
+NOTHING_DECIDED = -1  # the version of a record that only says whom not to decide for
 _FORMAT = 1
 _METADATA_BYTES_MAX = 4000  # brokers take 4096 by default, offset.metadata.max.bytes
 _CHUNK_BYTES = _METADATA_BYTES_MAX * 3 // 4 - 3  # in base64
@@ -69,7 +70,8 @@ class Decision:
     run: str
     write_id: str = ""
     winners: Sequence[Winner] = ()
-    # Runs whose transactions may have been aborted: nothing of theirs may win any more. The latest come last.
+    # Runs, or single writes, whose transactions may have been aborted: nothing of theirs may win any more. The latest
+    # come last.
     deposed: Sequence[str] = field(default=())
 
     def winner_of(self, partition: int) -> Winner | None:
@@ -78,6 +80,16 @@ class Decision:
     def with_deposed(self, runs: Sequence[str]) -> tuple[str, ...]:
         """Its deposed runs and these, as many as are remembered."""
         return tuple(dict.fromkeys([*self.deposed, *runs]))[-_DEPOSED_MAX:]
+
+
+def is_second_write(identity: WriteIdentity, decision: Decision) -> bool:
+    """Whether the decision is about another write of the same batch: a run does not repeat a batch."""
+    return (
+        identity.is_implied
+        and decision.version == identity.version
+        and decision.run == identity.run
+        and decision.write_id != identity.write_id
+    )
 
 
 # As bytes
@@ -224,20 +236,20 @@ class DecisionLog:
         first = await self._fetch(self._base, stable=stable)
         if not first:
             return None
-        (topic, _), (version, _, metadata) = max(first.items(), key=lambda entry: entry[1].offset)
+        (topic, _), (offset, _, metadata) = max(first.items(), key=lambda entry: entry[1].offset)
         count, _, text = metadata.partition(" ")
         texts = [text]
         for group, _ in zip(_group_names(self._base), range(int(count)), strict=False):
             if group != self._base:
-                texts.append(await self._continuation(group, topic, version))
-        return decode_decision(version, topic, b"".join(base64.b64decode(text) for text in texts))
+                texts.append(await self._continuation(group, topic, offset))
+        return decode_decision(offset - 1, topic, b"".join(base64.b64decode(text) for text in texts))
 
-    async def _continuation(self, group: str, topic: str, version: int) -> str:
+    async def _continuation(self, group: str, topic: str, offset: int) -> str:
         for stable in (False, True):
             found = (await self._fetch(group, stable=stable)).get(TopicPartition(topic, 0))
-            if found is not None and found.offset == version:
+            if found is not None and found.offset == offset:
                 return found.metadata
-        raise ValueError(f"the decision of version {version} is not whole: group {group!r} has another one")
+        raise ValueError(f"the decision of version {offset - 1} is not whole: group {group!r} has another one")
 
     async def _fetch(self, group: str, *, stable: bool) -> Mapping[TopicPartition, OffsetAndMetadata]:
         async def ask(connection: Connection) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -268,7 +280,7 @@ class DecisionLog:
                     lambda connection: add_offsets(connection, writer, group),
                     timeout_s=self._timeout_s,
                 )
-            left = {key: OffsetAndMetadata(decision.version, metadata=text)}
+            left = {key: OffsetAndMetadata(decision.version + 1, metadata=text)}
             await ask_coordinator(
                 self._group(group),
                 retry,

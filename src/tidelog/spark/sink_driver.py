@@ -9,17 +9,21 @@ comes after a driver that died goes on where it stopped.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tidelog.client.admin.transactions import describe_transactions, list_transactions
-from tidelog.client.errors import ProducerFencedError, UnsupportedVersionError
+from tidelog.client.errors import ClientError, ProducerFencedError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producer.foreign_transactions import Outcome, end_transactions, fence_all
 from tidelog.client.producer.handover import HandedOver
-from tidelog.spark.sink_decision import Decision, DecisionLog, Winner
+from tidelog.spark.sink_decision import NOTHING_DECIDED, Decision, DecisionLog, Winner, is_second_write
 from tidelog.spark.sink_identity import TaskName, TaskReport, WriteIdentity, first_identity, parse_transactional_id
 from tidelog.spark.sink_settings import TWO_PHASE, SinkSettings
+
+log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 3  # at a decision, when other drivers of the same query come between
 _ORPHAN_TIMEOUT_MS = 60_000  # of a transactional id that is taken over to abort what it left
@@ -45,10 +49,7 @@ class SinkDriver:
         if identity is None:
             return
         if any(report is not None and report.is_second_write for report in reports):
-            raise SinkError(
-                f"this batch was written under {identity} before: give each of several writes in one foreachBatch an "
-                "option txnAppId of its own, so that none is taken for the other when the batch is replayed"
-            )
+            raise _second_write(identity)
         batch = _Batch(self._cluster, settings, identity, reports)
         if identity.version is None:
             await batch.commit_unnamed()
@@ -99,14 +100,17 @@ class _Batch:
     async def commit(self) -> None:
         orphans = await self._take_over()
         decision = await self._decisions.read(stable=True)
-        if decision is not None and self._identity.run in decision.deposed:
+        if decision is not None and {self._identity.run, self._identity.write_id} & set(decision.deposed):
             await self._end(self._mine, committed=False)
             raise SinkError(
-                f"another driver writes {self._identity.base} and has shut this one out; if this is the one that "
-                "should run, stop the other and start it again: nothing was lost or written twice"
+                f"{self._identity} was aborted, or another driver writes it and has shut this one out: nothing of it "
+                "was written; stop the other if this is the one that should run, and start it again"
             )
         if decision is None or decision.version < self._version:
             await self._decide(decision, orphans)
+        elif is_second_write(self._identity, decision):
+            await self._end(self._mine, committed=False)
+            raise _second_write(self._identity)
         elif decision.version == self._version:
             await self._finish(decision, orphans)
         else:
@@ -185,16 +189,25 @@ class _Batch:
             await self._end(self._mine, committed=False)
             await self._abort_orphans(orphans, [], {self._identity.run})
             return
-        # The commit before may have decided and failed to hear of it; while the id is held, nobody decides.
+        # The commit before may have decided and failed to hear of it, and may even be at it still, when it was
+        # interrupted and not ended: from here on it can't decide any more.
         orphans = await self._take_over()
         decision = await self._decisions.read(stable=True)
         winners: list[HandedOver] = []
         if decision is not None and decision.version == self._version:
             winners = [winner.transaction(self._identity.base) for winner in decision.winners]
             await self._end(winners, committed=True)
+        elif self._written and (decision is None or decision.version < self._version):
+            await self._decisions.write(self._depose_myself(decision))
         named = {_name(winner) for winner in winners}
         await self._end([mine for mine in self._mine if _name(mine) not in named], committed=False)
         await self._abort_orphans(orphans, winners, {self._identity.run})
+
+    def _depose_myself(self, last: Decision | None) -> Decision:
+        """The last decision, which stands, and that nothing of this write may win any more."""
+        if last is None:
+            last = Decision(NOTHING_DECIDED, min(report.topic for report in self._written), self._identity.run)
+        return replace(last, deposed=last.with_deposed([self._identity.write_id or self._identity.run]))
 
     async def _take_over(self) -> list[TaskName]:
         """Shut out other drivers; the attempts whose transactions are open."""
@@ -212,8 +225,10 @@ class _Batch:
         """All attempts of this base whose transactions are open, those of the batch's own reports among them."""
         try:
             listings = await list_transactions(self._cluster, states=[_ONGOING])
-        except UnsupportedVersionError:
-            return []  # before Apache Kafka 3.0: time-outs end what others left
+        except ClientError as error:
+            # Brokers before Apache Kafka 3.0 can't tell, and one that is away tells the next commit.
+            log.info("can't tell which transactions of %s are open: %s", self._identity.base, error)
+            return []
         names = (parse_transactional_id(self._identity.base, listing.transactional_id) for listing in listings)
         return [name for name in names if name is not None]
 
@@ -257,6 +272,13 @@ class _Batch:
             f"brokers abort transactions after kafka.transaction.timeout.ms, {self._settings.transaction_timeout_ms}; "
             f"raise it, make batches smaller, or set kafka.{TWO_PHASE}=true where brokers offer it"
         )
+
+
+def _second_write(identity: WriteIdentity) -> SinkError:
+    return SinkError(
+        f"this batch was written under {identity} before: give each of several writes in one foreachBatch an option "
+        "txnAppId of its own, so that none is taken for the other when the batch is replayed"
+    )
 
 
 def _winner(base: str, report: TaskReport) -> Winner:

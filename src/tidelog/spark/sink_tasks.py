@@ -18,7 +18,7 @@ from tidelog.client.producer.handover import HandoverProducer, check_topic
 from tidelog.client.producer.producer import Producer
 from tidelog.protocol import ErrorCode
 from tidelog.spark.sink_columns import by_topic
-from tidelog.spark.sink_decision import Decision, DecisionLog
+from tidelog.spark.sink_decision import Decision, DecisionLog, is_second_write
 from tidelog.spark.sink_identity import TaskReport, WorkerNames, WriteIdentity
 from tidelog.spark.sink_settings import SinkSettings
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_REMEMBERED_RUNS_MAX = 256
 _LONG_TASK_S = 0.5  # a decision made meanwhile is looked for after a task that took as long
 
 
@@ -42,7 +43,7 @@ class _Process:
         self.pid = os.getpid()
         self.names = WorkerNames()
         self.producers: dict[_Key, Producer] = {}
-        # The last version of each base and run of which it is known that it was not decided before.
+        # The last version of each base and run of which it is known that it was not decided before; some of them.
         self.undecided: dict[tuple[str, str], int] = {}
 
 
@@ -187,6 +188,8 @@ def _decided(
     decision = _read_decision(settings, producer, identity)
     if decision is not None and decision.version >= identity.version:
         return decision
+    if len(process.undecided) >= _REMEMBERED_RUNS_MAX:
+        process.undecided.clear()
     process.undecided[key] = identity.version
     return None
 
@@ -207,7 +210,7 @@ def _report_decided(
     settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity, decision: Decision, partition: int
 ) -> TaskReport | None:
     """What is left to do for a version that was decided before; None when this partition must be written again."""
-    if identity.is_implied and decision.run == identity.run and decision.write_id != identity.write_id:
+    if is_second_write(identity, decision):
         return TaskReport(identity, partition, 0, is_second_write=True)
     if decision.version == identity.version:
         winner = decision.winner_of(partition)
