@@ -197,7 +197,7 @@ def batch_sink(stage: SparkStage, format_name: str, delivery: str = "at-least-on
         if format_name == OURS:
             writer = writer.option("delivery", delivery)
         began = time.perf_counter()
-        writer.option("topic", topic).save()
+        writer.option("topic", topic).mode("append").save()
         seconds = time.perf_counter() - began
         _check_stored(stage, topic, delivery)
     return stage.sink_rows / seconds
