@@ -6,6 +6,7 @@ query is planned, not in a task. Reading is `read_committed` unless `kafka.isola
 
 from __future__ import annotations
 
+from tidelog.client.admin.offset_types import IsolationLevel
 from tidelog.client.admin.settings import ADMIN_SETTINGS
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import ConfigError
@@ -20,8 +21,9 @@ _TASK_DEFAULTS = {
 }
 
 
-def isolation_level(options: Options) -> str:
-    return options.kafka.get("isolation.level", _TASK_DEFAULTS["isolation.level"])
+def isolation_level(options: Options) -> IsolationLevel:
+    level = options.kafka.get("isolation.level", _TASK_DEFAULTS["isolation.level"]).strip().lower()
+    return "read_uncommitted" if level == "read_uncommitted" else "read_committed"
 
 
 def for_tasks(options: Options) -> dict[str, str]:

@@ -221,7 +221,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         "maxOffsetsPerTriggerFile",
         Kind.STRING,
         "A file on the driver with a whole number that is read before every micro-batch: how many offsets it covers "
-        "at most. 0: none for now; a file that is missing or empty: no limit.",
+        "at most. 0: none for now (with Trigger.AvailableNow, one); a file that is missing or empty: no limit.",
         STREAM_READS,
     ),
     Option(

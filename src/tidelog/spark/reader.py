@@ -117,7 +117,11 @@ class BatchReader(DataSourceReader):
     def _ranges(self, view: TopicView) -> list[OffsetRange]:
         latest = view.latest(view.partitions())
         start = view.resolve(self._start, latest=latest)
-        end = self._clamped(view.resolve(self._end, latest=latest), latest)
+        end = view.resolve(self._end, latest=latest)
+        for key in view.partitions():
+            if not (key in latest and key in start and key in end):
+                raise SourceError(f"partition {key} was deleted while the read was planned; read again")
+        end = self._clamped(end, latest)
         for key in start:
             if start[key] > end[key]:
                 raise SourceError(

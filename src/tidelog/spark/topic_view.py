@@ -17,8 +17,10 @@ from typing import TypeVar
 import re2
 
 from tidelog.client.admin import Admin
-from tidelog.client.errors import ClientError, ConnectError
+from tidelog.client.admin.offset_types import IsolationLevel
+from tidelog.client.errors import BrokerError, ClientError, ConnectError
 from tidelog.client.types import TopicMetadata, TopicPartition
+from tidelog.protocol import ErrorCode
 from tidelog.spark import client_settings
 from tidelog.spark.errors import SourceError
 from tidelog.spark.offsets import EARLIEST, LATEST, Bound, Offsets, check_named, parse_partitions
@@ -27,6 +29,9 @@ from tidelog.spark.options import OptionError, Options
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_NEVER_S = 1e9  # longer ago than any age that is allowed
+_PATIENCE_S = 60.0  # for a cluster that was there before; brokers restart in less
+_PAUSE_MAX_S = 1.0
 _HOW_MANY = ("assign", "subscribe", "subscribePattern")
 
 
@@ -42,11 +47,12 @@ class TopicView:
         self._assigned = parse_partitions("assign", options.get("assign")) if given == ["assign"] else frozenset()
         self._names = _names(options.get("subscribe")) if given == ["subscribe"] else frozenset()
         self._matches = _matcher(options.get("subscribePattern")) if given == ["subscribePattern"] else None
-        self._isolation_level = client_settings.isolation_level(options)
+        self._isolation_level: IsolationLevel = client_settings.isolation_level(options)
         self._settings = client_settings.for_driver(options)
         self._admin: Admin | None = None
         self._topics: dict[str, TopicMetadata] = {}
-        self._asked_at_s = -1e9
+        self._asked_at_s = -_NEVER_S
+        self._was_reached = False
 
     @property
     def admin(self) -> Admin:
@@ -73,7 +79,11 @@ class TopicView:
         if self._matches is not None:
             return [topic for topic in self.admin.list_topics() if self._matches(topic.name)]
         names = self._names or {topic for topic, _ in self._assigned}
-        return list(self.admin.describe_topics(sorted(names)).succeeded.values())
+        found = self.admin.describe_topics(sorted(names))
+        for error in found.errors.values():
+            if not _is_gone(error):
+                raise error
+        return list(found.succeeded.values())
 
     def partitions(self) -> frozenset[TopicPartition]:
         """Those that exist now, of those that are to be read."""
@@ -98,6 +108,7 @@ class TopicView:
     # Offsets
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
+        """Of the first record that is kept; partitions that were deleted meanwhile are left out, here and below."""
         return self._ends(partitions, EARLIEST)
 
     def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
@@ -105,7 +116,7 @@ class TopicView:
         return self._ends(partitions, LATEST)
 
     def _ends(self, partitions: Iterable[TopicPartition], end: int) -> Offsets:
-        return {key: offset for key, offset in self._list(dict.fromkeys(partitions, end)).items() if offset >= 0}
+        return self._list(dict.fromkeys(partitions, end))
 
     def at_times(self, timestamps: Mapping[TopicPartition, int]) -> Offsets:
         """The first offset at or after each time; -1 where no record is so young."""
@@ -116,9 +127,12 @@ class TopicView:
             return {}
 
         def ask() -> Offsets:
-            level = "read_committed" if self._isolation_level == "read_committed" else "read_uncommitted"
-            found = self.admin.list_offsets(wanted, isolation_level=level)  # type: ignore[arg-type]  # one of two words
-            return {key: row.offset for key, row in found.raise_for_errors().items()}
+            found = self.admin.list_offsets(wanted, isolation_level=self._isolation_level)
+            for error in found.errors.values():
+                if not _is_gone(error):
+                    raise error
+                self._asked_at_s = -_NEVER_S  # what was told of the topics is old
+            return {key: row.offset for key, row in found.succeeded.items()}
 
         return self._retried(ask)
 
@@ -145,18 +159,27 @@ class TopicView:
         return {key: size / max(last[key] - first[key], 1) for key, size in sizes.items() if key in last}
 
     def _retried(self, ask: Callable[[], T]) -> T:
+        """Ask again a few times; for longer where no broker can be reached and one could before."""
         retries: int = self._options.get("fetchOffset.numRetries")
-        for left in range(retries, -1, -1):
+        pause_s: float = self._options.get("fetchOffset.retryIntervalMs") / 1000
+        patient_until_s = time.monotonic() + (_PATIENCE_S if self._was_reached else 0.0)
+        while True:
             try:
-                return ask()
-            except ConnectError:
-                raise
+                answer = ask()
             except ClientError as error:
-                if not left:
+                if isinstance(error, ConnectError):
+                    if time.monotonic() >= patient_until_s:
+                        raise
+                    pause_s = min(max(2 * pause_s, 0.05), _PAUSE_MAX_S)
+                elif not retries:
                     raise
+                else:
+                    retries -= 1
                 log.warning("asking for topics and offsets failed, trying again: %s", error)
-                time.sleep(self._options.get("fetchOffset.retryIntervalMs") / 1000)
-        raise AssertionError("the last try has returned or raised")
+                time.sleep(pause_s)
+            else:
+                self._was_reached = True
+                return answer
 
     # Bounds
 
@@ -189,6 +212,10 @@ class TopicView:
                     "startingOffsetsByTimestampStrategy to latest to begin at its end"
                 )
         return {key: offset if offset >= 0 else LATEST for key, offset in found.items()}
+
+
+def _is_gone(error: ClientError) -> bool:
+    return isinstance(error, BrokerError) and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _names(text: str) -> frozenset[str]:
