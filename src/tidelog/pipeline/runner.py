@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -224,6 +225,7 @@ class PipelineRun:
 
     def _session(self) -> tuple[SparkSession, bool]:
         if self._given_session is not None:
+            self._send_functions()
             session = self._given_session.newSession()
             for name, value in settings_for(self.master, self.pipeline.options, self.conf).items():
                 if name.startswith("spark.sql.") and session.conf.isModifiable(name):
@@ -236,6 +238,17 @@ class PipelineRun:
         conf = settings_for(self.master, self._path_settings(), self.pipeline.options, self.conf)
         name = f"{self.pipeline.name} v{self.pipeline.version}"
         return start_session(name, self.master, conf, self.log_file)
+
+    def _send_functions(self) -> None:
+        """Executors of a session that others have started may not find the pipeline's modules: the functions travel."""
+        from pyspark import cloudpickle
+
+        maps = [declared.map for declared in self.pipeline.topic_inputs.values()]
+        functions = [self.pipeline.transform, *(getattr(each, "function", each) for each in maps)]
+        names = {getattr(function, "__module__", None) for function in functions}
+        for name in names - {None, "__main__"}:
+            if name in sys.modules:
+                cloudpickle.register_pickle_by_value(sys.modules[name])
 
     def _path_settings(self) -> dict[str, str]:
         """Executors find the modules beside the pipeline's file by its directory, where they see the same disk."""
