@@ -34,6 +34,7 @@ from tidelog.pipeline.registry import Registry
 from tidelog.pipeline.registry_rows import Offsets, Progress, Role, has_reached, offsets_from_json
 from tidelog.pipeline.run_lock import RunLock
 from tidelog.pipeline.session import DEFAULT_MASTER, is_local, prepare_session, settings_for, start_session
+from tidelog.pipeline.shipping import shipping_settings
 from tidelog.pipeline.tables import TableViews
 from tidelog.pipeline.topics import end_offsets, prepare_topics, resolve_start
 from tidelog.pipeline.writing import start_query
@@ -248,13 +249,13 @@ class PipelineRun:
         names = {getattr(function, "__module__", None) for function in functions}
         for name in names - {None, "__main__"}:
             if name in sys.modules:
-                cloudpickle.register_pickle_by_value(sys.modules[name])
+                cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
 
     def _path_settings(self) -> dict[str, str]:
-        """Executors find the modules beside the pipeline's file by its directory, where they see the same disk."""
-        if self.file is None or not is_local(self.master):
-            return {}
-        return {"spark.executorEnv.PYTHONPATH": str(self.file.parent)}
+        """Executors find the modules beside the pipeline's file: by its directory here, in what is sent to a cluster."""
+        if not is_local(self.master):
+            return shipping_settings(self.file, self.home)
+        return {} if self.file is None else {"spark.executorEnv.PYTHONPATH": str(self.file.parent)}
 
     def _run_query(
         self, registry: Registry, admin: Admin, session: SparkSession, outputs: list[Output], views: TableViews

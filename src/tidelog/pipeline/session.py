@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.errors import PipelineError
 
@@ -190,10 +190,12 @@ def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Pat
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Make the format `tidelog` known to a session."""
+    """Make the format `tidelog` known to a session, and the session to this thread, in which Spark looks it up."""
     import tidelog.spark
 
     tidelog.spark.register(session)
+    jvm: Any = session._jvm
+    type(session)._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)
 
 
 def _check_java() -> None:
