@@ -12,14 +12,15 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tidelog import Admin, NewTopic
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 HERE = Path(__file__).parent
 
@@ -68,7 +69,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
     peer = os.environ.get("TIDELOG_CLIENT_PEER")
     directory = tmp_path_factory.mktemp("cluster")
-    settings = {"group.initial.rebalance.delay.ms": "0"}
+    # Groups form at once, and compaction begins at once; both brokers know these.
+    settings = {"group.initial.rebalance.delay.ms": "0", "log.cleaner.backoff.ms": "100"}
     broker: BrokerProcess = (
         KafkaBroker(directory, jars=kafka_jars(peer), settings=settings)
         if peer
@@ -87,3 +89,62 @@ def fresh_name() -> Callable[[str], str]:
     numbers = itertools.count()
     test = uuid.uuid4().hex[:8]
     return lambda word: f"{word}-{test}-{next(numbers)}"
+
+
+@pytest.fixture
+def new_topic(cluster: BrokerProcess, fresh_name: Callable[[str], str]) -> Callable[..., str]:
+    """Makes a topic that is ready to be used; settings of the topic are given with underscores."""
+
+    def make(word: str = "topic", partitions: int = 1, **configs: str) -> str:
+        name = fresh_name(word)
+        named = {key.replace("_", "."): value for key, value in configs.items()}
+        with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+            admin.create_topics([NewTopic(name, partitions, configs=named)]).raise_for_errors()
+            admin.wait_for_topics(name)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def source(spark: SparkSession, cluster: BrokerProcess, tmp_path: Path) -> Source:
+    """Reads of the cluster's topics."""
+    return Source(spark, cluster.bootstrap, tmp_path)
+
+
+class Source:
+    """Reads topics as batches and as queries that end at what is there."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, directory: Path) -> None:
+        self.spark = spark
+        self.bootstrap = bootstrap
+        self.checkpoint = str(directory / "checkpoint")
+
+    def batch(self, schema: str | None = None, /, **options: object) -> DataFrame:
+        """A batch read; an option with a dot is given with two underscores."""
+        reader = self.spark.read.format("tidelog").options(**self._options(options))
+        return (reader if schema is None else reader.schema(schema)).load()
+
+    def stream(self, schema: str | None = None, /, **options: object) -> DataFrame:
+        reader = self.spark.readStream.format("tidelog").options(**self._options(options))
+        return (reader if schema is None else reader.schema(schema)).load()
+
+    def _options(self, options: dict[str, object]) -> dict[str, Any]:
+        named = {name.replace("__", "."): value for name, value in options.items()}
+        return {"kafka.bootstrap.servers": self.bootstrap, **named}
+
+    def available_now(self, schema: str | None = None, /, **options: object) -> list[list[Any]]:
+        """The rows of each micro-batch of a query that ends at what is there; the next call goes on behind them."""
+        batches: list[list[Any]] = []
+        query = (
+            self.stream(schema, **options)
+            .writeStream.foreachBatch(lambda rows, _: batches.append(rows.collect()))
+            .option("checkpointLocation", self.checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(120)
+        finally:
+            query.stop()
+        return batches
