@@ -93,6 +93,7 @@ class EventReplay:
         *,
         is_stopping: Callable[[], bool] = lambda: False,
         spark: SparkSession | None = None,
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
     ) -> None:
         self.spec = spec
         self.options = options
@@ -100,6 +101,7 @@ class EventReplay:
         self.notes: list[str] = []
         self._is_stopping = is_stopping
         self._spark = spark
+        self._now = now
         # What can be seen to be wrong without a broker is told without one.
         for bound in (spec.first, spec.last):
             parse_bound(bound, _now_ms())
@@ -330,14 +332,14 @@ class EventReplay:
     # Waiting
 
     def _is_its_time(self) -> bool:
-        now = datetime.datetime.now()
+        now = self._now()
         if self.options.not_before is not None and now < self.options.not_before:
             return False
         return self.options.hours is None or self.options.hours.contain(now)
 
     def _wait_for_its_time(self, watch: Watch) -> None:
         while not self._is_its_time():
-            now = datetime.datetime.now()
+            now = self._now()
             until = self.options.not_before
             if until is None or until <= now:
                 assert self.options.hours is not None  # or it would be time

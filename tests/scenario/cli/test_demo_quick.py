@@ -43,7 +43,8 @@ def test_lines_for_people(tidelog: Command, temporary: Path) -> None:
 
 
 def test_another_broker_gets_its_topic_deleted_again(tidelog: Command, shared_broker: Broker) -> None:
-    topic = tidelog("demo", "--quick", "--json", "--seconds", "0.1", "--bootstrap", shared_broker.bootstrap).ok().json()["topic"]
+    demo = tidelog("demo", "--quick", "--json", "--seconds", "0.1", "--bootstrap", shared_broker.bootstrap).ok().json()
+    topic = demo["topic"]
     assert topic not in [row["topic"] for row in tidelog("topics", "list", "--json").ok().json()]
 
 
