@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidelog.cli.errors import EXIT_USAGE, CommandError
+from tidelog.cli.errors import EXIT_USAGE, CommandError, report
 from tidelog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json
 from tidelog.cli.output import print_json, print_line, print_table
 from tidelog.cli.text import count_text, duration_text, size_text, timestamp_text
@@ -62,6 +62,10 @@ Target = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
+    # They add their commands to this one's.
+    import tidelog.cli.pipeline_history
+    import tidelog.cli.pipeline_kappa  # noqa: F401
+
     app.add_typer(pipeline, name="pipeline")
 
 
@@ -147,19 +151,26 @@ def run(
 
     declared = load_pipeline(file, name)
     with pipeline_errors():
-        from tidelog.pipeline.runner import PipelineRun
+        if once:
+            from tidelog.pipeline.runner import PipelineRun
 
-        running = PipelineRun(
-            declared,
-            bootstrap=bootstrap,
-            master=master,
-            state_dir=state,
-            once=once,
-            conf=parse_conf(conf),
-            file=file,
-        )
-        with display(running, as_json=json):
-            running.run(handle_signals=True)
+            running = PipelineRun(
+                declared,
+                bootstrap=bootstrap,
+                master=master,
+                state_dir=state,
+                once=once,
+                conf=parse_conf(conf),
+                file=file,
+            )
+            with display(running, as_json=json):
+                running.run(handle_signals=True)
+            return
+        from tidelog.pipeline.version_process import ProcessSettings, VersionProcess
+
+        settings = ProcessSettings(state.absolute(), bootstrap, master, parse_conf(conf))
+        process = VersionProcess(settings, declared, file, tell=report, around=lambda run: display(run, as_json=json))
+        process.run("live", handle_signals=True)
 
 
 @pipeline.command("list", epilog="Example: tidelog pipeline list --json | jq '.[].name'")

@@ -162,8 +162,10 @@ class Registry:
         with self._transaction() as cursor:
             self._check_role(cursor, pipeline, version, role)
             if role == "live":
+                # A version that never finished a batch has no readers: any other may be the first.
                 cursor.execute(
-                    "UPDATE pipelines SET live_version = ? WHERE name = ? AND live_version IS NULL", (version, pipeline)
+                    "UPDATE pipelines SET live_version = ?1 WHERE name = ?2 AND live_version IS NOT ?1",
+                    (version, pipeline),
                 )
                 if cursor.rowcount:
                     self._tell(cursor, pipeline, "first-live", version=version)
@@ -191,6 +193,11 @@ class Registry:
             self._tell(cursor, pipeline, "run", version=version, run_id=run_id, details={"role": role})
             return run_id
 
+    def check_role(self, pipeline: str, version: int, role: Role) -> None:
+        """RegistryError where `start_run` would refuse it now."""
+        with self._transaction() as cursor:
+            self._check_role(cursor, pipeline, version, role)
+
     def _check_role(self, cursor: sqlite3.Cursor, pipeline: str, version: int, role: Role) -> None:
         row = cursor.execute("SELECT live_version FROM pipelines WHERE name = ?", (pipeline,)).fetchone()
         if row is None:
@@ -209,7 +216,7 @@ class Registry:
                     f"then 'tidelog pipeline replay' runs it beside version {version}"
                 )
             return
-        if live is not None and live != version:
+        if live is not None and live != version and self._has_processed(cursor, pipeline, live):
             raise RegistryError(
                 f"version {live} of {pipeline} is live, not version {version}: run it beside with "
                 f"'tidelog pipeline replay', then 'tidelog pipeline promote {pipeline}' switches readers over"
@@ -220,6 +227,11 @@ class Registry:
                 f"'tidelog pipeline {switch.kind} {pipeline}', or give it up with "
                 f"'tidelog pipeline {switch.kind} {pipeline} --abandon'"
             )
+
+    @staticmethod
+    def _has_processed(cursor: sqlite3.Cursor, pipeline: str, version: int) -> bool:
+        statement = "SELECT 1 FROM versions WHERE pipeline = ? AND version = ? AND processed <> '{}'"
+        return cursor.execute(statement, (pipeline, version)).fetchone() is not None
 
     def note_progress(self, run_id: int, progress: Progress) -> None:
         """How far the run is after a batch; also tells that it is alive."""

@@ -30,7 +30,7 @@ _WINDOW_S = 1.0
 _PROBES = 20
 # What the normal latency is taken from, before the replay begins.
 _NORMAL_PROBES = 60
-# A replay that needs at most this long for what waits has caught up: that is what live runs have waiting, too.
+# A replay that needs at most this long for what waits has caught up: so much waits for a live run, too.
 CAUGHT_UP_S = 3.0
 
 
@@ -51,6 +51,9 @@ class ReplayStatus:
     rows_per_s: float
     # None when it will never catch up at this rate.
     seconds_left: float | None
+    # The rows that arrive, and the highest rate of this run.
+    arriving_rows_per_s: float = 0.0
+    rows_per_s_max: float = 0.0
     # The rate that is allowed now, and what the broker's latency was; None without a limit, without probes.
     limit_rows_per_s: float | None = None
     latency_ms: float | None = None
@@ -61,7 +64,8 @@ class ReplayStatus:
 
     @property
     def is_caught_up(self) -> bool:
-        return self.rows_left == 0 or (self.seconds_left is not None and self.seconds_left <= CAUGHT_UP_S)
+        """Whether no more waits than arrives, or can be read, in the time that a live run takes for a batch or two."""
+        return self.rows_left <= CAUGHT_UP_S * max(self.arriving_rows_per_s, self.rows_per_s_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class ReplayMonitor:
         self._pace = Pace(rows_per_s=limits.max_rate or Pace().rows_per_s)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="replay-monitor", daemon=True)
+        self._rate_max = 0.0
         self.is_caught_up = False
 
     def __enter__(self) -> Self:
@@ -155,7 +160,10 @@ class ReplayMonitor:
         allowed = self._pace.rows_per_s if self._limits.is_limited else None
         left_s = seconds_left(total - done, rate, arrived)
         latency_ms = tail_ms(probes_ms) if probes_ms else None
-        status = ReplayStatus(min(done, total), total, rate, left_s, allowed, latency_ms)
+        self._rate_max = max(self._rate_max, rate)
+        status = ReplayStatus(
+            min(done, total), total, rate, left_s, max(arrived, 0.0), self._rate_max, allowed, latency_ms
+        )
         has_begun = progress.batch_id >= 0 or (total == 0 and bool(self._topics))
         self.is_caught_up = has_begun and status.is_caught_up
         self._on_status(status)

@@ -34,8 +34,15 @@ def test_the_first_live_run_makes_its_version_the_live_one(registry: Registry) -
     assert [version.is_live for version in registry.versions("revenue")] == [True, False]
 
 
+def test_a_live_version_that_never_finished_a_batch_is_not_in_the_way(registry: Registry) -> None:
+    registry.end_run(registry.start_run("revenue", 1, "live"), "failed", "no broker")
+    registry.start_run("revenue", 2, "live")
+    assert registry.live_version("revenue") == 2
+
+
 def test_a_live_run_of_another_version_is_refused_with_the_way_out(registry: Registry) -> None:
-    registry.start_run("revenue", 1, "live")
+    run_id = registry.start_run("revenue", 1, "live")
+    registry.note_progress(run_id, Progress(processed={"orders": {0: 1}}))
     with pytest.raises(RegistryError, match=r"version 1 of revenue is live.*pipeline replay.*pipeline promote revenue"):
         registry.start_run("revenue", 2, "live")
 
@@ -151,7 +158,8 @@ def test_history_tells_everything_in_order(registry: Registry) -> None:
 
 
 def test_a_failed_change_leaves_nothing_behind(registry: Registry) -> None:
-    registry.start_run("revenue", 1, "live")
+    run_id = registry.start_run("revenue", 1, "live")
+    registry.note_progress(run_id, Progress(processed={"orders": {0: 1}}))
     before = registry.history("revenue")
     with pytest.raises(RegistryError):
         registry.start_run("revenue", 2, "live")

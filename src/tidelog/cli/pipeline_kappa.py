@@ -1,0 +1,408 @@
+"""`tidelog pipeline replay|diff|promote|rollback|history`: a new version beside the live one, and taking over.
+
+What always holds: only `replay` imports Spark, and not when it leaves the work to a process in the background; what was
+begun and not finished is finished by the same command.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidelog.cli.errors import report
+from tidelog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json
+from tidelog.cli.output import print_json, print_line, print_table
+from tidelog.cli.pipeline import (
+    DEFAULT_STATE,
+    Conf,
+    File,
+    Master,
+    Name,
+    State,
+    Target,
+    load_pipeline,
+    open_registry,
+    parse_conf,
+    pipeline,
+    pipeline_errors,
+    pipeline_name,
+)
+from tidelog.cli.pipeline_history import changed_text, offsets_text, switch_document
+from tidelog.cli.progress import is_watched, progress, steps
+from tidelog.cli.text import count_text, duration_text, plural
+
+if TYPE_CHECKING:
+    from tidelog.pipeline.diff import Diff, OutputDiff
+    from tidelog.pipeline.kappa import Kappa
+    from tidelog.pipeline.registry import Registry
+    from tidelog.pipeline.registry_rows import Switch
+    from tidelog.pipeline.replay_monitor import ReplayStatus
+    from tidelog.pipeline.version_process import Launcher, ProcessSettings
+
+_EXIT_DIFFERENT = 1  # as diff's
+_LOOK_S = 0.5
+
+Abandon = Annotated[
+    bool, typer.Option("--abandon", help="Give up a switch that was begun, as long as readers have not seen it.")
+]
+WhichVersion = Annotated[
+    int | None,
+    typer.Option("--version", metavar="N", min=1, help="Which version; by default the one replayed last."),
+]
+
+
+@pipeline.command(epilog="Example: tidelog pipeline replay revenue.py --yield-to-live")
+def replay(
+    file: File,
+    name: Name = None,
+    max_rate: Annotated[
+        float | None, typer.Option("--max-rate", metavar="ROWS/S", min=1, help="Read at most so many rows a second.")
+    ] = None,
+    yield_to_live: Annotated[
+        bool,
+        typer.Option("--yield-to-live", help="Read as fast as the broker takes without answering others later."),
+    ] = False,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="End when it has caught up, instead of following live traffic.")
+    ] = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Run it in the background; this command ends when it has caught up."),
+    ] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*]",
+    state: State = DEFAULT_STATE,
+    conf: Conf = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document a second instead of text.")] = False,
+) -> None:
+    """Run a new version from the first offset on, beside the live one, into an output of its own.
+
+    When it has caught up it follows live traffic until it is promoted, which makes this process the live one, or
+    stopped. Run again after a stop, it goes on where it was.
+    """
+    from tidelog.pipeline.replay_monitor import Limits
+    from tidelog.pipeline.version_process import ProcessSettings
+
+    declared = load_pipeline(file, name)
+    limits = Limits(max_rate, yield_to_live)
+    settings = ProcessSettings(state.absolute(), bootstrap, master, parse_conf(conf), limits, until_caught_up)
+    with open_registry(state) as registry, pipeline_errors():
+        registry.note_version(
+            declared.name, declared.version, file=str(file.resolve()), source=file.read_text(encoding="utf-8")
+        )
+        registry.check_role(declared.name, declared.version, "shadow")
+        if detach:
+            _replay_in_background(registry, settings, declared.name, declared.version, as_json=json)
+            return
+    with pipeline_errors(), _replay_display(declared.name, declared.version, as_json=json) as on_status:
+        from tidelog.pipeline.version_process import VersionProcess
+
+        process = VersionProcess(settings, declared, file, tell=report, on_status=on_status)
+        process.run("shadow", handle_signals=True)
+
+
+def _replay_in_background(
+    registry: Registry, settings: ProcessSettings, name: str, version: int, *, as_json: bool
+) -> None:
+    from tidelog.pipeline.run_lock import RunLock
+    from tidelog.pipeline.version_process import STATUS_FILE, BackgroundProcess, version_home
+
+    started: BackgroundProcess | None = None
+    if not RunLock(registry.state_dir, name, version, "host").is_held():
+        started = BackgroundProcess(settings, name, version, "shadow")
+        report(f"version {version} of {name} runs in the background: process {started.pid}, log {started.log_file}")
+    status_file = version_home(settings.state_dir, name, version) / STATUS_FILE
+    with _replay_display(name, version, as_json=as_json) as on_status:
+        _follow_status(status_file, started, on_status)
+    report(f"version {version} of {name} has caught up; see 'tidelog pipeline diff {name}'")
+
+
+def _follow_status(file: Path, process: Any, on_status: Callable[[ReplayStatus], None]) -> None:
+    """Show what the process in the background writes until it has caught up."""
+    from tidelog.pipeline.replay_monitor import ReplayStatus
+
+    began_ns = time.time_ns()
+    while True:
+        if file.exists() and file.stat().st_mtime_ns > began_ns:
+            status = ReplayStatus(**json_module.loads(file.read_text(encoding="utf-8")))
+            on_status(status)
+            if status.is_caught_up:
+                return
+        if process is not None:
+            process.check()
+        time.sleep(_LOOK_S)
+
+
+@contextmanager
+def _replay_display(name: str, version: int, *, as_json: bool) -> Iterator[Callable[[ReplayStatus], None]]:
+    """Shows a replay: a bar on a terminal, else a line when it has something new to say."""
+    if as_json:
+        yield lambda status: print(json_module.dumps(_status_document(name, version, status)), flush=True)
+        return
+    if not is_watched():
+        printed = _Sparing()
+        yield lambda status: printed.print(f"{name} v{version}: {_status_text(status)}", status.is_caught_up)
+        return
+    with progress(f"{name} version {version}", None, shown=True) as advance:
+        yield lambda status: advance(status.rows_done, f"{name} version {version}: {_status_text(status)}")
+
+
+class _Sparing:
+    """Prints a line a second at first, then fewer and fewer while nothing but numbers change."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._pause_s = 1.0
+        self._last: bool | None = None
+
+    def print(self, line: str, mark: bool) -> None:
+        now_s = time.monotonic()
+        if mark is self._last and now_s < self._next_s:
+            return
+        self._pause_s = 1.0 if mark is not self._last else min(self._pause_s * 1.5, 60.0)
+        self._last, self._next_s = mark, now_s + self._pause_s
+        print(line, file=sys.stderr, flush=True)
+
+
+def _status_text(status: ReplayStatus) -> str:
+    text = f"{count_text(status.rows_done)} of {count_text(status.rows_total)} rows"
+    if status.is_caught_up:
+        text += ", caught up"
+    else:
+        text += f", {count_text(round(status.rows_per_s))} rows/s"
+        left = "time left unknown" if status.seconds_left is None else f"{duration_text(status.seconds_left)} left"
+        text += f", {left}"
+    if status.limit_rows_per_s is not None:
+        text += f", at most {count_text(round(status.limit_rows_per_s))} rows/s"
+    if status.latency_ms is not None:
+        text += f", broker {status.latency_ms:.1f} ms"
+    return text
+
+
+def _status_document(name: str, version: int, status: ReplayStatus) -> dict[str, object]:
+    return {
+        "name": name,
+        "version": version,
+        "rows_done": status.rows_done,
+        "rows_total": status.rows_total,
+        "rows_per_s": round(status.rows_per_s, 1),
+        "seconds_left": None if status.seconds_left is None else round(status.seconds_left, 1),
+        "is_caught_up": status.is_caught_up,
+        "limit_rows_per_s": status.limit_rows_per_s,
+        "latency_ms": status.latency_ms,
+    }
+
+
+@pipeline.command(epilog="Example: tidelog pipeline diff revenue --samples 3")
+def diff(
+    target: Target,
+    version: WhichVersion = None,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=0, help="How many differences of each kind are shown.")
+    ] = 5,
+    wait: Annotated[
+        float,
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="How long to look for a moment when both stand at equal offsets."
+        ),
+    ] = 10.0,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    state: State = DEFAULT_STATE,
+    json: Json = False,
+) -> None:
+    """Compare what a new version has written with what readers see, by key.
+
+    The exit code is 0 when they are equal and 1 when they differ.
+    """
+    with _kappa(state, target, bootstrap) as (kappa, _, _), pipeline_errors():
+        chosen = kappa.candidate(version)
+        with progress("reading", None, shown=is_watched()) as advance:
+            found = kappa.diff(
+                chosen,
+                samples=samples,
+                patience_s=wait,
+                tell=lambda done, total: advance(done, f"reading, {count_text(done)} of {count_text(total)}"),
+            )
+    if json:
+        print_json(_diff_document(found))
+    else:
+        _print_diff(found)
+    if not found.is_equal:
+        raise typer.Exit(_EXIT_DIFFERENT)
+
+
+def _diff_document(found: Diff) -> dict[str, object]:
+    return {
+        "name": found.pipeline,
+        "live_version": found.old_version,
+        "version": found.new_version,
+        "live_offsets": found.old_at,
+        "offsets": found.new_at,
+        "is_same_position": found.is_same_position,
+        "is_equal": found.is_equal,
+        "outputs": [
+            {
+                "name": output.name,
+                "live": output.old,
+                "new": output.new,
+                "compared": output.compared,
+                "added": output.counts.added,
+                "changed": output.counts.changed,
+                "missing": output.counts.missing,
+                "equal": output.counts.equal,
+                "samples": [
+                    {"kind": sample.kind, "key": sample.key, "live": sample.old, "new": sample.new}
+                    for sample in output.samples
+                ],
+            }
+            for output in found.outputs
+        ],
+    }
+
+
+def _print_diff(found: Diff) -> None:
+    print_line(f"{found.pipeline}: version {found.new_version} beside live version {found.old_version}")
+    if found.is_same_position:
+        print_line(f"  both at {offsets_text(found.new_at)}")
+    else:
+        print_line(
+            f"  live at {offsets_text(found.old_at)}, version {found.new_version} at {offsets_text(found.new_at)}"
+        )
+        print_line("  at different offsets, so part of the differences is what one of them has not read yet")
+    columns = ["output", "added", "changed", "missing", "equal", "compared"]
+    rows = [[output.name, *_counts(output), output.compared] for output in found.outputs]
+    print_table(columns, rows, numeric=["added", "changed", "missing", "equal"])
+    for output in found.outputs:
+        for sample in output.samples:
+            key = "" if sample.key is None else f" {_value_text(sample.key)}"
+            if sample.kind == "changed":
+                print_line(f"  {output.name}: changed{key}: {_value_text(sample.old)} -> {_value_text(sample.new)}")
+            else:
+                value = sample.new if sample.kind == "added" else sample.old
+                print_line(f"  {output.name}: {sample.kind}{key}: {_value_text(value)}")
+
+
+def _counts(output: OutputDiff) -> list[str]:
+    counts = output.counts
+    return [count_text(number) for number in (counts.added, counts.changed, counts.missing, counts.equal)]
+
+
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json_module.dumps(value, ensure_ascii=False)
+
+
+@pipeline.command(epilog="Example: tidelog pipeline promote revenue")
+def promote(
+    target: Target,
+    version: WhichVersion = None,
+    abandon: Abandon = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*]",
+    state: State = DEFAULT_STATE,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Let readers see a new version: changed keys of topics in one transaction, tables by their pointer.
+
+    Refused until the version has caught up. Killed at any point, it goes on when it is run again.
+    """
+    with _kappa(state, target, bootstrap) as (kappa, registry, name), pipeline_errors():
+        launch = _launcher(registry, name, bootstrap, master, conf)
+        if abandon:
+            _print_abandoned(kappa.abandon("promote", launch), as_json=json)
+            return
+        with steps(lambda text: None if json else report(text)) as step:
+            switch = kappa.promote(version, launch, lambda text: step(_step_text(text)))
+    _print_switch(switch, launch, as_json=json)
+
+
+@pipeline.command(epilog="Example: tidelog pipeline rollback revenue")
+def rollback(
+    target: Target,
+    abandon: Abandon = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*]",
+    state: State = DEFAULT_STATE,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Undo the last promotion: the version before goes on where it stopped, catches up, and takes over.
+
+    It runs in the background from then on. Killed at any point, the command goes on when it is run again.
+    """
+    with _kappa(state, target, bootstrap) as (kappa, registry, name), pipeline_errors():
+        launch = _launcher(registry, name, bootstrap, master, conf)
+        if abandon:
+            _print_abandoned(kappa.abandon("rollback", launch), as_json=json)
+            return
+        with steps(lambda text: None if json else report(text)) as step:
+
+            def wait_until_near(version: int) -> None:
+                while not (registry.running(name, version) and (behind := kappa.behind(version)).is_caught_up):
+                    started = launch.started.get(version)
+                    if started is not None:
+                        started.check()
+                    time.sleep(_LOOK_S)
+                step(f"version {version} has caught up ({plural(behind.rows, 'row')} behind)")
+
+            switch = kappa.rollback(launch, lambda text: step(_step_text(text)), wait_until_near)
+    _print_switch(switch, launch, as_json=json)
+
+
+_STEP_TEXTS = {
+    "prepare": "reading what both versions have written",
+    "stop-old": "stopping the old version after its batch",
+    "catch-up": "letting the new version get as far",
+    "write": "switching readers",
+    "start-new": "starting the new version where readers look",
+    "keep": "keeping what the old version had written",
+}
+
+
+def _step_text(text: str) -> str:
+    return _STEP_TEXTS.get(str(text), str(text))
+
+
+def _print_abandoned(switch: Switch, *, as_json: bool) -> None:
+    if as_json:
+        print_json(switch_document(switch))
+    else:
+        print_line(
+            f"gave up the {switch.kind} to version {switch.to_version}; version {switch.from_version} stays live"
+        )
+
+
+def _print_switch(switch: Switch, launch: Launcher, *, as_json: bool) -> None:
+    if as_json:
+        print_json(switch_document(switch))
+        return
+    print_line(f"version {switch.to_version} of {switch.pipeline} is live, instead of version {switch.from_version}")
+    for name, changed in switch.data["outputs"].items():
+        print_line(f"  {name}: {changed_text(changed)}")
+    for version, process in launch.started.items():
+        print_line(f"  version {version} runs in the background: process {process.pid}, log {process.log_file}")
+    if switch.kind == "promote":
+        print_line(f"  undo with: tidelog pipeline rollback {switch.pipeline}")
+
+
+@contextmanager
+def _kappa(state: Path, target: str, bootstrap: str) -> Iterator[tuple[Kappa, Registry, str]]:
+    from tidelog.pipeline.kappa import Kappa
+
+    with open_registry(state) as registry:
+        name = pipeline_name(registry, target)
+        yield Kappa(registry, name, bootstrap), registry, name
+
+
+def _launcher(registry: Registry, name: str, bootstrap: str, master: str, conf: list[str] | None) -> Launcher:
+    from tidelog.pipeline.version_process import Launcher, ProcessSettings
+
+    settings = ProcessSettings(registry.state_dir.absolute(), bootstrap, master, parse_conf(conf))
+    return Launcher(settings, registry, name)

@@ -1,0 +1,255 @@
+"""Versions of a pipeline beside each other: which one can take over, and taking over.
+
+What always holds: a version takes over only when it has read about as much as the live one; a version that was live
+before can come back only while what it needs is still there; whatever was begun and not finished is finished by the
+same command, or given up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog import Admin, TopicPartition
+from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.pipeline.declaration import Pipeline
+from tidelog.pipeline.diff import Comparison, Diff
+from tidelog.pipeline.errors import PipelineError
+from tidelog.pipeline.registry import Registry
+from tidelog.pipeline.registry_rows import Offsets, Switch, SwitchKind
+from tidelog.pipeline.switch_outputs import SwitchOutputs, check_switchable, keyed_topics
+from tidelog.pipeline.switch_stage import KEPT, Launch, SwitchStage
+from tidelog.pipeline.switching import Position, Step, abandon, drive
+from tidelog.pipeline.topic_reader import Tell
+from tidelog.pipeline.topics import end_offsets
+from tidelog.pipeline.version_position import checkpoint_dir, position_of
+from tidelog.pipeline.version_source import load_version
+
+# So long may a version need for what it is behind; while it does, readers see no updates.
+BEHIND_S_MAX = 10.0
+# The rate of a version that has told none, which is little for Spark.
+_ROWS_PER_S_MIN = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a version is behind another."""
+
+    rows: int
+    rows_per_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.rows / max(self.rows_per_s, _ROWS_PER_S_MIN)
+
+    @property
+    def is_caught_up(self) -> bool:
+        return self.seconds <= BEHIND_S_MAX
+
+
+class Kappa:
+    """The versions of one pipeline."""
+
+    def __init__(self, registry: Registry, pipeline: str, bootstrap: str) -> None:
+        self._registry = registry
+        self._pipeline = pipeline
+        self._bootstrap = bootstrap
+
+    def live_version(self) -> int:
+        live = self._registry.live_version(self._pipeline)
+        if live is None:
+            raise PipelineError(f"no version of {self._pipeline} is live; start one with 'tidelog pipeline run'")
+        return live
+
+    def candidate(self, version: int | None) -> int:
+        """The version that was given, or the one that was replayed last beside the live one."""
+        live = self.live_version()
+        if version is not None:
+            if version == live:
+                raise PipelineError(f"version {version} of {self._pipeline} is live already")
+            load_version(self._registry, self._pipeline, version)
+            return version
+        replayed = [
+            run.version
+            for run in self._registry.runs(self._pipeline)
+            if run.role == "shadow" and run.version != live and run.version > live
+        ]
+        if not replayed:
+            raise PipelineError(
+                f"no version of {self._pipeline} was replayed beside version {live}; "
+                f"start with 'tidelog pipeline replay FILE', or say which with --version"
+            )
+        return replayed[-1]
+
+    def position(self, version: int) -> Position:
+        return position_of(checkpoint_dir(self._registry.state_dir, self._pipeline, version))
+
+    def behind(self, version: int) -> Behind:
+        """How far a version is behind the live one, or behind its inputs where that does not run."""
+        live = self.live_version()
+        wanted = self.position(live).planned
+        if self._registry.running(self._pipeline, live) is None and not wanted:
+            wanted = self._ends(version)
+        done = self.position(version).done
+        rows = sum(
+            max(offset - done.get(topic, {}).get(partition, 0), 0)
+            for topic, partitions in wanted.items()
+            for partition, offset in partitions.items()
+        )
+        rates = [run.progress.rows_per_s for run in self._registry.runs(self._pipeline, version)[-3:]]
+        return Behind(rows, max(rates, default=0.0))
+
+    def _ends(self, version: int) -> Offsets:
+        pipeline, _ = load_version(self._registry, self._pipeline, version)
+        topics = [topic for declared in pipeline.topic_inputs.values() for topic in declared.topics]
+        with Admin(bootstrap_servers=self._bootstrap) as admin:
+            return end_offsets(admin, topics)
+
+    # Comparing
+
+    def diff(self, version: int, *, samples: int, patience_s: float, tell: Tell | None = None) -> Diff:
+        """How the output of a version differs from the live one's."""
+        old, _ = load_version(self._registry, self._pipeline, self.live_version())
+        new, _ = load_version(self._registry, self._pipeline, version)
+        with tempfile.TemporaryDirectory(prefix="diff-", dir=self._registry.state_dir) as directory:
+            comparison = Comparison(self._bootstrap, Path(directory), old, new, self.position, tell)
+            return comparison.run(samples=samples, patience_s=patience_s)
+
+    # Switching
+
+    def promote(self, version: int | None, launch: Launch, tell: Callable[[Step | str], None]) -> Switch:
+        """Let readers see a version; goes on with a promotion that was begun."""
+        with self._one_at_a_time():
+            switch = self._open("promote")
+            if switch is None:
+                chosen = self.candidate(version)
+                check_switchable(load_version(self._registry, self._pipeline, chosen)[0])
+                self._check_caught_up(chosen)
+                switch = self._registry.begin_switch(self._pipeline, "promote", chosen, Step.PREPARE)
+            return self._drive(switch, launch, tell)
+
+    def _check_caught_up(self, version: int) -> None:
+        behind = self.behind(version)
+        if behind.is_caught_up:
+            return
+        stored = self._registry.version(self._pipeline, version)
+        is_running = self._registry.running(self._pipeline, version) is not None
+        if is_running:
+            advice = f"it is on its way: see 'tidelog pipeline status {self._pipeline}'"
+        else:
+            advice = f"let it catch up with 'tidelog pipeline replay {stored.file if stored else 'FILE'}'"
+        raise PipelineError(
+            f"version {version} of {self._pipeline} is {behind.rows:,} rows behind version {self.live_version()}, "
+            f"about {behind.seconds:.0f} s; {advice}"
+        )
+
+    def rollback_target(self) -> int:
+        """The version from which readers were switched to the live one; PipelineError where it can't come back."""
+        live = self.live_version()
+        done = [switch for switch in self._registry.switches(self._pipeline) if switch.outcome == "done"]
+        if not done or done[-1].to_version != live:
+            raise PipelineError(f"version {live} of {self._pipeline} was live from the start: nothing to roll back to")
+        last = done[-1]
+        if last.kind == "rollback":
+            raise PipelineError(
+                f"version {live} of {self._pipeline} came back by a rollback from version {last.from_version}; for "
+                f"that one again: 'tidelog pipeline replay' its file, then 'tidelog pipeline promote {self._pipeline}'"
+            )
+        pipeline, _ = load_version(self._registry, self._pipeline, last.from_version)
+        self._check_can_come_back(pipeline, last)
+        return last.from_version
+
+    def _check_can_come_back(self, pipeline: Pipeline, switch: Switch) -> None:
+        version = pipeline.version
+        kept = switch.data.get(KEPT, {})
+        missing = [output.name for output in keyed_topics(pipeline) if output.name not in kept]
+        if missing:
+            raise PipelineError(f"what version {version} had written to {missing[0]} was not kept")
+        at = self.position(version)
+        if not at.done:
+            raise PipelineError(f"the checkpoint of version {version} of {pipeline.name} is not there any more")
+        with Admin(bootstrap_servers=self._bootstrap) as admin:
+            topics = {topic.name for topic in admin.list_topics()}
+            gone = [own for output in keyed_topics(pipeline) if (own := output.shadow(version).topic) not in topics]
+            if gone:
+                raise PipelineError(f"topic {gone[0]}, which kept the output of version {version}, was deleted")
+            partitions = [TopicPartition(topic, partition) for topic, rows in at.done.items() for partition in rows]
+            first = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST)).succeeded
+        for each in partitions:
+            position = at.done[each.topic][each.partition]
+            if each not in first or first[each].offset > position:
+                raise PipelineError(
+                    f"version {version} of {pipeline.name} had read {each} up to offset {position}, and what follows "
+                    f"was deleted by retention: replay it from the start with 'tidelog pipeline replay'"
+                )
+
+    def rollback(
+        self, launch: Launch, tell: Callable[[Step | str], None], wait_until_near: Callable[[int], None]
+    ) -> Switch:
+        """Let readers see the version before; goes on with a rollback that was begun.
+
+        `wait_until_near` waits until the version that was launched has caught up.
+        """
+        with self._one_at_a_time():
+            switch = self._open("rollback")
+            if switch is None:
+                target = self.rollback_target()
+                if self._registry.running(self._pipeline, target) is None:
+                    tell(f"starting version {target} beside version {self.live_version()}")
+                    launch(target)
+                wait_until_near(target)
+                switch = self._registry.begin_switch(self._pipeline, "rollback", target, Step.PREPARE)
+            return self._drive(switch, launch, tell)
+
+    def abandon(self, kind: SwitchKind, launch: Launch) -> Switch:
+        """Give up a switch that was begun."""
+        with self._one_at_a_time():
+            switch = self._open(kind)
+            if switch is None:
+                raise PipelineError(f"there is no {kind} of {self._pipeline} to give up")
+            with self._stage(switch, launch, lambda text: None) as stage:
+                return abandon(self._registry, switch, stage)
+
+    def _open(self, kind: SwitchKind) -> Switch | None:
+        """The switch of this kind that was begun; another kind is in the way."""
+        switch = self._registry.open_switch(self._pipeline)
+        if switch is not None and switch.kind != kind:
+            raise PipelineError(
+                f"a {switch.kind} of {self._pipeline} to version {switch.to_version} was begun: finish it with "
+                f"'tidelog pipeline {switch.kind} {self._pipeline}', or give it up with --abandon"
+            )
+        return switch
+
+    def _drive(self, switch: Switch, launch: Launch, tell: Callable[[Step | str], None]) -> Switch:
+        with self._stage(switch, launch, tell) as stage:
+            return drive(self._registry, switch, stage, tell)
+
+    @contextmanager
+    def _stage(self, switch: Switch, launch: Launch, tell: Callable[[str], None]) -> Iterator[SwitchStage]:
+        old, _ = load_version(self._registry, self._pipeline, switch.from_version)
+        new, _ = load_version(self._registry, self._pipeline, switch.to_version)
+        directory = self._registry.state_dir / self._pipeline / "switches" / str(switch.switch_id)
+        outputs = SwitchOutputs(self._bootstrap, directory, old, new)
+        try:
+            yield SwitchStage(self._registry, outputs, launch, tell=tell)
+        finally:
+            outputs.close()
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        path = self._registry.state_dir / self._pipeline / "switch.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PipelineError(f"another process switches {self._pipeline} now") from None
+            yield
+        finally:
+            os.close(file)
