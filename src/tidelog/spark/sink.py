@@ -92,7 +92,9 @@ def _reports(messages: _Messages) -> list[TaskReport | None]:
 def _write(settings: SinkSettings, batches: Iterator[pa.RecordBatch]) -> TaskReport:
     context = TaskContext.get()
     assert context is not None, "rows are written by tasks of Spark"
-    return write_rows(settings, context._localProperties or {}, context.partitionId(), batches)
+    properties = context._localProperties or {}
+    is_repeated = context.attemptNumber() > 0 or properties.get("spark.speculation", "").lower() == "true"
+    return write_rows(settings, properties, context.partitionId(), batches, is_repeated=is_repeated)
 
 
 # The driver's side: a process that Spark keeps for commits

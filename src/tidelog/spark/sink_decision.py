@@ -1,7 +1,7 @@
 """The decision which attempts count, and where it is kept: as a committed offset of the sink's own group.
 
-The offset is the version (the batch id) and one, its metadata names the winners. It is written in a transaction of the driver,
-whose transactional id is that of the group: taking the id over shuts out every other driver of the same query.
+The offset is the version (the batch id) and one, its metadata names the winners. It is written in a transaction of the
+driver, whose transactional id is that of the group: taking the id over shuts out every other driver of the same query.
 
 What always holds: a version is decided once; a decision that was read while holding the id can't be followed by one of
 a driver that held it before. Metadata is bounded by brokers, so a long decision goes on in further groups, written in
@@ -216,10 +216,14 @@ class DecisionLog:
         self._timeout_s = timeout_s
         self._groups: dict[str, Coordinator] = {}
         self._writer: Asker | None = None
+        # The last decision, as long as it was made here and nobody is known to have taken over since.
+        self.mine: Decision | None = None
+        self.looked_for_orphans_s = float("-inf")  # when, by the monotonic clock
         self._transaction_coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, base)
 
     async def take_over(self) -> None:
         """Shut out every other driver of the same base; what they were deciding is decided or undone now."""
+        self.mine = None
         producer = await fence(
             self._cluster,
             self._base,
@@ -267,6 +271,7 @@ class DecisionLog:
         """
         assert self._writer is not None, "take_over comes first"
         writer = self._writer
+        self.mine = None  # until it is known that it was written
         retry = self._cluster.settings.retry
         texts = split_metadata(encode_decision(decision))
         adds_itself = adds_partitions_itself(await self._cluster.any_connection())
@@ -299,6 +304,7 @@ class DecisionLog:
         )
         if renewed is not None:
             self._writer = Asker(self._base, *renewed)
+        self.mine = decision
 
 
 async def _fetch_offsets(

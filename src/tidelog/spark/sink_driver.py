@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,8 @@ from tidelog.spark.sink_settings import TWO_PHASE, SinkSettings
 log = logging.getLogger(__name__)
 
 _ATTEMPTS_MAX = 3  # at a decision, when other drivers of the same query come between
+_REMEMBERED_BASES_MAX = 64
+_ORPHANS_EVERY_S = 10.0
 _ORPHAN_TIMEOUT_MS = 60_000  # of a transactional id that is taken over to abort what it left
 _TRUSTED_SHARE = 0.5  # of the time-out: a transaction that is open for less is still open, whatever the clocks say
 _ONGOING = "Ongoing"
@@ -42,6 +45,15 @@ class SinkDriver:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
+
+    def _log(self, base: str, timeout_s: float) -> DecisionLog:
+        """The decisions of a base, with the place of its driver, which this process may still hold."""
+        found = self._logs.pop(base, None) or DecisionLog(self._cluster, base, timeout_s=timeout_s)
+        self._logs[base] = found
+        if len(self._logs) > _REMEMBERED_BASES_MAX:
+            self._logs.popitem(last=False)
+        return found
 
     async def commit(self, settings: SinkSettings, reports: Reports) -> None:
         """Make what the reports name visible, once; raises when it is not certain that it is."""
@@ -50,35 +62,45 @@ class SinkDriver:
             return
         if any(report is not None and report.is_second_write for report in reports):
             raise _second_write(identity)
-        batch = _Batch(self._cluster, settings, identity, reports)
+        decisions = self._log(identity.base, settings.timeout_s)
+        batch = _Batch(self._cluster, settings, identity, reports, decisions)
         if identity.version is None:
             await batch.commit_unnamed()
-            return
-        for attempt in range(1, _ATTEMPTS_MAX + 1):
-            try:
-                await batch.commit()
-                return
-            except ProducerFencedError:
-                # Another driver of the same query took over before the decision: what it decided is found now.
-                if attempt == _ATTEMPTS_MAX:
-                    raise
+        elif not await batch.commit_in_office():
+            for attempt in range(1, _ATTEMPTS_MAX + 1):
+                try:
+                    await batch.commit()
+                    return
+                except ProducerFencedError:
+                    # Another driver of the same query took over before the decision: what it decided is found now.
+                    if attempt == _ATTEMPTS_MAX:
+                        raise
 
     async def abort(self, settings: SinkSettings, reports: Reports) -> None:
         """Abort what the reports name, except what was decided for all the same."""
         identity = first_identity(reports)
         if identity is not None:
-            await _Batch(self._cluster, settings, identity, reports).abort()
+            decisions = self._log(identity.base, settings.timeout_s)
+            await _Batch(self._cluster, settings, identity, reports, decisions).abort()
 
 
 class _Batch:
     """The commit or abort of one batch."""
 
-    def __init__(self, cluster: Cluster, settings: SinkSettings, identity: WriteIdentity, reports: Reports) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: SinkSettings,
+        identity: WriteIdentity,
+        reports: Reports,
+        decisions: DecisionLog,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._identity = identity
         self._written = [report for report in reports if report is not None and report.transaction is not None]
-        self._decisions = DecisionLog(cluster, identity.base, timeout_s=settings.timeout_s)
+        self._is_repeated = any(report is None or report.is_repeated for report in reports)
+        self._decisions = decisions
 
     @property
     def _mine(self) -> list[HandedOver]:
@@ -96,6 +118,28 @@ class _Batch:
             raise SinkError(f"{len(lost)} of {len(outcomes)} tasks' rows were lost: {self._why_lost()}")
 
     # With one
+
+    async def commit_in_office(self) -> bool:
+        """Commit as the driver that made the last decision and that nobody has shut out since; False: it can't be.
+
+        What was decided is known then, and losers are looked for where attempts were repeated, and now and then.
+        """
+        last = self._decisions.mine
+        if last is None or last.run != self._identity.run or last.version >= self._version or not self._written:
+            return False
+        await self._check_still_open()
+        is_due = time.monotonic() - self._decisions.looked_for_orphans_s > _ORPHANS_EVERY_S
+        orphans = asyncio.create_task(self._orphans() if self._is_repeated or is_due else _nobody())
+        try:
+            decision = self._decision(last, deposed=last.deposed)
+            await self._decisions.write(decision)
+        except ClientError as error:
+            log.info("%s: deciding again, from the beginning: %s", self._identity, error)
+            return False
+        finally:
+            found = await orphans
+        await self._carry_out(decision, self._mine, found)
+        return True
 
     async def commit(self) -> None:
         orphans = await self._take_over()
@@ -129,16 +173,20 @@ class _Batch:
             return
         await self._check_still_open()
         others = self._other_runs(orphans)
-        decision = Decision(
+        decision = self._decision(last, deposed=last.with_deposed(others) if last is not None else others)
+        await self._decisions.write(decision)
+        await self._carry_out(decision, self._mine, orphans)
+
+    def _decision(self, last: Decision | None, deposed: Sequence[str]) -> Decision:
+        """For all that was written now."""
+        return Decision(
             version=self._version,
             topic=last.topic if last is not None else min(report.topic for report in self._written),
             run=self._identity.run,
             write_id=self._identity.write_id,
             winners=[_winner(self._identity.base, report) for report in self._written],
-            deposed=last.with_deposed(others) if last is not None else tuple(others),
+            deposed=tuple(deposed),
         )
-        await self._decisions.write(decision)
-        await self._carry_out(decision, self._mine, orphans)
 
     async def _finish(self, decision: Decision, orphans: Sequence[TaskName]) -> None:
         """It was decided before, by a driver that may have gone before it was carried out."""
@@ -223,6 +271,7 @@ class _Batch:
 
     async def _orphans(self) -> list[TaskName]:
         """All attempts of this base whose transactions are open, those of the batch's own reports among them."""
+        self._decisions.looked_for_orphans_s = time.monotonic()
         try:
             listings = await list_transactions(self._cluster, states=[_ONGOING])
         except ClientError as error:
@@ -279,6 +328,10 @@ def _second_write(identity: WriteIdentity) -> SinkError:
         f"this batch was written under {identity} before: give each of several writes in one foreachBatch an option "
         "txnAppId of its own, so that none is taken for the other when the batch is replayed"
     )
+
+
+async def _nobody() -> list[TaskName]:
+    return []
 
 
 def _winner(base: str, report: TaskReport) -> Winner:

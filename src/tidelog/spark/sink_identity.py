@@ -83,6 +83,7 @@ class TaskReport(WriterCommitMessage):
     transaction: HandedOver | None = None  # None: nothing was written, nothing is open
     topic: str = ""  # one that was written to
     began_ms: int = 0  # by the clock of the worker
+    is_repeated: bool = False  # another attempt of the task may have been there, or may still be
     is_skipped: bool = False  # the batch was decided before
     is_second_write: bool = False  # another write of the same batch took the identity
 

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tidelog.client.errors import BrokerError, ClientError, ConfigError
@@ -58,7 +59,12 @@ def _this_process() -> _Process:
 
 
 def write_rows(
-    settings: SinkSettings, properties: Mapping[str, str], partition: int, batches: Iterable[pa.RecordBatch]
+    settings: SinkSettings,
+    properties: Mapping[str, str],
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    is_repeated: bool = False,
 ) -> TaskReport:
     """Write the rows of one attempt; `properties` are those of the Spark job, `partition` is the task's."""
     identity = settings.identity(properties)
@@ -74,7 +80,8 @@ def write_rows(
             for _ in batches:  # Spark's side waits until its rows are taken
                 pass
             return report
-    return _write_in_transaction(process, settings, producer, identity, partition, batches, began_s)
+    report = _write_in_transaction(process, settings, producer, identity, partition, batches, began_s)
+    return replace(report, is_repeated=is_repeated)
 
 
 # At least once

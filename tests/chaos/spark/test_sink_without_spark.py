@@ -1,0 +1,158 @@
+"""The sink's exactly-once under kill -9 of workers, drivers and the broker, at every request of its protocol.
+
+Spark is played (`played_spark`), everything else is real: the sink's code in processes of their own, and a broker. A
+seed that failed is played alone with SINK_SEEDS=17 (or 3-9, or several with commas).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planted_mistakes import MISTAKES
+from played_spark import PlayedQuery, parse_seeds, topic_of
+from tidelog import Admin, Consumer, NewTopic, TopicPartition
+
+PARTITIONS = 2
+SEEDS = list(parse_seeds(os.environ.get("SINK_SEEDS", "0-269")))
+AT_ONCE = 3  # queries that are played beside each other, against the one broker
+READ_WAIT_S = 60.0
+
+
+class Guardian:
+    """Starts the broker again whenever it was killed, and says where it is."""
+
+    def __init__(self, broker: Any, pid_file: Path) -> None:
+        self.broker = broker
+        self.pid_file = pid_file
+        self.kills = 0
+        self._is_ending = threading.Event()
+        self._note_pid()
+        self._thread = threading.Thread(target=self._watch, name="guardian", daemon=True)
+        self._thread.start()
+
+    def _note_pid(self) -> None:
+        self.pid_file.write_text(str(self.broker.pid))
+
+    def _watch(self) -> None:
+        while not self._is_ending.wait(0.01):
+            if not self.broker.is_running:
+                self.kills += 1
+                self.broker.kill()
+                self.broker.start()
+                self._note_pid()
+
+    def close(self) -> None:
+        self._is_ending.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def guardian(serve: Callable[..., Any], tmp_path: Path) -> Iterator[Guardian]:
+    broker = serve(
+        {
+            "transaction.two.phase.commit.enable": "true",
+            "unstable.api.versions.enable": "true",
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+        }
+    )
+    guardian = Guardian(broker, tmp_path / "broker.pid")
+    yield guardian
+    guardian.close()
+
+
+def create_topics(guardian: Guardian, seeds: Sequence[int]) -> None:
+    with Admin(bootstrap_servers=guardian.broker.bootstrap) as admin:
+        admin.create_topics([NewTopic(topic_of(seed), PARTITIONS) for seed in seeds]).raise_for_errors()
+
+
+def play(guardian: Guardian, seeds: Sequence[int], **how: Any) -> list[PlayedQuery]:
+    """Play all seeds, some at once; the queries, played to their ends."""
+    create_topics(guardian, seeds)
+    queries = [PlayedQuery(seed, guardian.broker.bootstrap, guardian.pid_file, **how) for seed in seeds]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for query, outcome in [(query, pool.submit(query.play)) for query in queries]:
+            try:
+                outcome.result()
+            except AssertionError as error:
+                error.add_note(f"seed {query.seed}: {query.journal.lines}")
+                raise
+    return queries
+
+
+def committed_values(guardian: Guardian, seeds: Sequence[int]) -> Counter[str]:
+    """All that readers of committed records see."""
+    found: Counter[str] = Counter()
+    partitions = [TopicPartition(topic_of(seed), number) for seed in seeds for number in range(PARTITIONS)]
+    with Consumer(
+        bootstrap_servers=guardian.broker.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
+    ) as consumer:
+        consumer.assign(partitions)
+        ends = consumer.end_offsets(partitions)
+        deadline_s = time.monotonic() + READ_WAIT_S
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            assert time.monotonic() < deadline_s, "reading does not end"
+            found.update(record.value.decode() for record in consumer.poll(0.1))
+    return found
+
+
+def open_transactions(guardian: Guardian, seeds: Sequence[int]) -> set[int]:
+    """The seeds of which a transaction is open."""
+    with Admin(bootstrap_servers=guardian.broker.bootstrap) as admin:
+        listed = admin.list_transactions(states=["Ongoing", "PrepareCommit", "PrepareAbort"])
+    ids = [listing.transactional_id for listing in listed]
+    return {seed for seed in seeds if any(f"-query-{seed}-" in transactional_id for transactional_id in ids)}
+
+
+def complaints(guardian: Guardian, queries: Sequence[PlayedQuery], wait_until: Callable[..., None]) -> list[str]:
+    """What is wrong with each query's output."""
+    seeds = [query.seed for query in queries]
+    deadline_s = time.monotonic() + 5
+    while open_transactions(guardian, seeds) and time.monotonic() < deadline_s:
+        threading.Event().wait(0.05)  # markers of the last commits are being written
+    left_open = open_transactions(guardian, seeds)
+    found = committed_values(guardian, seeds)
+    wrong = []
+    for query in queries:
+        expected = Counter(query.expected())
+        mine = Counter({value: count for value, count in found.items() if value.startswith(f"{query.seed}/")})
+        lost, extra = sorted((expected - mine).elements()), sorted((mine - expected).elements())
+        if lost or extra or query.seed in left_open or query.failure:
+            story = "\n    ".join(query.journal.lines)
+            is_open = query.seed in left_open
+            wrong.append(
+                f"seed {query.seed}: lost {lost}, twice {extra}, left open: {is_open} {query.failure}\n    {story}"
+            )
+    return wrong
+
+
+@pytest.mark.parametrize("two_phase", [False, True], ids=["plain transactions", "two-phase commit"])
+def test_every_row_is_committed_once_whatever_is_killed(
+    guardian: Guardian, wait_until: Callable[..., None], two_phase: bool
+) -> None:
+    seeds = [seed for seed in SEEDS if (seed % 9 == 8) is two_phase]
+    queries = play(guardian, seeds, two_phase=two_phase)
+    kill_points = sum(query.journal.kill_points for query in queries) + guardian.kills
+    print(f"{len(queries)} queries, {kill_points} kill points, {guardian.kills} of them of the broker")
+    wrong = complaints(guardian, queries, wait_until)
+    assert not wrong, "\n".join(wrong)
+    if len(queries) > 100:
+        assert kill_points > len(queries)
+
+
+# Seeds that show each mistake, found by trying.
+SHOWN_BY = {name: range(60) for name in MISTAKES}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(guardian: Guardian, wait_until: Callable[..., None], mistake: str) -> None:
+    queries = play(guardian, SHOWN_BY[mistake], mistake=mistake)
+    assert complaints(guardian, queries, wait_until)
