@@ -40,6 +40,14 @@ def declare(version: int) -> Pipeline:
     )
 
 
+def declaring_file(state_dir: Path, version: int) -> Path:
+    """A file as a user would have it; this module must be on the path of whoever loads it."""
+    file = state_dir.parent / f"totals_v{version}.py"
+    if not file.exists():
+        file.write_text(f"import plain_version\n\npipeline = plain_version.declare({version})\n")
+    return file
+
+
 def contribution(version: int, key: str, amount: int) -> int | None:
     """What a record adds to the total of its key; None when the version leaves it out."""
     number = int(key.removeprefix("k"))
@@ -73,7 +81,8 @@ class PlainRun:
 
     def run(self) -> None:
         with RunLock(self._state_dir, "totals", self._version), Registry(self._state_dir) as registry:
-            registry.note_version("totals", self._version, file=__file__, source="")
+            file = declaring_file(self._state_dir, self._version)
+            registry.note_version("totals", self._version, file=str(file), source=file.read_text())
             self.run_id = registry.start_run("totals", self._version, self._role)
             self._create_topic()
             try:
