@@ -252,7 +252,7 @@ class PipelineRun:
                 cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
 
     def _path_settings(self) -> dict[str, str]:
-        """Executors find the modules beside the pipeline's file: by its directory here, in what is sent to a cluster."""
+        """Where executors find the modules beside the pipeline's file: in its directory, or in what is sent to them."""
         if not is_local(self.master):
             return shipping_settings(self.file, self.home)
         return {} if self.file is None else {"spark.executorEnv.PYTHONPATH": str(self.file.parent)}
