@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import threading
@@ -16,7 +17,7 @@ import plain_version
 from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.pipeline.hosting import Host
 from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Offsets, Role
+from tidelog.pipeline.registry_rows import Offsets, Role, Switch, offsets_from_json
 
 PARTITIONS = 3
 KEYS = 40
@@ -219,3 +220,42 @@ class Shop:
             thread.join()
         self.registry.close()
         assert self.errors == []
+
+
+def check_switch(shop: Shop, switch: Switch) -> None:
+    """The reader saw exactly what the switch had to change, where it had to, and nothing of it twice."""
+    token = switch.data["token"]
+    written = [record for record in shop.seen if record.switch == token]
+    old_state = shop.expected(switch.from_version, offsets_from_json(switch.data["old_offsets"]))
+    new_state = shop.expected(switch.to_version, offsets_from_json(switch.data["new_offsets"]))
+    changed = {
+        key: new_state.get(key)
+        for key in old_state.keys() | new_state.keys()
+        if old_state.get(key) != new_state.get(key)
+    }
+    assert len({record.key for record in written}) == len(written)
+    assert {record.key: record.value for record in written} == changed
+    counts = switch.data["outputs"]["totals"]
+    assert counts["added"] == len(new_state.keys() - old_state.keys())
+    assert counts["missing"] == len(old_state.keys() - new_state.keys())
+    assert counts["added"] + counts["missing"] + counts["changed"] == len(changed)
+    for partition in range(PARTITIONS):
+        mine = [record for record in shop.seen if record.partition == partition]
+        at = [index for index, record in enumerate(mine) if record.switch == token]
+        if not at:
+            continue
+        # One run of records, with nothing of anybody between them: they were one transaction.
+        assert at == list(range(at[0], at[-1] + 1))
+        keys = {record.key for record in mine}
+        before = {key: row for key, row in old_state.items() if key in keys}
+        assert shop.folded(mine[: at[0]]) == before
+        _check_updates(mine[at[-1] + 1 :], new_state)
+
+
+def _check_updates(after: list[Seen], new_state: dict[str, dict[str, int]]) -> None:
+    """Up to the next switch the count of a key only grows: no update comes twice, and none comes late."""
+    counts = {key: row["n"] for key, row in new_state.items()}
+    for record in itertools.takewhile(lambda record: record.switch is None, after):
+        assert record.value is not None
+        assert record.value["n"] > counts.get(record.key, 0)
+        counts[record.key] = record.value["n"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 import plain_version
-from plain_shop import Seen, Shop, wait_until
+from plain_shop import Shop, check_switch, wait_until
 from tidelog import Admin, Consumer, Producer, TopicPartition
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.kappa import Kappa
@@ -37,54 +35,6 @@ def _start_both(shop: Shop) -> None:
     shop.wait_for_batches(2, 3)
 
 
-def _check_switch(shop: Shop, switch: Switch, old: int, new: int) -> None:
-    """The reader saw exactly what the switch had to change, where it had to, and nothing of it twice."""
-    token = switch.data["token"]
-    written = [index for index, record in enumerate(shop.seen) if record.switch == token]
-    for partition in range(3):
-        offsets = [shop.seen[index].offset for index in written if shop.seen[index].partition == partition]
-        assert offsets == list(range(offsets[0], offsets[0] + len(offsets))) if offsets else True
-    old_state = shop.expected(old, offsets_from_json(switch.data["old_offsets"]))
-    new_state = shop.expected(new, offsets_from_json(switch.data["new_offsets"]))
-    expected = {
-        key: new_state.get(key)
-        for key in old_state.keys() | new_state.keys()
-        if old_state.get(key) != new_state.get(key)
-    }
-    changed = {shop.seen[index].key: shop.seen[index].value for index in written}
-    assert len(changed) == len(written)
-    assert changed == expected
-    counts = switch.data["outputs"]["totals"]
-    assert counts["added"] == len(new_state.keys() - old_state.keys())
-    assert counts["missing"] == len(old_state.keys() - new_state.keys())
-    assert counts["added"] + counts["missing"] + counts["changed"] == len(expected)
-    for partition in range(3):
-        before, after = _around(shop.seen, token, partition)
-        assert shop.folded(before) == _of_partition(shop, old_state, partition)
-        _check_updates(after, {record.key: record.value for record in before if record.switch == token}, new_state)
-
-
-def _around(seen: list[Seen], token: str, partition: int) -> tuple[list[Seen], list[Seen]]:
-    """What a reader of a partition got before the switch, and from it on."""
-    mine = [record for record in seen if record.partition == partition]
-    first = next((index for index, record in enumerate(mine) if record.switch == token), len(mine))
-    return mine[:first], mine[first:]
-
-
-def _of_partition(shop: Shop, state: dict[str, dict[str, int]], partition: int) -> dict[str, dict[str, int]]:
-    return {key: row for key, row in state.items() if any(r.key == key and r.partition == partition for r in shop.seen)}
-
-
-def _check_updates(after: list[Seen], changed: dict[str, Any], new_state: dict[str, dict[str, int]]) -> None:
-    """From the switch on, the count of a key only grows: no update comes twice, none comes late."""
-    counts = {key: row["n"] for key, row in new_state.items()}
-    for record in after:
-        if record.switch is None:
-            assert record.value is not None
-            assert record.value["n"] > counts.get(record.key, 0)
-            counts[record.key] = record.value["n"]
-
-
 def test_readers_see_exactly_the_changed_keys_and_then_the_new_version(shop: Shop) -> None:
     _start_both(shop)
     switch = _promote(shop)
@@ -94,7 +44,7 @@ def test_readers_see_exactly_the_changed_keys_and_then_the_new_version(shop: Sho
     shop.stop_orders()
     shop.wait_for_all(2)
     shop.wait_for_reader(shop.expected(2))
-    _check_switch(shop, switch, 1, 2)
+    check_switch(shop, switch)
     assert not shop.hosts[1][1].is_alive()
     # Keys that are equal in both are left alone.
     equal = {key for key in shop.expected(1) if int(key[1:]) % 5 in (3, 4)}
@@ -112,7 +62,7 @@ def test_a_rollback_brings_the_old_version_back_with_the_same_promises(shop: Sho
     shop.wait_for_all(1)
     shop.wait_for_reader(shop.expected(1))
     assert promoted.data["token"] != rolled_back.data["token"]
-    _check_switch(shop, rolled_back, 2, 1)
+    check_switch(shop, rolled_back)
     with pytest.raises(PipelineError, match="came back by a rollback from version 2"):
         _rollback(shop)
 
@@ -128,7 +78,7 @@ def test_a_third_switch_after_a_rollback(shop: Shop) -> None:
     shop.stop_orders()
     shop.wait_for_all(2)
     shop.wait_for_reader(shop.expected(2))
-    _check_switch(shop, again, 1, 2)
+    check_switch(shop, again)
     switches = shop.registry.switches("totals")
     assert [(switch.kind, switch.outcome) for switch in switches] == [
         ("promote", "done"),
@@ -169,7 +119,7 @@ def test_without_new_orders_equal_keys_are_left_alone(shop: Shop) -> None:
     assert found.is_same_position
     switch = _promote(shop)
     shop.wait_for_reader(shop.expected(2))
-    _check_switch(shop, switch, 1, 2)
+    check_switch(shop, switch)
     counts = found.outputs[0].counts
     assert switch.data["outputs"]["totals"] == {
         "added": counts.added,

@@ -1,0 +1,95 @@
+"""Promotions and rollbacks killed with -9 wherever it may hurt, and run again: readers see each switch exactly once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plain_shop import Shop, check_switch, wait_until
+from tidelog.pipeline.registry_rows import Switch
+from tidelog.testing import Broker
+
+FAULTS = Path(__file__).parents[1] / "faults"
+STEPS = ("prepare", "stop-old", "catch-up", "write", "start-new", "keep")
+POINTS = [*(f"{when}:{step}" for step in STEPS for when in ("before", "after")), "in-transaction", "after-commit"]
+# How often a switch is killed at a random time; TIDELOG_CHAOS_ROUNDS asks for more.
+ROUNDS = int(os.environ.get("TIDELOG_CHAOS_ROUNDS", "6"))
+_DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with Broker() as broker:
+        opened = Shop(broker.bootstrap, tmp_path / "state", seed=11)
+        try:
+            opened.start_orders()
+            opened.start_reader()
+            opened.host(1, "live")
+            opened.wait_for_batches(1, 3)
+            yield opened
+        finally:
+            opened.close()
+
+
+def _switch(shop: Shop, kind: str, point: str) -> int:
+    """The exit code of the command."""
+    command = [sys.executable, str(FAULTS / "plain_switch.py"), str(shop.state_dir), shop.bootstrap, kind, point]
+    return subprocess.run(command, timeout=_DEADLINE_S, check=False).returncode
+
+
+def _has_ended(shop: Shop, version: int) -> bool:
+    return version not in shop.hosts or not shop.hosts[version][1].is_alive()
+
+
+def _switch_back_and_forth(shop: Shop, points: list[str]) -> list[Switch]:
+    """One switch a point: killed there, then run again to its end."""
+    for number, point in enumerate(points):
+        # A promotion of version 2, then its rollback, then the next promotion.
+        kind, new = ("promote", 2) if number % 2 == 0 else ("rollback", 1)
+        wait_until(
+            lambda new=new: new not in shop.hosts or not shop.hosts[new][1].is_alive(), "its last process to end"
+        )
+        shop.host(new, "shadow")
+        shop.wait_for_batches(new, 1)
+        code = _switch(shop, kind, point)
+        if code != 0:
+            assert code == -signal.SIGKILL
+            # What landed before the end is not begun again.
+            if shop.registry.open_switch("totals") is not None or shop.registry.live_version("totals") != new:
+                assert _switch(shop, kind, "none") == 0
+        assert shop.registry.live_version("totals") == new
+    return shop.registry.switches("totals")
+
+
+def _check(shop: Shop, switches: list[Switch]) -> None:
+    last = switches[-1].to_version
+    shop.wait_for_batches(last, 2)
+    shop.stop_orders()
+    shop.wait_for_all(last)
+    shop.wait_for_reader(shop.expected(last))
+    for switch in switches:
+        assert switch.outcome == "done"
+        check_switch(shop, switch)
+    tokens = {record.switch for record in shop.seen if record.switch is not None}
+    assert tokens <= {switch.data["token"] for switch in switches}
+
+
+@pytest.mark.timeout(240)
+def test_killed_at_every_named_point(shop: Shop) -> None:
+    switches = _switch_back_and_forth(shop, POINTS)
+    assert len(switches) == len(POINTS)
+    _check(shop, switches)
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_times(shop: Shop) -> None:
+    random_ = random.Random(3)
+    points = [str(random_.randrange(1, 1200)) for _ in range(ROUNDS)]
+    _check(shop, _switch_back_and_forth(shop, points))
