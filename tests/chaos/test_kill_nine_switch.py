@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -53,9 +54,7 @@ def _switch_back_and_forth(shop: Shop, points: list[str]) -> list[Switch]:
     for number, point in enumerate(points):
         # A promotion of version 2, then its rollback, then the next promotion.
         kind, new = ("promote", 2) if number % 2 == 0 else ("rollback", 1)
-        wait_until(
-            lambda new=new: new not in shop.hosts or not shop.hosts[new][1].is_alive(), "its last process to end"
-        )
+        wait_until(functools.partial(_has_ended, shop, new), "its last process to end")
         shop.host(new, "shadow")
         shop.wait_for_batches(new, 1)
         code = _switch(shop, kind, point)

@@ -55,7 +55,7 @@ def arm(point: str) -> None:
                 commit(producer, timeout)
             die()
 
-        Producer.commit_transaction = dying_commit  # type: ignore[method-assign]
+        Producer.commit_transaction = dying_commit  # type: ignore[method-assign,assignment]  # that is the point
     elif where != "none":
         threading.Timer(int(where) / 1000, die).start()
 

@@ -20,7 +20,7 @@ from tidelog.server.settings_table import TABLE
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 # Variables of the command line itself, which share the prefix and are no broker settings.
-OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG"})
+OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG", "TIDELOG_PIPELINES"})
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
