@@ -256,7 +256,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         Kind.STRING,
         "The group under which the query publishes how far it is, so that lag tools see it. It decides nothing: "
         "a query goes on from its checkpoint. `kafka.group.id` means the same.",
-        READS,
+        STREAM_READS,
     ),
     Option(
         "groupIdPrefix",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 HERE = Path(__file__).parent
+DEADLINE_S = 90
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,6 +92,20 @@ def fresh_name() -> Callable[[str], str]:
     numbers = itertools.count()
     test = uuid.uuid4().hex[:8]
     return lambda word: f"{word}-{test}-{next(numbers)}"
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool], str], None]:
+    """Waits for a condition; longer than elsewhere, because Spark is slow to begin on a busy machine."""
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline_s, f"waited {DEADLINE_S} s in vain: {what}"
+            pause.wait(0.02)
+
+    return wait
 
 
 @pytest.fixture
