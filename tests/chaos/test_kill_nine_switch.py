@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -32,11 +33,38 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         try:
             opened.start_orders()
             opened.start_reader()
-            opened.host(1, "live")
-            opened.wait_for_batches(1, 3)
             yield opened
         finally:
+            for version in (1, 2):
+                _kill(opened, version)
             opened.close()
+
+
+def _start_live(shop: Shop) -> None:
+    shop.host(1, "live")
+    shop.wait_for_batches(1, 3)
+
+
+def _kill(shop: Shop, version: int) -> bool:
+    """Kill the process of a version, unless it is a thread of this one; whether there was one."""
+    run = shop.registry.running("totals", version)
+    if run is None or run.pid == os.getpid():
+        return False
+    os.kill(run.pid, signal.SIGKILL)
+    wait_until(lambda: shop.registry.running("totals", version) is None, "it to be gone")
+    return True
+
+
+def _start_process(shop: Shop, version: int, role: str) -> subprocess.Popen[bytes]:
+    command = [
+        sys.executable,
+        str(FAULTS / "plain_version.py"),
+        str(shop.state_dir),
+        shop.bootstrap,
+        str(version),
+        role,
+    ]
+    return subprocess.Popen(command)
 
 
 def _switch(shop: Shop, kind: str, point: str) -> int:
@@ -82,6 +110,7 @@ def _check(shop: Shop, switches: list[Switch]) -> None:
 
 @pytest.mark.timeout(240)
 def test_killed_at_every_named_point(shop: Shop) -> None:
+    _start_live(shop)
     switches = _switch_back_and_forth(shop, POINTS)
     assert len(switches) == len(POINTS)
     _check(shop, switches)
@@ -89,6 +118,34 @@ def test_killed_at_every_named_point(shop: Shop) -> None:
 
 @pytest.mark.timeout(600)
 def test_killed_at_random_times(shop: Shop) -> None:
+    _start_live(shop)
     random_ = random.Random(3)
     points = [str(random_.randrange(1, 1200)) for _ in range(ROUNDS)]
     _check(shop, _switch_back_and_forth(shop, points))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(ROUNDS // 3))
+def test_the_versions_are_killed_while_they_are_switched(shop: Shop, seed: int) -> None:
+    """Killed in the middle of a batch, a version ends that batch where it began it before readers are switched."""
+    random_ = random.Random(seed)
+    processes = [_start_process(shop, 1, "live")]
+    shop.wait_for_batches(1, 3)
+    processes.append(_start_process(shop, 2, "shadow"))
+    shop.wait_for_batches(2, 2)
+    command = [sys.executable, str(FAULTS / "plain_switch.py"), str(shop.state_dir), shop.bootstrap, "promote", "none"]
+    with subprocess.Popen(command) as promotion:
+        wait_until(lambda: shop.registry.open_switch("totals") is not None, "the promotion to begin")
+        kills = 0
+        while promotion.poll() is None and kills < 4:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                promotion.wait(random_.uniform(0.01, 0.4))
+            kills += _kill(shop, random_.choice([1, 2]))
+        assert promotion.wait(_DEADLINE_S) == 0
+    assert kills > 0
+    if shop.registry.running("totals", 2) is None:
+        processes.append(_start_process(shop, 2, "live"))
+    _check(shop, shop.registry.switches("totals"))
+    _kill(shop, 2)
+    for process in processes:
+        process.wait(_DEADLINE_S)
