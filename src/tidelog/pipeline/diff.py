@@ -133,10 +133,12 @@ class Comparison:
 
     def _read_table(self, output: Output, old: Contents, new: Contents) -> None:
         if isinstance(output, TableOutput):
-            for version, contents in ((self._old.version, old), (self._new.version, new)):
+            for pipeline, contents in ((self._old, old), (self._new, new)):
                 contents.begin_anew(output.address)
-                for rows in _table_rows(output.live(version)):
-                    _put_rows(contents, rows, output.key)
+                # The new version may bring an output, which the old one has no place for.
+                if any(output.name == declared.name for declared in pipeline.outputs):
+                    for rows in _table_rows(output.live(pipeline.version)):
+                        _put_rows(contents, rows, output.key)
 
     def _compare(self, output: Output, old: Contents, new: Contents, samples: int) -> OutputDiff:
         is_topic = isinstance(output, TopicOutput)

@@ -114,6 +114,8 @@ class Kappa:
 
     def diff(self, version: int, *, samples: int, patience_s: float, tell: Tell | None = None) -> Diff:
         """How the output of a version differs from the live one's."""
+        if not self.position(version).done:
+            raise PipelineError(f"version {version} of {self._pipeline} has not finished a batch yet")
         old, _ = load_version(self._registry, self._pipeline, self.live_version())
         new, _ = load_version(self._registry, self._pipeline, version)
         with tempfile.TemporaryDirectory(prefix="diff-", dir=self._registry.state_dir) as directory:

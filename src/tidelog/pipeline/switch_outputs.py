@@ -130,8 +130,9 @@ class SwitchOutputs:
 
     def keep(self) -> dict[str, int]:
         """Put what the old version had written into topics of its own; the number of keys, by output."""
-        self._prepare(self._old, [output.shadow(self._old.version) for output in keyed_topics(self._old)])
-        kept = {}
+        kept: dict[str, int] = {}
+        if keyed_topics(self._old):
+            self._prepare(self._old, [output.shadow(self._old.version) for output in keyed_topics(self._old)])
         for output in keyed_topics(self._old):
             own = output.shadow(self._old.version).topic
             with (
@@ -155,7 +156,8 @@ class SwitchOutputs:
         if self._live:
             return
         new_outputs = keyed_topics(self._new)
-        self._prepare(self._new, [output.live(self._new.version) for output in new_outputs])
+        if new_outputs:
+            self._prepare(self._new, [output.live(self._new.version) for output in new_outputs])
         for output in {output.name: output for output in [*keyed_topics(self._old), *new_outputs]}.values():
             self._live[output.name] = self._reader(output.name, "live", output.name)
         for output in new_outputs:
