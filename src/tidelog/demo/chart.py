@@ -23,7 +23,10 @@ def write_chart(path: Path, first: Mapping[Slot, Sums], second: Mapping[Slot, Su
     FigureCanvasAgg(figure)  # no display is asked for
     plots = figure.subplots(-(-len(categories) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False)
     for plot, category in zip(plots.flat, categories, strict=False):
-        for sums, label, colour in ((first, "version 1", FIRST_COLOUR), (second, "version 2", SECOND_COLOUR)):
+        for sums, label, colour in (
+            (first, "version 1, until it was replaced", FIRST_COLOUR),
+            (second, "version 2", SECOND_COLOUR),
+        ):
             minutes, euros = _line(sums, category)
             plot.plot(minutes, euros, color=colour, label=label, linewidth=1.6)
         plot.set_title(category, fontsize=10, loc="left")

@@ -42,9 +42,9 @@ class Finished:
     out: str
     log: Path  # what it said on standard error
 
-    def ok(self) -> Finished:
-        """Raises DemoError, with the last of what the command said, when it has failed."""
-        if self.code != 0:
+    def ok(self, *codes: int) -> Finished:
+        """Raises DemoError, with the last of what the command said, when it has not ended with one of these codes."""
+        if self.code not in (codes or (0,)):
             said = f"{self.out}\n{self.log.read_text(encoding='utf-8', errors='replace')}".strip().splitlines()
             raise DemoError("\n".join([f"{self.command} failed with {self.code}:", *said[-_LINES_TOLD:]]))
         return self

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _LINES_QUOTED = 24
+_LETTERS_QUOTED = 150
 
 
 class Teller:
@@ -49,7 +50,8 @@ class Teller:
         """What a command has printed."""
         lines = text.rstrip().splitlines()
         for line in lines[:_LINES_QUOTED]:
-            self._print(f"     [dim]{_escaped(line)}[/]")
+            shown = line if len(line) <= _LETTERS_QUOTED else f"{line[: _LETTERS_QUOTED - 1]}…"
+            self._print(f"     [dim]{_escaped(shown)}[/]")
         if len(lines) > _LINES_QUOTED:
             self._print(f"     [dim]... and {len(lines) - _LINES_QUOTED} lines more[/]")
 
