@@ -239,9 +239,9 @@ class Pipeline:
                     f"not {type(output).__name__}"
                 )
             output.check(f"{where}: output {output.name!r}", self.output_mode)
-            if output.name in names:
-                raise DeclarationError(f"{where}: two outputs are called {output.name!r}; give one name='...'")
-            names.add(output.name)
+            if output.address in names:
+                raise DeclarationError(f"{where}: two outputs are the {output.address}; leave one out")
+            names.add(output.address)
             if isinstance(output, TopicOutput) and output.topic in {*read, self.dead_letters}:
                 raise DeclarationError(
                     f"{where}: output topic {output.topic!r} is also read or used for dead letters: it would never end"

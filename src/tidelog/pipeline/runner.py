@@ -25,6 +25,7 @@ from tidelog.client.errors import ClientError
 from tidelog.pipeline.dead_letters import DeadLetters
 from tidelog.pipeline.declaration import SESSION_PARAMETER, Pipeline
 from tidelog.pipeline.errors import DeclarationError, PipelineError
+from tidelog.pipeline.executor_check import check_executors
 from tidelog.pipeline.failures import query_failure, transform_failure
 from tidelog.pipeline.inputs import SourceSettings, stream_of
 from tidelog.pipeline.outputs import Output, TableOutput
@@ -210,6 +211,8 @@ class PipelineRun:
         session, is_own = self._session()
         try:
             prepare_session(session)
+            if is_own and not is_local(self.master):
+                check_executors(session)
             self.spark_url = session.sparkContext.uiWebUrl
             if self.spark_url is not None:
                 assert self.run_id is not None

@@ -7,6 +7,7 @@ platform, with pyarrow and pandas, which Spark's own Arrow functions need as wel
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tarfile
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tidelog.pipeline.errors import PipelineError
 UNPACKED = "tidelog-shipped"
 # What of tidelog's dependencies a source or a sink imports on executors, beside pyarrow; names as pip has them.
 _DEPENDENCIES = ("crc32c", "cramjam", "google-re2", "orjson")
+# What the formats of pipelines import there, as far as it is installed here.
+_FORMATS = {"fastavro": "fastavro", "protobuf": "google.protobuf"}  # and the modules that they bring
 # A file beside the pipeline's that is larger than this is data and no module.
 _MODULE_BYTES_MAX = 4 << 20
 
@@ -53,7 +56,8 @@ def write_archive(archive: Path, file: Path | None) -> None:
 
 def _contents(file: Path | None) -> Iterator[tuple[str, Path]]:
     yield from _files_of(_tidelog())
-    for name in _DEPENDENCIES:
+    formats = [name for name, module in _FORMATS.items() if _is_there(module)]
+    for name in (*_DEPENDENCIES, *formats):
         found = _distribution(name)
         for part in found.files or ():
             # What pip puts elsewhere, as commands, is of no use there.
@@ -61,6 +65,13 @@ def _contents(file: Path | None) -> Iterator[tuple[str, Path]]:
                 yield str(part), Path(str(found.locate_file(part)))
     if file is not None:
         yield from _beside(file)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
 
 
 def _beside(file: Path) -> Iterator[tuple[str, Path]]:

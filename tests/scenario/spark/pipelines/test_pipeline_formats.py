@@ -6,10 +6,12 @@ import datetime
 import io
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import fastavro
 from google.protobuf.type_pb2 import EnumValue
+from pipeline_place import Place
 
 from tidelog import ConsumerRecord
 from tidelog.pipeline import Avro, BatchMap, Json, Pipeline, Protobuf, Raw, Text, TopicInput, TopicOutput
@@ -17,7 +19,6 @@ from tidelog.pipeline import Avro, BatchMap, Json, Pipeline, Protobuf, Raw, Text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from conftest import Place
 
 Headers = Callable[[ConsumerRecord], dict[str, str]]
 ORDER = {
@@ -119,13 +120,10 @@ def test_avro_both_ways(place: Place, fresh_name: Callable[[str], str], headers_
     name = fresh_name("avro")
     place.create(name)
     at = datetime.datetime(2026, 1, 1, 12, 30, tzinfo=datetime.UTC)
-    rows = [
-        {"id": number, "note": None if number % 2 else "n", "at": at, "tags": {"a": number}, "price": "12.50"}
+    rows: list[dict[str, Any]] = [
+        {"id": number, "note": None if number % 2 else "n", "at": at, "tags": {"a": number}, "price": Decimal("12.50")}
         for number in range(20)
     ]
-    from decimal import Decimal
-
-    rows = [{**row, "price": Decimal("12.50")} for row in rows]
     values = []
     for row in rows:
         buffer = io.BytesIO()
@@ -135,7 +133,7 @@ def test_avro_both_ways(place: Place, fresh_name: Callable[[str], str], headers_
     source = TopicInput(name, format=Avro(schema=ORDER))
     place.run(_pipeline(name, source, TopicOutput(f"{name}-out", key=["id"], format=Avro(schema=json.dumps(ORDER)))))
 
-    found = [
+    found: list[Any] = [
         fastavro.schemaless_reader(io.BytesIO(record.value), fastavro.parse_schema(ORDER), None)
         for record in place.read(f"{name}-out")
     ]
