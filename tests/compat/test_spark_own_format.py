@@ -184,6 +184,27 @@ def test_both_formats_stream_the_same_rows(
     assert len(found[0]) == 1160
 
 
+@pytest.mark.parametrize(("first", "second"), [("kafka", "tidelog"), ("tidelog", "kafka")])
+def test_a_query_goes_on_from_the_checkpoint_of_the_other_format(
+    spark: SparkSession, broker: Broker, tmp_path: Path, first: str, second: str
+) -> None:
+    broker.create_topic("moving", partitions=2)
+    expected = []
+    for number, format_name in enumerate((first, second, first)):
+        with Producer(bootstrap_servers=broker.bootstrap) as producer:
+            for row in range(100):
+                value = b"%d of run %d" % (row, number)
+                producer.send("moving", value, partition=row % 2)
+                expected.append(value)
+        reader = spark.readStream.format(format_name).option("kafka.bootstrap.servers", broker.bootstrap)
+        rows = reader.option("subscribe", "moving").option("startingOffsets", "earliest").load().select("value")
+        writer = rows.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start(str(tmp_path / "rows"))
+        assert query.awaitTermination(120)
+        found = [bytes(row["value"]) for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
+        assert sorted(found) == sorted(expected)
+
+
 @pytest.fixture
 def written(broker: Broker) -> str:
     broker.create_topic("written", partitions=2)
