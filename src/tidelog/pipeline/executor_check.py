@@ -1,4 +1,4 @@
-"""Whether Python works on the executors of a cluster, asked before a query starts: a missing package is told by name."""
+"""Whether Python works on the executors of a cluster, asked before a query starts: what is missing is told by name."""
 
 from __future__ import annotations
 
