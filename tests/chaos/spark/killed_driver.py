@@ -50,7 +50,7 @@ def main(settings: dict[str, str]) -> None:
             .option("kafka.bootstrap.servers", settings["bootstrap"])
             .option("subscribe", settings["source"])
             .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", "60")
+            .option("maxOffsetsPerTrigger", "200")
             .load()
         )
         query = (

@@ -25,12 +25,12 @@ from killing_source import SparkFault, Victim
 from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 
 PARTITIONS = 2
-ROWS_A_FAULT = 120
+ROWS_A_FAULT = 40
 ROWS_EVERY_S = 2.0
 STRIKE_WAIT_S = 120.0
 END_WAIT_S = 240.0
 # A task asks for metadata, its coordinator, an id, and produces; a commit decides and ends three transactions.
-REQUESTS = {"write": 8, "commit": 14}
+REQUESTS = {"write": 5, "commit": 9}
 MIXED = [
     *[("write", Victim.PROCESS)] * 6,
     *[("write", Victim.JVM)] * 4,
@@ -135,7 +135,7 @@ class KilledQuery:
                 return True
             if not (self.faults / fault.file_name).exists():
                 taken_at_s = taken_at_s or time.monotonic()
-                if time.monotonic() - taken_at_s > 3:
+                if time.monotonic() - taken_at_s > 2:
                     return False
             elif time.monotonic() - written_at_s > ROWS_EVERY_S:
                 self.write_rows(producer, ROWS_A_FAULT)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from tidelog.client.errors import NoSuchPartitionError, RetriableError
+from tidelog.client.errors import BrokerError, NoSuchPartitionError, RetriableError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.producer.producer import Producer
 from tidelog.client.producer.transaction_calls import transactions_of
+from tidelog.protocol import ErrorCode
 
 _TOPIC_PAUSE_S = 0.1
+_MAY_COME = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
 class HandedOver(NamedTuple):
@@ -80,12 +82,14 @@ async def _wait_for_topic(producer: Producer, topic: str, timeout_s: float) -> N
     deadline_s = loop.time() + timeout_s
     core.start()
     while True:
-        told = None
         try:
             # Brokers that make topics on demand do so for writers.
             told = await core.cluster.refresh([topic], allow_auto_topic_creation=True)
             if topic in told.topics and told.topics[topic].partitions:
                 return
+            code = told.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if code not in _MAY_COME:
+                raise BrokerError(code, subject=f"topic {topic}")
         except RetriableError:
             if loop.time() >= deadline_s:
                 raise
