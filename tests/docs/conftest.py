@@ -50,6 +50,7 @@ class ExampleRunner:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.bootstrap = DOCUMENTED_BOOTSTRAP
+        self.deadline_s = DEADLINE_S
 
     @property
     def environment(self) -> dict[str, str]:
@@ -67,7 +68,7 @@ class ExampleRunner:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=self.deadline_s,
         )
         assert done.returncode == 0, f"{example.code}\n{done.stdout}\n{done.stderr}"
         if example.expected:

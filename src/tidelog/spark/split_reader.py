@@ -107,7 +107,10 @@ class SplitClient:
                 if isinstance(error, BrokerError) and error.code in _GONE:
                     gone_since_s = gone_since_s or now_s
                     if now_s - gone_since_s >= _GONE_AFTER_S:
-                        raise DataLossError(f"partition {split.topic_partition} does not exist any more") from error
+                        raise DataLossError(
+                            f"partition {split.topic_partition} does not exist any more, or is one of a topic that was "
+                            "made anew"
+                        ) from error
                 elif not isinstance(error, RetriableError):
                     raise
                 failures += 1
@@ -124,7 +127,8 @@ class SplitClient:
         known = cluster.metadata.partition(split.topic_partition)
         topic_id = (await cluster.topic(split.topic)).topic_id
         if split.topic_id not in (ZERO_UUID, topic_id):
-            raise DataLossError(f"topic {split.topic} was deleted and made anew since the batch was planned")
+            # What this worker heard of the topic is older than the plan, or the topic was made anew since.
+            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, subject=f"topic {split.topic}")
         connection = await cluster.connection_to(leader_id)
         size = settings.max_partition_fetch_bytes
         request = FetchRequest(
