@@ -65,7 +65,7 @@ class Wishes:
 
 def tell_story(wishes: Wishes) -> dict[str, Any]:
     """Tell it; gives what a JSON document says of it. DemoError when it can't go on or a check fails."""
-    _check_pieces()
+    check_pieces()
     teller = Teller(quietly=wishes.quietly)
     with Interruption().caught() as interruption, ExitStack() as cleanup:
         directory = _directory(wishes, cleanup)
@@ -79,7 +79,7 @@ def tell_story(wishes: Wishes) -> dict[str, Any]:
         return document
 
 
-def _check_pieces() -> None:
+def check_pieces() -> None:
     """Say what is missing before anything is started."""
     missing = [name for name in ("pyspark", "pandas", "matplotlib") if importlib.util.find_spec(name) is None]
     home = os.environ.get("JAVA_HOME")
@@ -223,7 +223,7 @@ class Story:
 
     def _replay(self, shop: Shop) -> Process:
         self._teller.say("version 1 counts orders that were cancelled; version 2 leaves them out:")
-        self._teller.quote(_line_of_difference(*((_HERE / name).read_text() for name in FILES.values())))
+        self._teller.quote(lines_added(*((_HERE / name).read_text() for name in FILES.values())))
         command = ("pipeline", "replay", FILES[2])
         self._teller.command(f"tidelog {' '.join(command)}")
         process = self._processes.start(*command, log="pipeline-v2.log")
@@ -353,18 +353,18 @@ class Story:
         self._teller.say(f"All of it took {self._teller.seconds:.0f} s; {where}. To go on by hand: tidelog demo --keep")
 
     def tell_how_to_go_on(self, running: list[Process]) -> None:
-        say = self._teller.say
-        say("")
-        say(f"All of it took {self._teller.seconds:.0f} s, and it is still running. To go on by hand:")
-        for line in go_on_lines(self._directory, self._bootstrap):
+        (broker,) = [process.pid for process in running if process.command.startswith("tidelog serve")]
+        going_on = go_on_lines(self._directory, self._bootstrap)
+        stopping = [f"tidelog pipeline stop {PIPELINE}", f"kill {broker}", f"rm -r {self._directory}"]
+        self._document |= {"go_on": going_on, "stop": stopping}
+        self._teller.say("")
+        self._teller.say(f"All of it took {self._teller.seconds:.0f} s, and it is still running. To go on by hand:")
+        for line in going_on:
             self._teller.command(line)
-        say("")
-        say("To stop it:")
-        self._teller.command(f"tidelog pipeline stop {PIPELINE}")
-        brokers = [process.pid for process in running if " serve " in process.command]
-        self._teller.command(f"kill {' '.join(map(str, brokers))}    # the broker")
-        self._teller.command(f"rm -r {self._directory}")
-        self._document["pids"] = {process.command: process.pid for process in running}
+        self._teller.say("")
+        self._teller.say("To stop it, the broker last:")
+        for line in stopping:
+            self._teller.command(line)
 
 
 def go_on_lines(directory: Path, bootstrap: str) -> list[str]:
@@ -381,7 +381,7 @@ def go_on_lines(directory: Path, bootstrap: str) -> list[str]:
     ]
 
 
-def _line_of_difference(first: str, second: str) -> str:
+def lines_added(first: str, second: str) -> str:
     """The lines that the second file has and the first has not."""
     known = set(first.splitlines())
     return "\n".join(f"+ {line.strip()}" for line in second.splitlines() if line not in known)

@@ -31,7 +31,7 @@ class Teller:
     @contextmanager
     def chapter(self, title: str) -> Iterator[None]:
         began_s = time.monotonic()
-        self._print(f"\n[bold cyan]{len(self.chapters) + 1}. {title}[/]")
+        self._print(f"\n[bold cyan]{len(self.chapters) + 1}. {_escaped(title)}[/]")
         yield
         took_s = self.chapters[title] = time.monotonic() - began_s
         self._print(f"   [dim]{took_s:.1f} s, {self.seconds:.0f} s in all[/]")
