@@ -155,7 +155,7 @@ class ReplayMonitor:
         if self._limits.max_rate is not None:
             capped = min(self._pace.rows_per_s, self._limits.max_rate)
             self._pace = Pace(capped, self._pace.normal_ms, self._pace.too_much, self._pace.patience)
-        if self._limits.is_limited and not self._is_over.is_set():
+        if self._limits.is_limited and not self._is_resting():
             self._write_limit(progress.batch_ms / 1000)
         allowed = self._pace.rows_per_s if self._limits.is_limited else None
         left_s = seconds_left(total - done, rate, arrived)
@@ -170,6 +170,12 @@ class ReplayMonitor:
         if self.is_caught_up and self._until_caught_up:
             self._is_over.set()
             self._run.request_stop()
+
+    def _is_resting(self) -> bool:
+        """Whether the run has put a stop to its source, to end between two batches."""
+        if not self._is_over.is_set() and self._limit_file.read_text(encoding="utf-8") == "0":
+            self._is_over.set()
+        return self._is_over.is_set()
 
     def _write_limit(self, batch_s: float) -> None:
         rows = rows_of_batch(self._pace.rows_per_s, self._trigger_s, batch_s)
