@@ -86,6 +86,9 @@ class TopicOutput(Output):
     options: Mapping[str, str] = field(default_factory=dict)
     declared: str | None = None
 
+    def __post_init__(self) -> None:
+        _list_key(self)
+
     @property
     def name(self) -> str:
         return self.declared or self.topic
@@ -158,6 +161,9 @@ class _FileTable(TableOutput):
     compact_files: int = DEFAULT_COMPACT_FILES
     target_file_bytes: int = DEFAULT_TARGET_FILE_BYTES
     version: int | None = None
+
+    def __post_init__(self) -> None:
+        _list_key(self)
 
     @property
     def name(self) -> str:
@@ -275,6 +281,9 @@ class PostgresOutput(_DatabaseTable):
     deleted: str | None = None
     version: int | None = None
 
+    def __post_init__(self) -> None:
+        _list_key(self)
+
     @property
     def name(self) -> str:
         return self.table
@@ -316,6 +325,9 @@ class SqliteOutput(_DatabaseTable):
     deleted: str | None = None
     version: int | None = None
 
+    def __post_init__(self) -> None:
+        _list_key(self)
+
     @property
     def name(self) -> str:
         return self.table
@@ -339,9 +351,13 @@ class SqliteOutput(_DatabaseTable):
         return SqliteTable(self)
 
 
+def _list_key(output: Any) -> None:
+    """One column may be given as a text."""
+    key = (output.key,) if isinstance(output.key, str) else tuple(output.key)
+    object.__setattr__(output, "key", key)
+
+
 def _check_mode(output: Any, where: str) -> None:
-    if isinstance(output.key, str):
-        object.__setattr__(output, "key", (output.key,))
     if output.mode not in ("append", "upsert"):
         raise DeclarationError(f"{where}: mode={output.mode!r} is not 'append' or 'upsert'")
     if output.mode == "upsert" and not output.key:
