@@ -312,8 +312,10 @@ class _Batch:
             return
         found = await describe_transactions(self._cluster, old)
         for transactional_id, transaction in old.items():
-            told = found[transactional_id]
-            if told.state != _ONGOING or told.producer_epoch != transaction.producer_epoch:
+            told = found.succeeded.get(transactional_id)
+            if told is None:
+                log.info("%s: can't tell if it is open: %s", transactional_id, found.errors.get(transactional_id))
+            elif told.state != _ONGOING or told.producer_epoch != transaction.producer_epoch:
                 raise SinkError(f"the batch took longer than its transactions may be open: {self._why_lost()}")
 
     def _why_lost(self) -> str:

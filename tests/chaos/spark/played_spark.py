@@ -14,7 +14,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -363,7 +363,9 @@ def topic_of(seed: int) -> str:
     return f"written-{seed}"
 
 
-def sink_settings(bootstrap: str, topic: str, *, two_phase: bool = False, **kafka: str) -> SinkSettings:
+def sink_settings(
+    bootstrap: str, topic: str, *, two_phase: bool = False, kafka: Mapping[str, str] | None = None
+) -> SinkSettings:
     given: dict[str, Any] = {
         "kafka.bootstrap.servers": bootstrap,
         "kafka.request.timeout.ms": "10000",
@@ -375,7 +377,8 @@ def sink_settings(bootstrap: str, topic: str, *, two_phase: bool = False, **kafk
     }
     if two_phase:
         given["kafka.transaction.two.phase.commit.enable"] = "true"
-    return read_settings(given | {f"kafka.{name}": value for name, value in kafka.items()}, Use.STREAM_WRITE, "")
+    given |= {f"kafka.{name}": value for name, value in (kafka or {}).items()}
+    return read_settings(given, Use.STREAM_WRITE, "")
 
 
 def parse_seeds(text: str) -> Iterator[int]:

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from planted_mistakes import MISTAKES
-from played_spark import PlayedQuery, parse_seeds, topic_of
+from played_process import Action, Done, End, Failed, Fault, Moment, Write
+from played_spark import Gone, PlayedProcess, PlayedQuery, parse_seeds, sink_settings, topic_of
 from tidelog import Admin, Consumer, NewTopic, TopicPartition
+from tidelog.spark.sink_identity import TaskReport
 
 PARTITIONS = 2
 SEEDS = list(parse_seeds(os.environ.get("SINK_SEEDS", "0-269")))
@@ -112,7 +114,7 @@ def open_transactions(guardian: Guardian, seeds: Sequence[int]) -> set[int]:
     return {seed for seed in seeds if any(f"-query-{seed}-" in transactional_id for transactional_id in ids)}
 
 
-def complaints(guardian: Guardian, queries: Sequence[PlayedQuery], wait_until: Callable[..., None]) -> list[str]:
+def complaints(guardian: Guardian, queries: Sequence[PlayedQuery]) -> list[str]:
     """What is wrong with each query's output."""
     seeds = [query.seed for query in queries]
     deadline_s = time.monotonic() + 5
@@ -135,17 +137,87 @@ def complaints(guardian: Guardian, queries: Sequence[PlayedQuery], wait_until: C
 
 
 @pytest.mark.parametrize("two_phase", [False, True], ids=["plain transactions", "two-phase commit"])
-def test_every_row_is_committed_once_whatever_is_killed(
-    guardian: Guardian, wait_until: Callable[..., None], two_phase: bool
-) -> None:
+def test_every_row_is_committed_once_whatever_is_killed(guardian: Guardian, two_phase: bool) -> None:
     seeds = [seed for seed in SEEDS if (seed % 9 == 8) is two_phase]
     queries = play(guardian, seeds, two_phase=two_phase)
     kill_points = sum(query.journal.kill_points for query in queries) + guardian.kills
     print(f"{len(queries)} queries, {kill_points} kill points, {guardian.kills} of them of the broker")
-    wrong = complaints(guardian, queries, wait_until)
+    wrong = complaints(guardian, queries)
     assert not wrong, "\n".join(wrong)
     if len(queries) > 100:
         assert kill_points > len(queries)
+
+
+class Batch:
+    """One batch of a query, by its own processes, with transactions that time out after a second."""
+
+    ROWS = (["a", "b"], ["c"], ["d", "e"])
+
+    def __init__(self, guardian: Guardian) -> None:
+        self._guardian = guardian
+        self._settings = sink_settings(
+            guardian.broker.bootstrap, topic_of(0), kafka={"transaction.timeout.ms": str(TIMEOUT_MS)}
+        )
+        create_topics(guardian, [0])
+
+    def write(self, run: str) -> list[TaskReport | None]:
+        properties = {"sql.streaming.queryId": "query-0", "streaming.sql.batchId": "0", "spark.jobGroup.id": run}
+        worker = PlayedProcess(self._guardian.pid_file, None)
+        reports = []
+        for partition, values in enumerate(self.ROWS):
+            worker.send(Write(self._settings, properties, partition, values, False, None))
+            answer = worker.answer()
+            assert isinstance(answer, Done), answer
+            reports.append(answer.result)
+        worker.kill()
+        return reports
+
+    def commit(self, reports: Sequence[TaskReport | None], fault: Fault | None = None) -> Done | Failed | None:
+        """None: the process was killed."""
+        committer = PlayedProcess(self._guardian.pid_file, None)
+        try:
+            committer.send(End(self._settings, reports, True, fault))
+            return committer.answer()
+        except Gone:
+            return None
+        finally:
+            committer.kill()
+
+    def wait_for_time_outs(self) -> None:
+        deadline_s = time.monotonic() + 30
+        while open_transactions(self._guardian, [0]):
+            assert time.monotonic() < deadline_s, "nothing times out"
+            threading.Event().wait(0.05)
+
+
+TIMEOUT_MS = 2_000
+# The first EndTxn is the decision's, and those of the three tasks follow at once.
+BEFORE_THE_SECOND_TASK = Fault(Action.KILL, 3, Moment.BEFORE, "EndTxnRequest")
+AFTER_THE_DECISION = Fault(Action.KILL, 1, Moment.ANSWERED, "EndTxnRequest")
+
+
+@pytest.mark.parametrize("fault", [BEFORE_THE_SECOND_TASK, AFTER_THE_DECISION], ids=["one has landed", "none has"])
+def test_what_timed_out_after_the_decision_is_written_again_and_nothing_else(guardian: Guardian, fault: Fault) -> None:
+    batch = Batch(guardian)
+    assert batch.commit(batch.write("first run"), fault) is None
+    batch.wait_for_time_outs()
+    before = committed_values(guardian, [0])
+    again = batch.write("second run")
+    assert [report.is_skipped for report in again if report is not None].count(True) == (1 if before else 0)
+    assert isinstance(batch.commit(again), Done)
+    assert committed_values(guardian, [0]) == Counter("abcde")
+    assert all(report.is_skipped for report in batch.write("third run") if report is not None)
+
+
+def test_a_batch_that_takes_longer_than_transactions_may_be_open_is_not_decided_for(guardian: Guardian) -> None:
+    batch = Batch(guardian)
+    reports = batch.write("first run")
+    batch.wait_for_time_outs()
+    answer = batch.commit(reports)
+    assert isinstance(answer, Failed)
+    assert "took longer than its transactions may be open" in answer.error
+    assert isinstance(batch.commit(batch.write("second run")), Done)
+    assert committed_values(guardian, [0]) == Counter("abcde")
 
 
 # Seeds that show each mistake, found by trying.
@@ -153,6 +225,6 @@ SHOWN_BY = {name: range(60) for name in MISTAKES}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_planted_mistake_is_found(guardian: Guardian, wait_until: Callable[..., None], mistake: str) -> None:
+def test_a_planted_mistake_is_found(guardian: Guardian, mistake: str) -> None:
     queries = play(guardian, SHOWN_BY[mistake], mistake=mistake)
-    assert complaints(guardian, queries, wait_until)
+    assert complaints(guardian, queries)
