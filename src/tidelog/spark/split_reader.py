@@ -67,7 +67,7 @@ class Split:
         return TopicPartition(self.topic, self.partition)
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """What a fetch brought; `next_offset` is where the next one begins."""
 
     view: memoryview
@@ -95,7 +95,7 @@ class SplitClient:
 
     # On the loop
 
-    async def fetch(self, split: Split, offset: int, deadline_s: float) -> _Answer:
+    async def fetch(self, split: Split, offset: int, deadline_s: float) -> Answer:
         """What lies at the offset; retries what may pass until the time is up."""
         failures = 0
         gone_since_s: float | None = None
@@ -121,7 +121,7 @@ class SplitClient:
                 log.info("reading %s at offset %d failed, trying again: %s", split.topic_partition, offset, error)
                 await asyncio.sleep(pause_s)
 
-    async def _fetch_once(self, split: Split, offset: int) -> _Answer:
+    async def _fetch_once(self, split: Split, offset: int) -> Answer:
         cluster, settings = self._cluster, self.settings
         leader_id = await cluster.leader(split.topic, split.partition)
         known = cluster.metadata.partition(split.topic_partition)
@@ -161,7 +161,7 @@ class SplitClient:
         )
         return self._read(response, split, offset)
 
-    def _read(self, response: FetchResponse, split: Split, offset: int) -> _Answer:
+    def _read(self, response: FetchResponse, split: Split, offset: int) -> Answer:
         _raise_for(response.error_code, split)
         for topic in response.responses:
             for row in topic.partitions:
@@ -173,8 +173,8 @@ class SplitClient:
                     raise SourceError(f"partition {split.topic_partition} holds a damaged batch at offset {offset}")
                 aborted = sorted((each.first_offset, each.producer_id) for each in row.aborted_transactions or ())
                 next_offset = found.next_offset if len(view) else offset
-                return _Answer(view[: found.size], aborted, next_offset, end, response.throttle_time_ms > 0)
-        return _Answer(memoryview(b""), [], offset, -1, response.throttle_time_ms > 0)
+                return Answer(view[: found.size], aborted, next_offset, end, response.throttle_time_ms > 0)
+        return Answer(memoryview(b""), [], offset, -1, response.throttle_time_ms > 0)
 
     async def bounds(self, split: Split) -> tuple[int, int]:
         """Where the partition begins and ends now."""
@@ -207,7 +207,7 @@ class SplitReader:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All records of the split, with all columns."""
-        future: concurrent.futures.Future[_Answer] | None = None
+        future: concurrent.futures.Future[Answer] | None = None
         self._deadline_s = time.monotonic() + self._timeout_s
         try:
             while self._position < self._split.end:
@@ -225,11 +225,11 @@ class SplitReader:
             if future is not None:
                 future.cancel()
 
-    def _begin_fetch(self, offset: int) -> concurrent.futures.Future[_Answer]:
+    def _begin_fetch(self, offset: int) -> concurrent.futures.Future[Answer]:
         coroutine = self._client.fetch(self._split, offset, self._deadline_s)
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.thread.loop)
 
-    def _answer(self, future: concurrent.futures.Future[_Answer]) -> _Answer | None:
+    def _answer(self, future: concurrent.futures.Future[Answer]) -> Answer | None:
         """The answer with records; None when the position was moved or the fetch is to be tried again."""
         split = self._split
         try:
@@ -297,7 +297,7 @@ class SplitReader:
 
     # Decoding
 
-    def _decode(self, answer: _Answer) -> Iterator[pa.RecordBatch]:
+    def _decode(self, answer: Answer) -> Iterator[pa.RecordBatch]:
         split = self._split
         cursor = BatchCursor(
             answer.view,

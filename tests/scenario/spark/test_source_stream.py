@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -298,8 +300,12 @@ def test_the_query_is_a_group(
     with running(source, **options, **{"kafka.group.id": group}) as query:
         wait_until(lambda: len(query.rows) == 10, "what has come is read")
         wait_until(lambda: committed() == {0: 15, 1: 15}, "it is published soon")
-    (described,) = admin.describe_consumer_groups(group).values()
-    assert described.state.lower() == "empty"
+    send(topic, 30, 34)
+    command = [sys.executable, "-m", "tidelog", "groups", "describe", group, "--lag", "--json"]
+    done = subprocess.run([*command, "--bootstrap", cluster.bootstrap], capture_output=True, text=True, check=True)
+    (described,) = json.loads(done.stdout)
+    assert described["state"].lower() == "empty"
+    assert [(row["partition"], row["committed"], row["lag"]) for row in described["lag"]] == [(0, 15, 2), (1, 15, 2)]
 
 
 def test_progress_tells_how_far_the_query_is_behind(
@@ -346,3 +352,18 @@ def test_rows_come_once_over_many_batches(
     for row in query.rows:
         by_partition.setdefault(row.partition, []).append(row.offset)
     assert all(offsets == sorted(offsets) for offsets in by_partition.values())
+
+
+def test_a_broker_that_restarts_while_the_query_runs(
+    source: Any, new_topic: Callable[..., str], send: Callable[..., None], cluster: BrokerProcess, wait_until: WaitUntil
+) -> None:
+    topic = new_topic(partitions=2)
+    send(topic, 0, 10)
+    with running(source, subscribe=topic, startingOffsets="earliest") as query:
+        wait_until(lambda: len(query.rows) == 10, "the query runs")
+        cluster.kill()
+        cluster.start()
+        send(topic, 10, 20)
+        wait_until(lambda: len(query.rows) >= 20, "it goes on")
+        assert query.numbers == list(range(20))
+        assert query.query.isActive
