@@ -218,6 +218,7 @@ class DecisionLog:
         self._writer: Asker | None = None
         # The last decision, as long as it was made here and nobody is known to have taken over since.
         self.mine: Decision | None = None
+        self.lists_by_pattern = True  # until brokers say that they can't
         self.looked_for_orphans_s = float("-inf")  # when, by the monotonic clock
         self._transaction_coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, base)
 

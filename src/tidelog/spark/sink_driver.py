@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from tidelog.client.admin.transaction_types import TransactionListing
 from tidelog.client.admin.transactions import describe_transactions, list_transactions
-from tidelog.client.errors import ClientError, ProducerFencedError
+from tidelog.client.errors import ClientError, ProducerFencedError, UnsupportedVersionError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producer.foreign_transactions import Outcome, end_transactions, fence_all
 from tidelog.client.producer.handover import HandedOver
@@ -209,7 +211,7 @@ class _Batch:
                 version=decision.version,
                 topic=decision.topic,
                 run=self._identity.run,
-                write_id=decision.write_id,
+                write_id=self._identity.write_id,
                 winners=[*kept, *(_winner(base, report) for report in again)],
                 deposed=decision.with_deposed(others),
             )
@@ -273,13 +275,22 @@ class _Batch:
         """All attempts of this base whose transactions are open, those of the batch's own reports among them."""
         self._decisions.looked_for_orphans_s = time.monotonic()
         try:
-            listings = await list_transactions(self._cluster, states=[_ONGOING])
+            listings = await self._open_transactions()
         except ClientError as error:
             # Brokers before Apache Kafka 3.0 can't tell, and one that is away tells the next commit.
             log.info("can't tell which transactions of %s are open: %s", self._identity.base, error)
             return []
         names = (parse_transactional_id(self._identity.base, listing.transactional_id) for listing in listings)
         return [name for name in names if name is not None]
+
+    async def _open_transactions(self) -> list[TransactionListing]:
+        if self._decisions.lists_by_pattern:
+            pattern = f"{re.escape(self._identity.base)}-.*"
+            try:
+                return await list_transactions(self._cluster, states=[_ONGOING], transactional_id_pattern=pattern)
+            except UnsupportedVersionError:  # before Apache Kafka 4.1
+                self._decisions.lists_by_pattern = False
+        return await list_transactions(self._cluster, states=[_ONGOING])
 
     def _other_runs(self, orphans: Iterable[TaskName]) -> list[str]:
         return list(dict.fromkeys(name.run for name in orphans if name.run != self._identity.run))

@@ -29,8 +29,10 @@ ROWS_A_FAULT = 40
 ROWS_EVERY_S = 2.0
 STRIKE_WAIT_S = 120.0
 END_WAIT_S = 240.0
-# A task asks for metadata, its coordinator, an id, and produces; a commit decides and ends three transactions.
+# A task asks for metadata, its coordinator, an id, and produces, and later ones for an id alone; a commit takes over,
+# reads, decides and ends three transactions, and later ones only decide and end.
 REQUESTS = {"write": 5, "commit": 9}
+REQUESTS_LATER = {"write": 2, "commit": 5}
 MIXED = [
     *[("write", Victim.PROCESS)] * 6,
     *[("write", Victim.JVM)] * 4,
@@ -41,12 +43,11 @@ MIXED = [
 ]
 FEW = [
     ("write", Victim.PROCESS),
-    ("commit", Victim.PROCESS),
-    ("write", Victim.JVM),
     ("commit", Victim.BROKER),
-    ("write", Victim.PROCESS),
-    ("commit", Victim.DRIVER),
+    ("commit", Victim.PROCESS),
     ("write", Victim.BROKER),
+    ("write", Victim.JVM),
+    ("commit", Victim.DRIVER),
 ]
 
 
@@ -191,14 +192,15 @@ def killed_query(serve: Callable[..., Any], tmp_path: Path) -> Iterator[KilledQu
 def _faults(kinds: list[tuple[str, Victim]], source: random.Random) -> Iterator[SparkFault]:
     for kind, victim in kinds:
         moment = source.choice(["before", "sent", "answered"])
-        yield SparkFault(kind, source.randint(1, REQUESTS[kind]), moment, victim)
+        requests = REQUESTS_LATER if kinds is FEW else REQUESTS
+        yield SparkFault(kind, source.randint(1, requests[kind]), moment, victim)
 
 
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(
     ("seed", "kill_points"),
     [
-        pytest.param(1, len(FEW), id="few"),
+        pytest.param(1, len(FEW), id="few", marks=pytest.mark.timeout(900)),
         pytest.param(2, 120, id="many", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],
 )
