@@ -50,6 +50,7 @@ class ExampleRunner:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.bootstrap = DOCUMENTED_BOOTSTRAP
+        self.deadline_s: float = DEADLINE_S  # for each example
         self.deadline_s = DEADLINE_S
 
     @property
