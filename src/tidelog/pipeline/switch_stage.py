@@ -51,6 +51,17 @@ class SwitchStage:
         self._tell = tell
 
     def prepare(self, switch: Switch) -> Mapping[str, Any]:
+        # Readers must not wait for the start of a process: it comes before the old version is stopped.
+        def is_beside() -> bool:
+            run = self._registry.running(switch.pipeline, switch.to_version)
+            if run is None:
+                self._ensure_process(switch, switch.to_version)
+                return False
+            wanted = self._position(switch, switch.from_version).planned
+            at = self._position(switch, switch.to_version)
+            return run.progress.batch_id >= 0 or has_reached(at.done, wanted)
+
+        self._wait(is_beside, switch, switch.to_version, "to run beside the old one")
         self._outputs.read(lambda done, total: self._tell(f"{done:,} of {total:,} records"))
         return {TOKEN: uuid.uuid4().hex}
 

@@ -4,7 +4,7 @@ What always holds: each step can be done again, and the registry says which come
 that the same command finishes. Until `write` has landed readers see the old version and the switch can be given up;
 from then on they see the new one. Pure: what the steps do is in `switch_stage`, who runs versions is in `hosting`.
 
-    prepare    read both outputs as they are, while both versions run
+    prepare    see that the new version runs beside the old one, and read both outputs as they are
     stop-old   the old version ends at a batch boundary
     catch-up   the new one gets at least as far, and ends at a batch boundary
     write      readers see the new version: changed keys in one transaction, pointers of tables
