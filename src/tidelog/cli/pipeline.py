@@ -344,3 +344,19 @@ def stop(
         return
     for document in documents:
         print_line(f"{document['name']} version {document['version']}: {document['outcome']}")
+
+
+@pipeline.command(epilog="Example: tidelog pipeline settings --master spark://host:7077")
+def settings(master: Master = "local[*]", json: Json = False) -> None:
+    """Show the settings of Spark that pipelines have unless told otherwise, and why.
+
+    Settings of the pipeline's file go before them, and --conf goes before those.
+    """
+    from tidelog.pipeline.session import SETTINGS
+
+    found = [(row.name, row.value(master), row.reason) for row in SETTINGS]
+    shown = [(name, value, reason) for name, value, reason in found if value is not None]
+    if json:
+        print_json([{"name": name, "value": value, "reason": reason} for name, value, reason in shown])
+        return
+    print_table(["setting", "value", "reason"], [list(row) for row in shown])

@@ -20,6 +20,8 @@ from tidelog.pipeline.outputs import Output, TopicOutput
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tidelog.pipeline.runner import PipelineRun
+
 OutputMode = Literal["append", "update", "complete"]
 OUTPUT_MODES = ("append", "update", "complete")
 # Columns of a record beside its value, as an input with `meta` has them.
@@ -246,6 +248,17 @@ class Pipeline:
                 raise DeclarationError(
                     f"{where}: output topic {output.topic!r} is also read or used for dead letters: it would never end"
                 )
+
+    def run(self, **options: Any) -> PipelineRun:
+        """Run it to the end in this process, for tests and notebooks; options are those of `runner.PipelineRun`.
+
+        With once=True that is when everything that was there at the start is processed.
+        """
+        from tidelog.pipeline.runner import PipelineRun
+
+        run = PipelineRun(self, **options)
+        run.run()
+        return run
 
     @property
     def topic_inputs(self) -> dict[str, TopicInput]:

@@ -163,6 +163,13 @@ SETTINGS = (
 )
 
 
+def settings_markdown() -> str:
+    """The table as the documentation has it: `python -m tidelog.pipeline.session` prints it."""
+    lines = ["| setting | value | why |", "|---|---|---|"]
+    lines += [f"| `{row.name}` | {row.shown} | {row.reason} |" for row in SETTINGS]
+    return "\n".join(lines)
+
+
 def settings_for(master: str, *layers: Mapping[str, str]) -> dict[str, str]:
     """The table's values for this master, with each layer over those before it."""
     values = {row.name: value for row in SETTINGS if (value := row.value(master)) is not None}
@@ -222,3 +229,7 @@ def _output_into(file: Path) -> Iterator[None]:
         os.dup2(kept[1], 2)
         for descriptor in (*kept, target):
             os.close(descriptor)
+
+
+if __name__ == "__main__":
+    print(settings_markdown())

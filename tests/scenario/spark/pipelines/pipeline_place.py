@@ -26,7 +26,7 @@ class Place:
 
     bootstrap: str
     state_dir: Path
-    spark: SparkSession
+    spark: SparkSession | None
 
     def create(self, topic: str, partitions: int = 2, **configs: str) -> None:
         with Admin(bootstrap_servers=self.bootstrap) as admin:

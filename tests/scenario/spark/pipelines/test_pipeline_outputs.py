@@ -13,9 +13,9 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pipeline_place import Place
 from pyspark.sql import functions as sf
 
+from pipeline_place import Place
 from tidelog.pipeline import (
     DeclarationError,
     DeltaOutput,
@@ -117,6 +117,7 @@ def test_batches_that_are_repeated(place: Place, orders: str, tmp_path: Path) ->
     place.run(pipeline)
 
     assert pq.read_table(tmp_path / "parquet").num_rows == sent
+    assert place.spark is not None
     assert place.spark.read.parquet(str(tmp_path / "parquet")).count() == sent
     assert DeltaTable(tmp_path / "delta").to_pyarrow_table().num_rows == sent
     with sqlite3.connect(tmp_path / "rows.db") as database:
