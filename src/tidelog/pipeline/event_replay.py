@@ -32,6 +32,7 @@ from tidelog.pipeline.event_replay_pace import Pace, Speed
 from tidelog.pipeline.event_replay_range import OffsetRange, next_chunk, parse_bound, resolve, total
 from tidelog.pipeline.event_replay_rows import RowPlan
 from tidelog.pipeline.event_replay_state import Counts, ReplaySpec, ReplayState, ReplayStore
+from tidelog.pipeline.failures import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -267,10 +268,13 @@ class EventReplay:
             try:
                 return self._write_once(spark, state)
             except AnalysisException as error:
-                raise QueryFailedError(f"the rows can't be made: {_first_line(error)}", str(error)) from None
+                raise QueryFailedError(f"the rows can't be made: {reason_of(str(error))}", str(error)) from None
             except (PySparkException, Py4JError) as error:
                 if attempt == CHUNK_ATTEMPTS:
-                    message = f"the replay has stopped at a chunk that fails: {_first_line(error)}"
+                    message = (
+                        f"the replay has stopped at a chunk that fails: {reason_of(str(error))}; the same command goes "
+                        f"on from there (all of it is in {self._store.directory / LOG_FILE})"
+                    )
                     raise QueryFailedError(message, str(error)) from None
                 self._wait(RETRY_AFTER_S * attempt)
         raise AssertionError("the last attempt returns or raises")
@@ -328,6 +332,7 @@ class EventReplay:
             yield spark
         finally:
             spark.stop()
+            _end_java()
 
     # Waiting
 
@@ -367,6 +372,18 @@ class EventReplay:
         return ReplayProgress(done, whole, self._state.counts, rate, left_s, until)
 
 
+def _end_java() -> None:
+    """Spark leaves its Java process running for a next session, which may be a day away."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()  # at which it ends
+        gateway.proc.wait()
+        SparkContext._gateway = SparkContext._jvm = None
+
+
 @contextlib.contextmanager
 def _locked(directory: Path, name: str) -> Iterator[None]:
     """A process that dies loses the lock, so nothing has to be cleaned up."""
@@ -380,10 +397,6 @@ def _locked(directory: Path, name: str) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _now_ms() -> int:

@@ -39,7 +39,7 @@ def query_failure(error: BaseException, pipeline: Pipeline, file: Path | None, l
         hint = "; one bad row stops the query here: TopicInput(map=...) makes such rows dead letters"
         message = found + hint
     else:
-        message = f"{_place(pipeline, file)}: {_condition(text)}"
+        message = f"{_place(pipeline, file)}: {reason_of(text)}"
     return QueryFailedError(f"{message} (all of it is in {log_file})", text)
 
 
@@ -57,7 +57,7 @@ def _python_failure(text: str, user_files: set[str]) -> str | None:
     return f"{last['file']}:{last['line']}: the function {last['name']} failed"
 
 
-def _condition(text: str) -> str:
+def reason_of(text: str) -> str:
     """The innermost named error of Spark's, or the first line."""
     named = [match for match in _CONDITION.finditer(text) if match["name"].split(".")[0] not in _WRAPPINGS]
     if named:
