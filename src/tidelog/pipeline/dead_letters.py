@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,8 +79,8 @@ class DeadLetters:
         self._file = progress_file
         self._options = delivery_options
         self._done = self._read_done()
-        # Batches of this run that are known to have none.
-        self._clean: set[int] = set()
+        # What batches of this run have counted, by input.
+        self._counts: dict[int, Mapping[str, int]] = {}
         self.written = 0
 
     def _read_done(self) -> int:
@@ -96,10 +97,9 @@ class DeadLetters:
         os.replace(temporary, self._file)
         self._done = batch_id
 
-    def note_count(self, batch_id: int, refused: int | None) -> None:
-        """What a batch counted; None when it did not say."""
-        if refused == 0:
-            self._clean.add(batch_id)
+    def note_counts(self, batch_id: int, counts: Mapping[str, int]) -> None:
+        """How many rows of each input a batch has refused; an input that it did not count is left out."""
+        self._counts[batch_id] = counts
 
     def deliver(self) -> int:
         """Write the dead letters of all batches that are finished; how many that were."""
@@ -108,23 +108,30 @@ class DeadLetters:
         for batch_id in self._log.finished():
             if batch_id <= self._done:
                 continue
-            if batch_id not in self._clean:
+            suspects = self._suspects(batch_id)
+            if suspects:
                 if reached > self._done:
                     self._note_done(reached)
-                written += self._deliver_batch(batch_id)
+                written += self._deliver_batch(batch_id, suspects)
             reached = batch_id
         if reached > self._done:
             self._note_done(reached)
-        self._clean = {batch_id for batch_id in self._clean if batch_id > self._done}
+        self._counts = {batch_id: counts for batch_id, counts in self._counts.items() if batch_id > self._done}
         self.written += written
         return written
 
-    def _deliver_batch(self, batch_id: int) -> int:
+    def _suspects(self, batch_id: int) -> list[str]:
+        """The inputs of which a batch has refused rows, or may have."""
+        counts = self._counts.get(batch_id, {})
+        return [name for name in self._pipeline.topic_inputs if counts.get(name) != 0]
+
+    def _deliver_batch(self, batch_id: int, suspects: Iterable[str]) -> int:
         letters: DataFrame | None = None
-        for name, declared in self._pipeline.topic_inputs.items():
+        for name in suspects:
             covered = self._range(name, batch_id)
             if covered.is_empty:
                 continue
+            declared = self._pipeline.topic_inputs[name]
             refused = refused_of(self._spark, name, declared, self._source, covered.start, covered.end)
             found = refused.select(*self._columns(name))
             letters = found if letters is None else letters.unionByName(found)
@@ -181,8 +188,6 @@ class DeadLetters:
         return _Range(start, end)
 
     def _input_offsets(self, name: str, offsets: Offsets) -> dict[str, dict[int, int]]:
-        import re
-
         declared = self._pipeline.topic_inputs[name]
         return {
             topic: dict(partitions)

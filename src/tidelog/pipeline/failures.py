@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _PYTHON_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _PYTHON_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit))(?:: (?P<words>.*))?$")
-_CONDITION = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_.]+)\] (?P<words>[^\n]+)")
+# Looked at from every bracket, as one error stands in the words of another.
+_CONDITION = re.compile(r"(?=\[(?P<name>[A-Z][A-Z0-9_.]+)\] (?P<words>[^\n]+))")
 _LENGTH_MAX = 400
 # What Spark wraps around the error that matters.
 _WRAPPINGS = ("STREAM_FAILED", "PYTHON_EXCEPTION", "PYTHON_DATA_SOURCE_ERROR", "FAILED_EXECUTE_UDF")

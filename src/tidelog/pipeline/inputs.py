@@ -118,14 +118,13 @@ def _judged(records: DataFrame, name: str, declared: TopicInput, decoder: Decode
 
 def _error(declared: TopicInput, decoder: Decoder, value: Column, parsed: Column) -> Column:
     found = decoder.error(value, parsed)
-    if found is None and isinstance(decoder.has_key, bool) and decoder.has_key:
-        return sf.lit(None).cast("string")  # raw bytes: a null value is a value like any other
-    error = sf.lit(None).cast("string") if found is None else found
+    if found is None:
+        return sf.lit(None).cast("string")  # raw bytes: a null is a value like any other
     if declared.tombstones == "dead-letter":
-        return sf.when(value.isNull(), sf.lit(TOMBSTONE)).otherwise(error)
+        return sf.when(value.isNull(), sf.lit(TOMBSTONE)).otherwise(found)
     if declared.tombstones == "keep":
-        return sf.when(value.isNotNull(), error)
-    return error
+        return sf.when(value.isNotNull(), found)
+    return found
 
 
 def _made_schema(declared: TopicInput, decoder: Decoder, where: str) -> StructType:

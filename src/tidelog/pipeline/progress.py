@@ -73,13 +73,14 @@ def batch_ms(document: Mapping[str, Any]) -> int:
     return int((document.get("durationMs") or {}).get("triggerExecution") or document.get("batchDuration") or 0)
 
 
-def refused_count(document: Mapping[str, Any], inputs: int) -> int | None:
-    """How many rows a batch refused; None when it does not say so for every input."""
+def refused_counts(document: Mapping[str, Any]) -> dict[str, int]:
+    """How many rows of each input a batch refused; inputs that it did not count are left out."""
     observed = document.get("observedMetrics") or {}
-    counts = [row.get("rows") for name, row in observed.items() if name.startswith(DEAD_LETTERS_METRIC)]
-    if len(counts) < inputs or any(count is None for count in counts):
-        return None
-    return sum(int(count) for count in counts)
+    return {
+        name.removeprefix(DEAD_LETTERS_METRIC): int(row["rows"])
+        for name, row in observed.items()
+        if name.startswith(DEAD_LETTERS_METRIC) and row.get("rows") is not None
+    }
 
 
 def _is_batch(document: Mapping[str, Any]) -> bool:

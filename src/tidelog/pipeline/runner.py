@@ -29,7 +29,7 @@ from tidelog.pipeline.executor_check import check_executors
 from tidelog.pipeline.failures import query_failure, transform_failure
 from tidelog.pipeline.inputs import SourceSettings, stream_of
 from tidelog.pipeline.outputs import Output, TableOutput
-from tidelog.pipeline.progress import ProgressReader, refused_count
+from tidelog.pipeline.progress import ProgressReader, refused_counts
 from tidelog.pipeline.query_log import QueryLog
 from tidelog.pipeline.registry import Registry
 from tidelog.pipeline.registry_rows import Offsets, Progress, Role, has_reached, offsets_from_json
@@ -352,8 +352,8 @@ class PipelineRun:
         while True:
             is_active = query.isActive
             for document in reader.news():
-                letters.note_count(document["batchId"], refused_count(document, len(self.pipeline.topic_inputs)))
-                letters.deliver()
+                letters.note_counts(document["batchId"], refused_counts(document))
+                self._deliver(letters)
                 self.progress = reader.progress(document, ends.now(), letters.written)
                 registry.note_progress(self.run_id, self.progress)
                 told_s = time.monotonic()
@@ -371,11 +371,17 @@ class PipelineRun:
                 query.stop()
                 continue
             time.sleep(POLL_S)
-        letters.deliver()
+        self._deliver(letters)
         if not self._stop_asked.is_set():
             failure = query.exception()
             if failure is not None:
                 raise query_failure(failure, self.pipeline, self.file, self.log_file)
+
+    def _deliver(self, letters: DeadLetters) -> None:
+        try:
+            letters.deliver()
+        except Exception as error:
+            raise query_failure(error, self.pipeline, self.file, self.log_file) from error
 
     def _is_over(self, registry: Registry) -> bool:
         assert self.run_id is not None

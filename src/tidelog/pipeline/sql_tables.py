@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Self
 
 import pyarrow as pa
@@ -69,12 +68,8 @@ class SqlTable(ABC):
         """Make what is missing; refuse a table of other columns."""
         place = self.place(version)
         with self._transaction() as cursor:
-            cursor.execute(
-                f"CREATE TABLE IF NOT EXISTS {MARKS} (app_id {self.text} PRIMARY KEY, batch_id BIGINT NOT NULL)"
-            )
-            cursor.execute(
-                f"CREATE TABLE IF NOT EXISTS {TABLES} (name {self.text} PRIMARY KEY, version BIGINT NOT NULL)"
-            )
+            cursor.execute(f"CREATE TABLE IF NOT EXISTS {MARKS} (app_id TEXT PRIMARY KEY, batch_id BIGINT NOT NULL)")
+            cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLES} (name TEXT PRIMARY KEY, version BIGINT NOT NULL)")
             found = self.columns_of(cursor, place)
             if not found:
                 cursor.execute(self._create_statement(place, schema))
@@ -83,8 +78,6 @@ class SqlTable(ABC):
                     f"table {place} has the columns {', '.join(found)}, but transform gives {', '.join(schema.names)}; "
                     f"give the pipeline a new version and replay it, or drop the table"
                 )
-
-    text = "TEXT"
 
     def _create_statement(self, place: str, schema: pa.Schema) -> str:
         columns = [f"{quoted(field.name)} {self.type_name(field.type)}" for field in schema]
@@ -197,12 +190,3 @@ def plain_rows(rows: pa.Table, plain: Callable[[Any], Any]) -> Iterator[dict[str
     for batch in rows.to_batches(max_chunksize=10_000):
         for row in batch.to_pylist():
             yield {name: plain(value) for name, value in row.items()}
-
-
-@contextmanager
-def clear_errors(errors: type[Exception], where: str) -> Iterator[None]:
-    """What the database refuses, with the name of the output."""
-    try:
-        yield
-    except errors as error:
-        raise PipelineError(f"{where}: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import fastavro
 from google.protobuf.type_pb2 import EnumValue
-from pipeline_place import Place
 
+from pipeline_place import Place
 from tidelog import ConsumerRecord
 from tidelog.pipeline import Avro, BatchMap, Json, Pipeline, Protobuf, Raw, Text, TopicInput, TopicOutput
 
@@ -160,7 +160,7 @@ def test_text_and_raw(place: Place, fresh_name: Callable[[str], str]) -> None:
     name = fresh_name("text")
     place.create(name)
     place.send(name, [b"one", b"two", b"\xff\xfe", None], [b"a", b"b", b"c", b"d"])
-    text = TopicInput(name, format=Text(), tombstones="skip", meta=["_key"])
+    text = TopicInput(name, format=Text(), tombstones="skip", meta=True)
     place.run(_pipeline(name, text, TopicOutput(f"{name}-out", key="_key", format=Text())))
     assert sorted((record.key, record.value) for record in place.read(f"{name}-out")) == [
         (b"a", b"one"),
