@@ -27,19 +27,18 @@ from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 PARTITIONS = 2
 ROWS_A_FAULT = 40
 ROWS_EVERY_S = 2.0
-STRIKE_WAIT_S = 120.0
-END_WAIT_S = 240.0
+STRIKE_WAIT_S = 600.0
+END_WAIT_S = 600.0
 # A task asks for metadata, its coordinator, an id, and produces, and later ones for an id alone; a commit takes over,
 # reads, decides and ends three transactions, and later ones only decide and end.
 REQUESTS = {"write": 5, "commit": 9}
 REQUESTS_LATER = {"write": 2, "commit": 5}
 MIXED = [
-    *[("write", Victim.PROCESS)] * 6,
-    *[("write", Victim.JVM)] * 4,
-    *[("commit", Victim.PROCESS)] * 4,
-    *[("commit", Victim.DRIVER)] * 2,
-    *[("write", Victim.DRIVER)],
-    *[("write", Victim.BROKER), ("commit", Victim.BROKER)],
+    *[("write", Victim.PROCESS)] * 8,
+    *[("write", Victim.JVM)] * 5,
+    *[("commit", Victim.PROCESS)] * 5,
+    *[("commit", Victim.DRIVER), ("write", Victim.DRIVER)],
+    *[("write", Victim.BROKER), ("commit", Victim.BROKER)] * 2,
 ]
 FEW = [
     ("write", Victim.PROCESS),
