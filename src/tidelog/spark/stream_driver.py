@@ -85,6 +85,8 @@ class StreamDriver:
     def _check_kept(self, start: Offsets, end: Offsets) -> None:
         """Fail before Spark has noted the end of the batch: so the query can go on once the topic is restored."""
         self._check_deleted(start, end)
+        for topic in sorted(self._other_topics()):
+            self._lose(f"topic {topic} was deleted and made anew")
         for key, offset in end.items():
             if start.get(key, 0) > offset:
                 self._lose(f"partition {key} ends at offset {offset} now, and {start[key]} was reached before")
@@ -160,17 +162,20 @@ class StreamDriver:
 
     def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
         """The offsets between, after a look at what was added, deleted or made anew."""
-        self.view.refresh(age_max_s=self._age_max_s())
+        # Not from memory: tasks compare the ids of topics with those of now.
+        self.view.refresh()
         self._check_deleted(start, end)
-        begin = {**start, **self._added(end.keys() - start.keys()), **self._made_anew(start, end)}
-        ranges = [OffsetRange(key, begin[key], end[key]) for key in sorted(end) if key in begin]
+        anew = self._made_anew(start, end)
+        begin = {**start, **self._added(end.keys() - start.keys()), **self.view.earliest(anew)}
+        # Where a topic was made anew meanwhile, the end is that of the one before.
+        until = {**end, **{key: min(end[key], offset) for key, offset in self.view.latest(anew).items()}}
+        ranges = [OffsetRange(key, begin[key], until[key]) for key in sorted(end) if key in begin]
         return [each for each in ranges if each.size > 0 and self._is_there(each.topic_partition)]
 
-    def _made_anew(self, start: Offsets, end: Offsets) -> Offsets:
-        """Where to begin in partitions of topics that were deleted and made again: at what they hold now."""
-        now = self.view.topic_ids()
-        other = {topic for topic, known in self._topic_ids.items() if now.get(topic, known) not in (known, ZERO_UUID)}
-        self._topic_ids.update(now)
+    def _made_anew(self, start: Offsets, end: Offsets) -> list[TopicPartition]:
+        """Partitions of topics that were deleted and made again, which are read from their beginning."""
+        other = self._other_topics()
+        self._topic_ids.update(self.view.topic_ids())
         anew = []
         for key in sorted(start.keys() & end.keys()):
             if key.topic in other:
@@ -179,7 +184,12 @@ class StreamDriver:
             elif start[key] > end[key]:
                 self._lose(f"partition {key} ends at offset {end[key]} now, and {start[key]} was reached before")
                 anew.append(key)
-        return self.view.earliest(key for key in anew if key in self.view.partitions())
+        return [key for key in anew if key in self.view.partitions()]
+
+    def _other_topics(self) -> set[str]:
+        """Those that have another id than when they were read last."""
+        now = self.view.topic_ids()
+        return {topic for topic, known in self._topic_ids.items() if now.get(topic, known) not in (known, ZERO_UUID)}
 
     def _added(self, keys: Collection[TopicPartition]) -> Offsets:
         there = self.view.partitions()

@@ -200,12 +200,15 @@ def test_a_topic_that_was_made_anew(view: View) -> None:
         running = driver(view, failOnDataLoss=tolerant)
         assert running.ranges(start, end) == [OffsetRange(A0, 50, 100)]
         view.ids["a"] = uuid.UUID(int=2)
+        view.last = {A0: 110, A1: 150}
         if tolerant == "true":
+            with pytest.raises(DataLossError, match="topic a was deleted and made anew"):
+                running.next_end(end, has_limit=False)
             with pytest.raises(DataLossError, match="topic a was deleted and made anew"):
                 running.ranges(end, {A0: 110, A1: 200})
         else:
             anew = running.ranges(end, {A0: 110, A1: 200})
-            assert anew == [OffsetRange(A0, 0, 110), OffsetRange(A1, 0, 200)]
+            assert anew == [OffsetRange(A0, 0, 110), OffsetRange(A1, 0, 150)]  # no further than it goes
             assert running.ranges({A0: 110, A1: 200}, {A0: 120, A1: 200}) == [OffsetRange(A0, 110, 120)]
 
 
