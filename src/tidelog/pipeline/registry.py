@@ -162,7 +162,6 @@ class Registry:
         with self._transaction() as cursor:
             self._check_role(cursor, pipeline, version, role)
             if role == "live":
-                # A version that never finished a batch has no readers: any other may be the first.
                 cursor.execute(
                     "UPDATE pipelines SET live_version = ?1 WHERE name = ?2 AND live_version IS NOT ?1",
                     (version, pipeline),
@@ -216,7 +215,11 @@ class Registry:
                     f"then 'tidelog pipeline replay' runs it beside version {version}"
                 )
             return
-        if live is not None and live != version and self._has_processed(cursor, pipeline, live):
+        # A version that never finished a batch, and does not run, has no readers: any other may be the first.
+        is_used = live is not None and (
+            self._has_processed(cursor, pipeline, live) or self.running(pipeline, live) is not None
+        )
+        if live != version and is_used:
             raise RegistryError(
                 f"version {live} of {pipeline} is live, not version {version}: run it beside with "
                 f"'tidelog pipeline replay', then 'tidelog pipeline promote {pipeline}' switches readers over"

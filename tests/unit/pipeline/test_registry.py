@@ -35,7 +35,11 @@ def test_the_first_live_run_makes_its_version_the_live_one(registry: Registry) -
 
 
 def test_a_live_version_that_never_finished_a_batch_is_not_in_the_way(registry: Registry) -> None:
-    registry.end_run(registry.start_run("revenue", 1, "live"), "failed", "no broker")
+    with RunLock(registry.state_dir, "revenue", 1):
+        run_id = registry.start_run("revenue", 1, "live")
+        with pytest.raises(RegistryError, match="version 1 of revenue is live"):
+            registry.start_run("revenue", 2, "live")
+        registry.end_run(run_id, "failed", "no broker")
     registry.start_run("revenue", 2, "live")
     assert registry.live_version("revenue") == 2
 
