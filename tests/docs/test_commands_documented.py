@@ -27,7 +27,7 @@ def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:  # typer does 
 
 WITHOUT_BROKER = ("serve", "log", "version", "bench")
 # They ask the registry of pipelines, not a broker.
-OF_THE_REGISTRY = {f"tidelog pipeline {name}" for name in ("list", "status", "stop", "history")}
+OF_THE_REGISTRY = {f"tidelog pipeline {name}" for name in ("list", "status", "stop", "history", "settings")}
 LEAVES = dict(leaves(get_command(build_app()), "tidelog"))
 
 
