@@ -132,7 +132,7 @@ def _parser(schema: str, registry: tuple[tuple[str, Any], ...] | None) -> Callab
     if registry is not None:
         deserializer = AvroDeserializer(registry_client(registry), schema)
         return lambda data: convert(deserializer("", data))
-    parsed = fastavro.parse_schema(json.loads(schema))
+    parsed = fastavro.parse_schema(_with_numbers(json.loads(schema)))
 
     def parse(data: bytes) -> dict[str, Any]:
         buffer = io.BytesIO(data)
@@ -143,6 +143,22 @@ def _parser(schema: str, registry: tuple[tuple[str, Any], ...] | None) -> Callab
         return made
 
     return parse
+
+
+# Times that are numbers in Arrow too: they need not become Python objects on the way, which takes a third of the time.
+_NUMBERS = frozenset({"timestamp-micros", "local-timestamp-micros", "date"})
+
+
+def _with_numbers(schema: Any) -> Any:
+    """The schema with such times as plain numbers."""
+    if isinstance(schema, list):
+        return [_with_numbers(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("logicalType") in _NUMBERS:
+        return schema["type"]
+    nested = {name: _with_numbers(schema[name]) for name in ("type", "items", "values", "fields") if name in schema}
+    return {**schema, **nested}
 
 
 @lru_cache(maxsize=32)
