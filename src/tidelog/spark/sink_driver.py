@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _ATTEMPTS_MAX = 3  # at a decision, when other drivers of the same query come between
 _REMEMBERED_BASES_MAX = 64
 _ORPHANS_EVERY_S = 10.0
+_ORPHANS_WAIT_S = 3.0
 _ORPHAN_TIMEOUT_MS = 60_000  # of a transactional id that is taken over to abort what it left
 _TRUSTED_SHARE = 0.5  # of the time-out: a transaction that is open for less is still open, whatever the clocks say
 _ONGOING = "Ongoing"
@@ -140,6 +141,8 @@ class _Batch:
             return False
         finally:
             found = await orphans
+        if self._other_runs(found):
+            self._decisions.mine = None  # the next commit begins anew, which deposes them
         await self._carry_out(decision, self._mine, found)
         return True
 
@@ -261,8 +264,8 @@ class _Batch:
 
     async def _take_over(self) -> list[TaskName]:
         """Shut out other drivers; the attempts whose transactions are open."""
-        orphans, _ = await asyncio.gather(self._orphans(), self._decisions.take_over())
-        return orphans
+        await self._decisions.take_over()
+        return await self._orphans()
 
     # Transactions
 
@@ -273,13 +276,14 @@ class _Batch:
 
     async def _orphans(self) -> list[TaskName]:
         """All attempts of this base whose transactions are open, those of the batch's own reports among them."""
-        self._decisions.looked_for_orphans_s = time.monotonic()
         try:
-            listings = await self._open_transactions()
+            listings = await self._cluster.retry(self._open_transactions, timeout_s=_ORPHANS_WAIT_S, patient=True)
         except ClientError as error:
-            # Brokers before Apache Kafka 3.0 can't tell, and one that is away tells the next commit.
+            # Brokers before Apache Kafka 3.0 can't tell, and time-outs end what is left there; one of several that is
+            # away does not hold up a commit: the next one looks again.
             log.info("can't tell which transactions of %s are open: %s", self._identity.base, error)
             return []
+        self._decisions.looked_for_orphans_s = time.monotonic()
         names = (parse_transactional_id(self._identity.base, listing.transactional_id) for listing in listings)
         return [name for name in names if name is not None]
 
