@@ -118,13 +118,12 @@ def replay(
             not_before=(
                 None if at is None else next_time(checked(parse_time_of_day, at, "--at"), datetime.datetime.now())
             ),
-            by_key=by_key,
             same_topic=same_topic,
             create=create,
             again=again,
             conf=parse_conf(conf),
         )
-        spec = ReplaySpec(topic, into, first, last, filter_, transform, map_, dead_letters)
+        spec = ReplaySpec(topic, into, first, last, filter_, transform, map_, dead_letters, by_key)
         with (
             Interruption().caught() as interruption,
             EventReplay(spec, options, is_stopping=lambda: interruption.has_come) as work,

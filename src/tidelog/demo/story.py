@@ -7,6 +7,7 @@ started is ended, however the story ends, unless it is to be kept.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -28,7 +29,7 @@ from tidelog.client.types import TopicPartition
 from tidelog.common.interruption import Interruption
 from tidelog.demo.chart import write_chart
 from tidelog.demo.processes import DemoError, Process, Processes
-from tidelog.demo.results import Results, read_dead_letters, read_results
+from tidelog.demo.results import DeadLetter, Results, read_dead_letters, read_results
 from tidelog.demo.shop import CLICKS, ORDERS, Shop, last_whole_hour, open_shop
 from tidelog.demo.telling import Teller
 from tidelog.demo.totals import Totals, differences, shortened
@@ -43,6 +44,7 @@ SAMPLES_SHOWN = 3
 START_DEADLINE_S = 120.0  # of a Spark driver up to its first results, on a slow machine
 CATCH_UP_DEADLINE_S = 180.0
 COMMAND_DEADLINE_S = 120.0
+LETTERS_DEADLINE_S = 60.0
 LOOK_S = 0.25
 
 PIPELINE = "revenue"
@@ -128,7 +130,7 @@ class Story:
             with teller.chapter("Exactly once"):
                 before = self._check(1, BEFORE_PROMOTION, shop)
             with teller.chapter("Dead letters"):
-                self._show_dead_letters(shop)
+                self._show_dead_letters(first)
             with teller.chapter("Version 2, replayed beside version 1"):
                 second = self._replay(shop)
             with teller.chapter("What would change"):
@@ -207,10 +209,17 @@ class Story:
         self._teller.command(f"tidelog {' '.join(command)}")
         return self._processes.start(*command, log="pipeline-v1.log")
 
-    def _show_dead_letters(self, shop: Shop) -> None:
+    def _show_dead_letters(self, driver: Process) -> None:
         sent = self._expected[1, BEFORE_PROMOTION].broken
         topic = f"{PIPELINE}.dead-letters"
-        letters = [letter for letter in read_dead_letters(self._bootstrap, topic) if letter.version == 1]
+        letters: list[DeadLetter] = []
+
+        def are_there() -> bool:
+            letters[:] = [letter for letter in read_dead_letters(self._bootstrap, topic) if letter.version == 1]
+            return len(letters) >= sent
+
+        # They are written behind the batch that they are of.
+        self._wait(are_there, driver, LETTERS_DEADLINE_S, f"{sent} dead letters")
         for letter in letters[:LETTERS_SHOWN]:
             self._teller.say(f"{letter.origin}: {letter.error}")
             self._teller.quote(letter.content or "(empty)")
@@ -269,11 +278,12 @@ class Story:
     # What must be
 
     def _expect(self, version: int, share: float, shop: Shop) -> Totals:
-        """The plain computation, done once."""
+        """The plain computation of the first events, going on from what was computed of fewer."""
         if (version, share) not in self._expected:
-            totals = Totals()
+            before = max((done for known, done in self._expected if known == version and done < share), default=0.0)
+            totals = copy.deepcopy(self._expected.get((version, before), Totals()))
             for events in shop:
-                totals.add(events.topic, events.between(0.0, share), count_cancelled=version == 1)
+                totals.add(events.topic, events.between(before, share), count_cancelled=version == 1)
                 self._processes.interruption.check()
             self._expected[version, share] = totals
         return self._expected[version, share]

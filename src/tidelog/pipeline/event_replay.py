@@ -59,7 +59,6 @@ class ReplayOptions:
     rate: float | None = None
     hours: QuietHours | None = None
     not_before: datetime.datetime | None = None
-    by_key: bool = False
     same_topic: bool = False
     create: bool = False
     again: bool = False
@@ -140,7 +139,7 @@ class EventReplay:
             name=self.name,
             topic=self.spec.topic,
             into=self.spec.into,
-            keep_partitions=not self.options.by_key and partitions[self.spec.topic] == partitions[self.spec.into],
+            keep_partitions=not self.spec.by_key and partitions[self.spec.topic] == partitions[self.spec.into],
             dead_letters=self.dead_letters,
             filter=self.spec.filter,
             transform=self._functions.transform,
@@ -319,13 +318,19 @@ class EventReplay:
         if self._spark is not None:
             yield self._spark
             return
-        from tidelog.pipeline.session import prepare_session, settings_for, start_session
+        from tidelog.pipeline.session import is_local, prepare_session, settings_for, start_session
+        from tidelog.pipeline.shipping import shipping_settings
 
         # Spark takes Ctrl-C for itself; here whoever started the replay decides what it means.
         on_interrupt = signal.getsignal(signal.SIGINT)
-        conf = settings_for(self.options.master, {"spark.ui.enabled": "false"}, self.options.conf)
+        file, master = self._functions.file, self.options.master
+        if is_local(master):
+            found = {} if file is None else {"spark.executorEnv.PYTHONPATH": str(file.parent)}
+        else:
+            found = shipping_settings(file, self._store.directory)
+        conf = settings_for(master, {"spark.ui.enabled": "false"}, found, self.options.conf)
         log_file = self._store.directory / LOG_FILE
-        spark = start_session(f"tidelog replay {self.name}", self.options.master, conf, log_file)
+        spark = start_session(f"tidelog replay {self.name}", master, conf, log_file)
         try:
             signal.signal(signal.SIGINT, on_interrupt)
             prepare_session(spark)

@@ -1,8 +1,8 @@
 """The functions of a user that a replay applies: found by `file.py:function`, sent to executors by value.
 
 What always holds: a file runs once, when the replay is prepared, and what it raises is told with its line; the digest
-of the files tells whether a replay that goes on would apply what it began with. Modules that a file imports must be
-importable where Spark's workers run.
+of the files tells whether a replay that goes on would apply what it began with. Modules beside a file are found by the
+workers, too, and are not part of the digest.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Functions:
     transform: Callable[[Any], Any] | None
     map: Callable[[Any], Any] | None
     digest: str | None
+    file: Path | None = None  # beside which executors find what it imports
 
     @property
     def may_refuse(self) -> bool:
@@ -34,7 +35,10 @@ class Functions:
         """Load what `file.py:function` names; raises DeclarationError."""
         digest = hashlib.sha256()
         of_frames, of_events = (None if text is None else _load(text, digest.update) for text in (transform, map_))
-        return cls(of_frames, of_events, None if of_frames is of_events is None else digest.hexdigest())
+        named = map_ or transform
+        if named is None:
+            return cls(None, None, None)
+        return cls(of_frames, of_events, digest.hexdigest(), Path(named.rpartition(":")[0]).resolve())
 
 
 def _load(text: str, note: Callable[[bytes], None]) -> Callable[[Any], Any]:

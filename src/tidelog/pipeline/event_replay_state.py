@@ -38,6 +38,7 @@ class ReplaySpec:
     transform: str | None = None
     map: str | None = None
     dead_letters: str | None = None
+    by_key: bool = False
 
     def default_name(self) -> str:
         """The same for the same command, and another for another."""

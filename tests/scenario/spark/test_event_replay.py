@@ -467,7 +467,13 @@ def test_the_command_is_interrupted_killed_and_goes_on(
 ) -> None:
     topic, into = make_topic("from"), make_topic("into")
     fill(topic, 3000)
-    command = (topic, "--into", into, "--from", "earliest", "--name", "often", "--json")
+    (tmp_path / "beside.py").write_text("def louder(value):\n    return value + b'!'\n", encoding="utf-8")
+    (tmp_path / "loud.py").write_text(
+        "from beside import louder\n\ndef loud(event):\n    return event.replace(value=louder(event.value))\n",
+        encoding="utf-8",
+    )
+    map_ = f"{tmp_path}/loud.py:loud"
+    command = (topic, "--into", into, "--from", "earliest", "--map", map_, "--name", "often", "--json")
     store = ReplayStore(tmp_path, "often")
 
     def wait_for(chunks: int, process: subprocess.Popen[str]) -> None:
@@ -503,6 +509,7 @@ def test_the_command_is_interrupted_killed_and_goes_on(
     records = read(into)
     before = Counter((topic.encode(), b"%d" % each.partition, b"%d" % each.offset) for each in read(topic))
     assert Counter(origins(records)) == before
+    assert all(each.value.endswith(b"!") for each in records)
     for partition in range(PARTITIONS):
         offsets = [int(header(each, "tidelog.replay.offset") or b"") for each in records if each.partition == partition]
         assert offsets == list(range(1000)), "the order of a partition outlives the interruptions"
