@@ -30,6 +30,11 @@ _WINDOW_S = 1.0
 _PROBES = 20
 # What the normal latency is taken from, before the replay begins.
 _NORMAL_PROBES = 60
+# Without a limit, batches have as many rows as take about so long: progress can be told, and little is done again after
+# a crash.
+_BATCH_S = 5.0
+_BATCH_ROWS_START = 200_000
+_BATCH_ROWS_MAX = 50_000_000
 # A replay that needs at most this long for what waits has caught up: so much waits for a live run, too.
 CAUGHT_UP_S = 3.0
 
@@ -112,13 +117,10 @@ class ReplayMonitor:
         self.is_caught_up = False
 
     def __enter__(self) -> Self:
-        if self._limits.is_limited:
-            if self._limits.yields_to_live:
-                normal_ms = tail_ms(self._probe(_NORMAL_PROBES) or [0.0])
-                self._pace = Pace(rows_per_s=Pace().rows_per_s, normal_ms=normal_ms)
-            self._write_limit(0.0)
-        else:
-            self._limit_file.unlink(missing_ok=True)
+        if self._limits.yields_to_live:
+            normal_ms = tail_ms(self._probe(_NORMAL_PROBES) or [0.0])
+            self._pace = Pace(self._pace.rows_per_s, normal_ms)
+        self._write_limit()
         self._thread.start()
         return self
 
@@ -129,15 +131,19 @@ class ReplayMonitor:
 
     def _watch(self) -> None:
         previous: tuple[float, int, int] | None = None
+        is_told = False
         while not self._is_over.is_set():
             began_s = time.monotonic()
             probes_ms = self._probe(_PROBES) if self._limits.yields_to_live else []
             try:
                 starts, ends = self._starts(), end_offsets(self._admin, self._known_topics())
             except ClientError as error:
-                log.warning("how far the replay is can't be told: %s", error)
+                if not is_told:
+                    log.warning("how far the replay is can't be told: %s", error)
+                    is_told = True
                 self._is_over.wait(_WINDOW_S)
                 continue
+            is_told = False
             done, total = _rows(self._run.progress.processed, starts), _rows(ends, starts)
             now_s = time.monotonic()
             if previous is not None:
@@ -151,12 +157,12 @@ class ReplayMonitor:
         progress = self._run.progress
         rate = max(progress.rows_per_s if progress.batch_ms > _WINDOW_S * 1000 else read, 0.0)
         if self._limits.yields_to_live:
-            self._pace = adapted(self._pace, probes_ms, rate)
+            self._pace = adapted(self._pace, probes_ms, self._used_rows_per_s(rate))
         if self._limits.max_rate is not None:
             capped = min(self._pace.rows_per_s, self._limits.max_rate)
             self._pace = Pace(capped, self._pace.normal_ms, self._pace.too_much, self._pace.patience)
-        if self._limits.is_limited and not self._is_resting():
-            self._write_limit(progress.batch_ms / 1000)
+        if not self._is_resting():
+            self._write_limit()
         allowed = self._pace.rows_per_s if self._limits.is_limited else None
         left_s = seconds_left(total - done, rate, arrived)
         latency_ms = tail_ms(probes_ms) if probes_ms else None
@@ -171,17 +177,28 @@ class ReplayMonitor:
             self._is_over.set()
             self._run.request_stop()
 
+    def _used_rows_per_s(self, measured: float) -> float:
+        """The rate of the last batch, which begins a trigger after the one before; windows may have none, or two."""
+        progress = self._run.progress
+        rows = progress.details.get("input_rows")
+        return measured if rows is None else rows / max(self._trigger_s, progress.batch_ms / 1000, 0.001)
+
     def _is_resting(self) -> bool:
         """Whether the run has put a stop to its source, to end between two batches."""
         if not self._is_over.is_set() and self._limit_file.read_text(encoding="utf-8") == "0":
             self._is_over.set()
         return self._is_over.is_set()
 
-    def _write_limit(self, batch_s: float) -> None:
-        rows = rows_of_batch(self._pace.rows_per_s, self._trigger_s, batch_s)
+    def _rows_of_batch(self) -> int:
+        progress = self._run.progress
+        if self._limits.is_limited:
+            return rows_of_batch(self._pace.rows_per_s, self._trigger_s, progress.batch_ms / 1000)
+        return min(max(round(progress.rows_per_s * _BATCH_S), _BATCH_ROWS_START), _BATCH_ROWS_MAX)
+
+    def _write_limit(self) -> None:
         temporary = self._limit_file.with_name(self._limit_file.name + ".new")
         self._limit_file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(str(rows), encoding="utf-8")
+        temporary.write_text(str(self._rows_of_batch()), encoding="utf-8")
         os.replace(temporary, self._limit_file)
 
     def _probe(self, count: int) -> list[float]:

@@ -85,6 +85,7 @@ def _replay(broker: Broker, directory: Path, limits: Limits) -> tuple[FakeRun, l
 def test_without_a_limit_it_reads_all_at_once(broker: Broker, tmp_path: Path) -> None:
     run, statuses, _ = _replay(broker, tmp_path, Limits())
     assert run.batches == [ROWS]
+    assert (tmp_path / "limit").read_text() == str(round(5 * ROWS / TRIGGER_S))  # of about five seconds
     assert (statuses[-1].rows_done, statuses[-1].rows_total, statuses[-1].rows_left) == (ROWS, ROWS, 0)
     assert statuses[-1].limit_rows_per_s is None
 
