@@ -216,7 +216,7 @@ class DecisionLog:
         self._timeout_s = timeout_s
         self._groups: dict[str, Coordinator] = {}
         self._writer: Asker | None = None
-        # The last decision, as long as it was made here and nobody is known to have taken over since.
+        # The last decision, if it was carried out here and nobody is known to have taken over since.
         self.mine: Decision | None = None
         self.lists_by_pattern = True  # until brokers say that they can't
         self.looked_for_orphans_s = float("-inf")  # when, by the monotonic clock
@@ -272,7 +272,7 @@ class DecisionLog:
         """
         assert self._writer is not None, "take_over comes first"
         writer = self._writer
-        self.mine = None  # until it is known that it was written
+        self.mine = None
         retry = self._cluster.settings.retry
         texts = split_metadata(encode_decision(decision))
         adds_itself = adds_partitions_itself(await self._cluster.any_connection())
@@ -305,7 +305,6 @@ class DecisionLog:
         )
         if renewed is not None:
             self._writer = Asker(self._base, *renewed)
-        self.mine = decision
 
 
 async def _fetch_offsets(

@@ -141,9 +141,9 @@ class _Batch:
             return False
         finally:
             found = await orphans
+        await self._carry_out(decision, self._mine, found)
         if self._other_runs(found):
             self._decisions.mine = None  # the next commit begins anew, which deposes them
-        await self._carry_out(decision, self._mine, found)
         return True
 
     async def commit(self) -> None:
@@ -177,6 +177,9 @@ class _Batch:
             await self._abort_orphans(orphans, [], {self._identity.run})
             return
         await self._check_still_open()
+        if last is not None:
+            # Its driver may have failed to carry it out, and whoever was told so may have gone on all the same.
+            await self._end([winner.transaction(self._identity.base) for winner in last.winners], committed=True)
         others = self._other_runs(orphans)
         decision = self._decision(last, deposed=last.with_deposed(others) if last is not None else others)
         await self._decisions.write(decision)
@@ -235,6 +238,7 @@ class _Batch:
                 f"the rows of {len(lost)} of {len(outcomes)} tasks of {self._identity} were lost after they were "
                 f"decided for: {self._why_lost()}. They are written again when the batch is replayed: restart the query"
             )
+        self._decisions.mine = decision
 
     async def abort(self) -> None:
         if self._identity.version is None:

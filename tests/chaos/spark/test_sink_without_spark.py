@@ -149,19 +149,19 @@ def test_every_row_is_committed_once_whatever_is_killed(guardian: Guardian, two_
 
 
 class Batch:
-    """One batch of a query, by its own processes, with transactions that time out after a second."""
+    """Batches of a query, by its own processes; they all have the same rows."""
 
     ROWS = (["a", "b"], ["c"], ["d", "e"])
 
-    def __init__(self, guardian: Guardian) -> None:
+    def __init__(self, guardian: Guardian, timeout_ms: int) -> None:
         self._guardian = guardian
         self._settings = sink_settings(
-            guardian.broker.bootstrap, topic_of(0), kafka={"transaction.timeout.ms": str(TIMEOUT_MS)}
+            guardian.broker.bootstrap, topic_of(0), kafka={"transaction.timeout.ms": str(timeout_ms)}
         )
         create_topics(guardian, [0])
 
-    def write(self, run: str) -> list[TaskReport | None]:
-        properties = {"sql.streaming.queryId": "query-0", "streaming.sql.batchId": "0", "spark.jobGroup.id": run}
+    def write(self, run: str, batch: int = 0) -> list[TaskReport | None]:
+        properties = {"sql.streaming.queryId": "query-0", "streaming.sql.batchId": str(batch), "spark.jobGroup.id": run}
         worker = PlayedProcess(self._guardian.pid_file, None)
         reports = []
         for partition, values in enumerate(self.ROWS):
@@ -183,10 +183,10 @@ class Batch:
         finally:
             committer.kill()
 
-    def wait_for_time_outs(self) -> None:
+    def wait_for_all_ends(self) -> None:
         deadline_s = time.monotonic() + 30
         while open_transactions(self._guardian, [0]):
-            assert time.monotonic() < deadline_s, "nothing times out"
+            assert time.monotonic() < deadline_s, "transactions stay open"
             threading.Event().wait(0.05)
 
 
@@ -198,26 +198,37 @@ AFTER_THE_DECISION = Fault(Action.KILL, 1, Moment.ANSWERED, "EndTxnRequest")
 
 @pytest.mark.parametrize("fault", [BEFORE_THE_SECOND_TASK, AFTER_THE_DECISION], ids=["one has landed", "none has"])
 def test_what_timed_out_after_the_decision_is_written_again_and_nothing_else(guardian: Guardian, fault: Fault) -> None:
-    batch = Batch(guardian)
+    batch = Batch(guardian, TIMEOUT_MS)
     assert batch.commit(batch.write("first run"), fault) is None
-    batch.wait_for_time_outs()
+    batch.wait_for_all_ends()
     before = committed_values(guardian, [0])
     again = batch.write("second run")
     assert [report.is_skipped for report in again if report is not None].count(True) == (1 if before else 0)
     assert isinstance(batch.commit(again), Done)
+    batch.wait_for_all_ends()
     assert committed_values(guardian, [0]) == Counter("abcde")
     assert all(report.is_skipped for report in batch.write("third run") if report is not None)
 
 
 def test_a_batch_that_takes_longer_than_transactions_may_be_open_is_not_decided_for(guardian: Guardian) -> None:
-    batch = Batch(guardian)
+    batch = Batch(guardian, TIMEOUT_MS)
     reports = batch.write("first run")
-    batch.wait_for_time_outs()
+    batch.wait_for_all_ends()
     answer = batch.commit(reports)
     assert isinstance(answer, Failed)
     assert "took longer than its transactions may be open" in answer.error
     assert isinstance(batch.commit(batch.write("second run")), Done)
+    batch.wait_for_all_ends()
     assert committed_values(guardian, [0]) == Counter("abcde")
+
+
+def test_a_decision_that_was_not_carried_out_is_by_whoever_decides_next(guardian: Guardian) -> None:
+    batch = Batch(guardian, 600_000)
+    assert batch.commit(batch.write("first run"), AFTER_THE_DECISION) is None
+    assert committed_values(guardian, [0]) == Counter()
+    assert isinstance(batch.commit(batch.write("second run", batch=1)), Done)
+    batch.wait_for_all_ends()
+    assert committed_values(guardian, [0]) == Counter("abcde" * 2)
 
 
 # Seeds that show each mistake, found by trying.
