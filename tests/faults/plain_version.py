@@ -114,6 +114,7 @@ class PlainRun:
             partitions = [TopicPartition(INPUT, row.partition) for row in consumer.partitions_for(INPUT)]
             consumer.assign(partitions)
             batch, start = self._restore()
+            registry.beat(run_id)
             while True:
                 planned = self._planned(batch)
                 if planned is None:

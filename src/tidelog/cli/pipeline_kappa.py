@@ -36,7 +36,7 @@ from tidelog.cli.pipeline import (
 )
 from tidelog.cli.pipeline_history import changed_text, offsets_text, switch_document
 from tidelog.cli.progress import is_watched, progress, steps
-from tidelog.cli.text import count_text, duration_text, plural
+from tidelog.cli.text import count_text, duration_text
 
 if TYPE_CHECKING:
     from tidelog.pipeline.diff import Diff, OutputDiff
@@ -345,15 +345,20 @@ def rollback(
         with steps(lambda text: None if json else report(text)) as step:
 
             def wait_until_near(version: int) -> None:
-                while not (registry.running(name, version) and (behind := kappa.behind(version)).is_caught_up):
+                while not _is_near(registry, kappa, name, version):
                     started = launch.started.get(version)
                     if started is not None:
                         started.check()
                     time.sleep(_LOOK_S)
-                step(f"version {version} has caught up ({plural(behind.rows, 'row')} behind)")
+                step(f"version {version} has caught up")
 
             switch = kappa.rollback(launch, lambda text: step(_step_text(text)), wait_until_near)
     _print_switch(switch, launch, as_json=json)
+
+
+def _is_near(registry: Registry, kappa: Kappa, name: str, version: int) -> bool:
+    run = registry.running(name, version)
+    return run is not None and run.is_at_work and kappa.behind(version).is_caught_up
 
 
 _STEP_TEXTS = {

@@ -111,6 +111,11 @@ class Run:
         """Not told to have ended; whether its process lives is another question (`Registry.running`)."""
         return self.ended_ms is None
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it has got over its start: it beats from the moment on when it waits for rows."""
+        return self.progress.batch_id >= 0 or self.heartbeat_ms > self.started_ms
+
 
 @dataclass(frozen=True, slots=True)
 class Switch:

@@ -56,10 +56,7 @@ class SwitchStage:
             run = self._registry.running(switch.pipeline, switch.to_version)
             if run is None:
                 self._ensure_process(switch, switch.to_version)
-                return False
-            wanted = self._position(switch, switch.from_version).planned
-            at = self._position(switch, switch.to_version)
-            return run.progress.batch_id >= 0 or has_reached(at.done, wanted)
+            return run is not None and run.is_at_work
 
         self._wait(is_beside, switch, switch.to_version, "to run beside the old one")
         self._outputs.read(lambda done, total: self._tell(f"{done:,} of {total:,} records"))
