@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.client.serialization.contract import missing_extra
+
+_STAGING = "_staging-"
 
 
 def _library() -> Any:
@@ -45,17 +48,24 @@ class DeltaStore:
         self._step = on_step or (lambda name: None)
 
     def open(self) -> None:
-        """Make the table when it is missing."""
+        """Make the table when it is missing; else remove what a writer that died, and joined files, have left.
+
+        Files that the log no longer names go after Delta's own time for readers of old versions, a week.
+        """
         self.place.parent.mkdir(parents=True, exist_ok=True)
         if not self._delta.DeltaTable.is_deltatable(str(self.place)):
             self._delta.DeltaTable.create(str(self.place), self._schema, mode="ignore")
+            return
+        for staging in self.place.glob(f"{_STAGING}*"):
+            shutil.rmtree(staging)
+        self._table().vacuum(dry_run=False)
 
     def _table(self) -> Any:
         return self._delta.DeltaTable(str(self.place))
 
     def staging(self) -> Path:
         """Where the files of a batch are written before they are committed; the name keeps readers away."""
-        return self.place / f"_staging-{secrets.token_hex(6)}"
+        return self.place / f"{_STAGING}{secrets.token_hex(6)}"
 
     def is_committed(self, app_id: str, batch_id: int) -> bool:
         mark = self._table().transaction_version(app_id)
