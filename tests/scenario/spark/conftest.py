@@ -161,7 +161,7 @@ class Source:
             .start()
         )
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(300)
         finally:
             query.stop()
         return batches

@@ -154,7 +154,7 @@ def test_a_failed_batch_is_read_again(source: Any, new_topic: Callable[..., str]
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(120)
+        query.awaitTermination(300)
 
     with pytest.raises(StreamingQueryException, match="the sink fails once"):
         run()
@@ -320,7 +320,7 @@ def test_progress_tells_how_far_the_query_is_behind(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     first = query.recentProgress[0]["sources"][0]
     assert json.loads(first["endOffset"]) == {topic: {"0": 30, "1": 30}}
     assert json.loads(first["latestOffset"]) == {topic: {"0": 50, "1": 50}}
