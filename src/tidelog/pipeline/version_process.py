@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _LOG_FILE = "background.log"
 STATUS_FILE = "replay-status.json"
-"""Where a process in the background tells how far its replay is."""
+"""Where the process of a replay tells others how far it is."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,15 @@ class VersionProcess:
             self._settings.limits,
             trigger_s=interval_seconds(self._pipeline.trigger, "trigger"),
             until_caught_up=self._settings.until_caught_up,
-            on_status=self._on_status,
+            on_status=self._note_status,
         )
         with monitor:
             yield
         self.is_caught_up = monitor.is_caught_up
+
+    def _note_status(self, status: ReplayStatus) -> None:
+        _write_status(self._home / STATUS_FILE, status)
+        self._on_status(status)
 
 
 def version_home(state_dir: Path, pipeline: str, version: int) -> Path:
@@ -210,10 +214,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with Registry(settings.state_dir) as registry:
         pipeline, file = load_version(registry, name, int(version))
-    status_file = version_home(settings.state_dir, name, int(version)) / STATUS_FILE
-    process = VersionProcess(
-        settings, pipeline, file, tell=_log, on_status=lambda status: _write_status(status_file, status)
-    )
+    process = VersionProcess(settings, pipeline, file, tell=_log)
     try:
         process.run("live" if role == "live" else "shadow", handle_signals=True)
     except PipelineError as error:
