@@ -24,7 +24,7 @@ from tidelog import Admin, Consumer, NewTopic, TopicPartition
 from tidelog.spark.sink_identity import TaskReport
 
 PARTITIONS = 2
-SEEDS = list(parse_seeds(os.environ.get("SINK_SEEDS", "0-269")))
+SEEDS = list(parse_seeds(os.environ.get("SINK_SEEDS", "0-199")))
 AT_ONCE = 3  # queries that are played beside each other, against the one broker
 READ_WAIT_S = 60.0
 
@@ -144,8 +144,7 @@ def test_every_row_is_committed_once_whatever_is_killed(guardian: Guardian, two_
     print(f"{len(queries)} queries, {kill_points} kill points, {guardian.kills} of them of the broker")
     wrong = complaints(guardian, queries)
     assert not wrong, "\n".join(wrong)
-    if len(queries) > 100:
-        assert kill_points > len(queries)
+    assert kill_points > len(queries) // 2 or len(queries) < 20, "the faults don't strike"
 
 
 class Batch:
