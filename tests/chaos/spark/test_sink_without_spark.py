@@ -147,6 +147,14 @@ def test_every_row_is_committed_once_whatever_is_killed(guardian: Guardian, two_
     assert kill_points > len(queries) // 2 or len(queries) < 20, "the faults don't strike"
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_two_thousand_seeds(guardian: Guardian) -> None:
+    queries = play(guardian, range(1_000, 3_000))
+    wrong = complaints(guardian, queries)
+    assert not wrong, "\n".join(wrong)
+
+
 class Batch:
     """Batches of a query, by its own processes; they all have the same rows."""
 
