@@ -187,7 +187,7 @@ class Story:
         driver = self._run_pipeline()
         # Meanwhile: what must come of it.
         for version in FILES:
-            self._expect(version, BEFORE_PROMOTION, shop)
+            self.expect(version, BEFORE_PROMOTION, shop)
         self._wait(lambda: self._written(RESULTS) > 0, driver, START_DEADLINE_S, "the first results")
         # Wherever in its batch the driver is by then.
         self._processes.interruption.wait(random.Random(self._wishes.seed).uniform(0.2, 1.5))
@@ -223,7 +223,7 @@ class Story:
         for letter in letters[:LETTERS_SHOWN]:
             self._teller.say(f"{letter.origin}: {letter.error}")
             self._teller.quote(letter.content or "(empty)")
-        self._judge(
+        self.judge(
             f"{sent} broken events were sent, and {len(letters)} dead letters stand in topic {topic}, "
             "with where each came from and why",
             [] if len(letters) == sent else [f"{len(letters)} dead letters for {sent} broken events"],
@@ -255,7 +255,7 @@ class Story:
             "changed": sum(first[slot] != second[slot] for slot in first.keys() & second.keys()),
         }
         found = {kind: output[kind] for kind in expected}
-        self._judge(
+        self.judge(
             f"these are the {sum(expected.values())} differences that the plain computation has as well",
             [] if found == expected else [f"{found} instead of {expected}"],
         )
@@ -277,7 +277,7 @@ class Story:
 
     # What must be
 
-    def _expect(self, version: int, share: float, shop: Shop) -> Totals:
+    def expect(self, version: int, share: float, shop: Shop) -> Totals:
         """The plain computation of the first events, going on from what was computed of fewer."""
         if (version, share) not in self._expected:
             before = max((done for known, done in self._expected if known == version and done < share), default=0.0)
@@ -290,15 +290,15 @@ class Story:
 
     def _check(self, version: int, share: float, shop: Shop) -> Results:
         """Hold what stands in the topic against the plain computation."""
-        expected, found = self._expect(version, share, shop), read_results(self._bootstrap, RESULTS)
+        expected, found = self.expect(version, share, shop), read_results(self._bootstrap, RESULTS)
         whole = expected.whole
         self._teller.say(f"computed plainly: {whole.text()}, in {len(expected.slots):,} minutes and categories")
-        self._judge(
+        self.judge(
             f"topic {RESULTS} says the same for every minute and category",
             differences(found.slots, expected.slots),
         )
         if version == 1:
-            self._judge(f"none of its {found.updates:,} updates was written twice", found.repeated)
+            self.judge(f"none of its {found.updates:,} updates was written twice", found.repeated)
         self._document[f"version_{version}"] = {
             "revenue_cents": whole.revenue_cents,
             "orders": whole.orders,
@@ -308,7 +308,7 @@ class Story:
         }
         return found
 
-    def _judge(self, text: str, wrong: list[str]) -> None:
+    def judge(self, text: str, wrong: list[str]) -> None:
         if wrong:
             raise DemoError(f"a check has failed: {text}: no, {shortened(wrong)}")
         self._teller.good(text)
