@@ -115,6 +115,7 @@ class _Batch:
         await self._check_still_open()
         orphans = await self._orphans()
         outcomes = await self._end(self._mine, committed=True)
+        await self._wait_until_visible(self._mine)
         await self._abort_orphans(orphans, self._mine, {self._identity.run})
         lost = [transaction for transaction, outcome in outcomes.items() if outcome is Outcome.LOST]
         if lost:
@@ -238,6 +239,8 @@ class _Batch:
                 f"the rows of {len(lost)} of {len(outcomes)} tasks of {self._identity} were lost after they were "
                 f"decided for: {self._why_lost()}. They are written again when the batch is replayed: restart the query"
             )
+        if self._identity.write_id:
+            await self._wait_until_visible(winners)
         self._decisions.mine = decision
 
     async def abort(self) -> None:
@@ -277,6 +280,13 @@ class _Batch:
         return await end_transactions(
             self._cluster, transactions, committed=committed, timeout_s=self._settings.timeout_s
         )
+
+    async def _wait_until_visible(self, committed: Iterable[HandedOver]) -> None:
+        """Until markers are written, which follow behind the answer: who writes a batch expects to read it then.
+
+        A coordinator that is asked for the same end meanwhile says to ask again.
+        """
+        await self._end(committed, committed=True)
 
     async def _orphans(self) -> list[TaskName]:
         """All attempts of this base whose transactions are open, those of the batch's own reports among them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,17 @@ class Copying:
             path.unlink()
             place.joinpath(f".{path.name}.crc").unlink(missing_ok=True)
 
+    def _settled_ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the partitions end, once the markers of the last commits are written."""
+        deadline_s = time.monotonic() + 30
+        with (
+            Consumer(bootstrap_servers=self._bootstrap, isolation_level="read_committed") as committed,
+            Consumer(bootstrap_servers=self._bootstrap, isolation_level="read_uncommitted") as all_of_it,
+        ):
+            while committed.end_offsets(partitions) != all_of_it.end_offsets(partitions):
+                assert time.monotonic() < deadline_s, "a transaction is open"
+            return dict(all_of_it.end_offsets(partitions))
+
     def read(self, topic: str) -> list[bytes]:
         found: list[Any] = []
         with Consumer(
@@ -77,7 +89,8 @@ class Copying:
         ) as consumer:
             partitions = [TopicPartition(topic, row.partition) for row in consumer.partitions_for(topic)]
             consumer.assign(partitions)
-            ends = consumer.end_offsets(partitions)
+            ends = self._settled_ends(partitions)
+            assert consumer.end_offsets(partitions) == ends
             while any(consumer.position(partition) < end for partition, end in ends.items()):
                 found += [record.value for record in consumer.poll(0.1)]
         return sorted(found)
