@@ -83,7 +83,7 @@ compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS) $(REGISTRY)
 		TIDELOG_CLIENT_PEER=$$version $(PYTEST) tests/scenario/client -m "not compat and not soak and not tidelog_only" || exit 1; \
 	done
 	echo "the Spark suite against Apache Kafka $(SPARK_PEER)"
-	TIDELOG_CLIENT_PEER=$(SPARK_PEER) $(PYTEST) tests/scenario/spark tests/chaos/spark -m "not compat and not soak and not tidelog_only"
+	TIDELOG_CLIENT_PEER=$(SPARK_PEER) $(PYTEST) tests/scenario/spark -m "not compat and not soak and not tidelog_only"
 
 bench: setup
 	$(BIN)/tidelog bench broker
