@@ -1,14 +1,16 @@
 """How fast a replay may go: a fixed rate, or one that gives way when the broker gets slower.
 
 What always holds: pure values, without a clock and without anybody being asked; a rate is never below `ROWS_PER_S_MIN`,
-so a replay goes on however slow the broker is; a rate that is not used is not raised. Slowness that does not end while
-the replay hardly reads at all is not the replay's: what counts as normal rises until it is taken for that.
+so a replay goes on however slow the broker is; a rate that is not used is not raised. What counts as normal is measured
+while nothing is replayed, and again whenever the rate is the lowest: slowness that does not end then is not the
+replay's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,9 +28,10 @@ _DECREASE = 0.5
 _INCREASE_SHARE = 0.08
 # Of the allowed rows at least this share must have been read, or the limit was not what held the replay back.
 _USED_SHARE = 0.7
-# Windows at the lowest rate after which what is measured becomes the normal, step by step.
-_PATIENCE_WINDOWS = 10
-_NORMAL_GROWTH = 1.1
+# So many windows are looked at together: one that is slow may be anybody's doing. A change of the rate begins anew.
+_WINDOWS = 3
+# How fast a normal that was measured in bad times comes down again, by window.
+_NORMAL_DECAY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +39,12 @@ class Pace:
     """The rate that is allowed now, and what it was derived from."""
 
     rows_per_s: float = ROWS_PER_S_START
-    # The tail of the probes while nothing was replayed.
+    # The tail of the probes while nothing, or hardly anything, was replayed.
     normal_ms: float = 0.0
     # The rate that was too much when the broker got slower last; None before.
     too_much: float | None = None
-    # How many windows in a row the broker was slow although the rate is the lowest.
-    patience: int = 0
+    # The tails of the last windows at this rate.
+    tails_ms: tuple[float, ...] = ()
 
     @property
     def slow_ms(self) -> float:
@@ -59,27 +62,32 @@ def adapted(pace: Pace, probes_ms: Sequence[float], used_rows_per_s: float) -> P
     """The pace after a window in which the probes took so long, and so many rows were read."""
     if not probes_ms:
         return pace
-    if tail_ms(probes_ms) > pace.slow_ms:
-        return _slower(pace, tail_ms(probes_ms), used_rows_per_s)
+    tails_ms = (*pace.tails_ms, tail_ms(probes_ms))[-_WINDOWS:]
+    measured_ms = statistics.median(tails_ms)
+    pace = dataclasses.replace(pace, tails_ms=tails_ms)
+    if measured_ms > pace.slow_ms:
+        # With two windows the better one counts, with three the one in the middle.
+        is_sure = len(tails_ms) >= _WINDOWS or (len(tails_ms) > 1 and min(tails_ms) > pace.slow_ms)
+        return _slower(pace, measured_ms, used_rows_per_s) if is_sure else pace
+    if measured_ms < pace.normal_ms:
+        pace = dataclasses.replace(pace, normal_ms=pace.normal_ms + _NORMAL_DECAY * (measured_ms - pace.normal_ms))
     if used_rows_per_s < pace.rows_per_s * _USED_SHARE:
-        return dataclasses.replace(pace, patience=0)
+        return pace
     if pace.too_much is None:
         faster = pace.rows_per_s * 2
     else:
         faster = pace.rows_per_s + max(pace.too_much * _INCREASE_SHARE, ROWS_PER_S_MIN)
-    return dataclasses.replace(pace, rows_per_s=min(faster, ROWS_PER_S_MAX), patience=0)
+    return dataclasses.replace(pace, rows_per_s=min(faster, ROWS_PER_S_MAX))
 
 
 def _slower(pace: Pace, measured_ms: float, used_rows_per_s: float) -> Pace:
     if pace.rows_per_s <= ROWS_PER_S_MIN:
-        if pace.patience + 1 < _PATIENCE_WINDOWS:
-            return dataclasses.replace(pace, patience=pace.patience + 1)
-        raised = min(pace.normal_ms * _NORMAL_GROWTH + 0.1, measured_ms)
-        return dataclasses.replace(pace, normal_ms=raised)
+        # So slow without the replay: that is normal now, and how much is too much is to be found anew.
+        return dataclasses.replace(pace, normal_ms=measured_ms, too_much=None, tails_ms=())
     # Where less was read than allowed, that much was already too much.
     blamed = min(pace.rows_per_s, max(used_rows_per_s, ROWS_PER_S_MIN))
     lowered = max(blamed * _DECREASE, ROWS_PER_S_MIN)
-    return dataclasses.replace(pace, rows_per_s=lowered, too_much=blamed, patience=0)
+    return dataclasses.replace(pace, rows_per_s=lowered, too_much=blamed, tails_ms=())
 
 
 def rows_of_batch(rows_per_s: float, trigger_s: float, batch_s: float) -> int:

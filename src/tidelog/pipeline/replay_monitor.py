@@ -7,6 +7,7 @@ reads before each micro-batch, never after a stop was asked for. A broker that d
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -160,7 +161,7 @@ class ReplayMonitor:
             self._pace = adapted(self._pace, probes_ms, self._used_rows_per_s(rate))
         if self._limits.max_rate is not None:
             capped = min(self._pace.rows_per_s, self._limits.max_rate)
-            self._pace = Pace(capped, self._pace.normal_ms, self._pace.too_much, self._pace.patience)
+            self._pace = dataclasses.replace(self._pace, rows_per_s=capped)
         if not self._is_resting():
             self._write_limit()
         allowed = self._pace.rows_per_s if self._limits.is_limited else None

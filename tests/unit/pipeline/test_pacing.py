@@ -59,15 +59,33 @@ def test_it_gives_way_when_live_traffic_grows_and_comes_back_afterwards() -> Non
     assert after > before * 0.8
 
 
-def test_a_broker_that_stays_slow_for_other_reasons_does_not_starve_the_replay() -> None:
+def test_a_broker_that_gets_slow_for_other_reasons_does_not_starve_the_replay() -> None:
     pace = Pace(normal_ms=2.0)
-    for _ in range(20):
+    lowest = pace.rows_per_s
+    for _ in range(60):
         assert pace.rows_per_s >= ROWS_PER_S_MIN
         pace = adapted(pace, [50.0] * 20, pace.rows_per_s)
-    assert pace.rows_per_s == ROWS_PER_S_MIN
-    for _ in range(200):
-        pace = adapted(pace, [50.0] * 20, pace.rows_per_s)
+        lowest = min(lowest, pace.rows_per_s)
+    assert lowest == ROWS_PER_S_MIN
+    assert pace.normal_ms == 50.0
     assert pace.rows_per_s > ROWS_PER_S_START
+    # In good times the normal comes down again, so that the next slowness is noticed.
+    for _ in range(60):
+        pace = adapted(pace, [2.0] * 20, pace.rows_per_s)
+    assert pace.normal_ms < 2.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_that_is_not_the_replays_does_not_hold_it_back_for_long(seed: int) -> None:
+    """On a busy machine one window in four is slow whatever the replay does."""
+    random_ = random.Random(seed)
+    pace = Pace(normal_ms=3.0)
+    rates = []
+    for _ in range(WINDOWS):
+        usual = 30.0 if random_.random() < 0.25 else 2.0
+        pace = adapted(pace, [usual * random_.uniform(0.8, 1.2) for _ in range(20)], min(pace.rows_per_s, 1e6))
+        rates.append(min(pace.rows_per_s, 1e6))
+    assert sum(rates) / len(rates) > 2 * ROWS_PER_S_START
 
 
 def test_a_rate_that_is_not_used_is_not_raised() -> None:
@@ -80,6 +98,8 @@ def test_a_rate_that_is_not_used_is_not_raised() -> None:
 def test_it_doubles_until_the_broker_gets_slower_for_the_first_time() -> None:
     pace = Pace(normal_ms=2.0)
     pace = adapted(pace, [2.0] * 20, pace.rows_per_s)
+    assert pace.rows_per_s == 2 * ROWS_PER_S_START
+    pace = adapted(pace, [20.0] * 20, 0)  # one slow window may be anybody's doing
     assert pace.rows_per_s == 2 * ROWS_PER_S_START
     pace = adapted(pace, [20.0] * 20, pace.rows_per_s)
     assert (pace.rows_per_s, pace.too_much) == (ROWS_PER_S_START, 2 * ROWS_PER_S_START)
