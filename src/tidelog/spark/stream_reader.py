@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -22,6 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from tidelog.spark.offsets import offsets_from_json, offsets_to_json, read_start
 from tidelog.spark.options import Options, Use, read_options
 from tidelog.spark.reader import TaskReading, make_splits
+from tidelog.spark.small_batches import read_small
 from tidelog.spark.stream_driver import StreamDriver
 from tidelog.spark.topic_view import TopicView
 
@@ -45,6 +47,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = read_start(options)
         TopicView(options)  # so that mistakes are told when the query is made
         self._driver: StreamDriver | None = None
+        self._rows: list[pa.RecordBatch] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}
@@ -81,7 +84,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ranges = self._on_driver.ranges(offsets_from_json(start), offsets_from_json(end))
-        return make_splits(ranges, self._options, self._on_driver.view)
+        splits = make_splits(ranges, self._options, self._on_driver.view)
+        # Who asks for a number of tasks gets them.
+        rows = None if self._options.is_given("minPartitions") else read_small(splits, self.read)
+        if rows is None:
+            return splits
+        self._rows = rows
+        self.__class__ = _ReaderWithRows
+        return splits[:1]  # Spark takes rows that are there already for one task's
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reading.read(partition)
@@ -93,3 +103,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._driver is not None:
             self._driver.close()
             self._driver = None
+
+
+class _ReaderWithRows(StreamReader, _SimpleStreamReaderWrapper):
+    """What a reader is between `partitions` and `getCache`, when it has read a small batch itself.
+
+    Spark asks only such a reader for rows, and it does so right after it has asked for partitions.
+    """
+
+    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:
+        self.__class__ = StreamReader  # type: ignore[assignment]  # a plain one again
+        rows, self._rows = self._rows, []
+        return iter(rows)
