@@ -9,6 +9,7 @@ offer nothing more, and the query is ended when it rests.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 QUERY = "main"
 POLL_S = 0.25
 ENDS_INTERVAL_S = 2.0
-HEARTBEAT_S = 10.0
+TELL_INTERVAL_S = 5.0
+_PYTHON_PATH = "spark.executorEnv.PYTHONPATH"
 DEFAULT_STATE_DIR = "tidelog-pipelines"
 
 
@@ -211,8 +213,6 @@ class PipelineRun:
         session, is_own = self._session()
         try:
             prepare_session(session)
-            if is_own and not is_local(self.master):
-                check_executors(session)
             self.spark_url = session.sparkContext.uiWebUrl
             if self.spark_url is not None:
                 assert self.run_id is not None
@@ -229,8 +229,9 @@ class PipelineRun:
 
     def _session(self) -> tuple[SparkSession, bool]:
         if self._given_session is not None:
-            self._send_functions()
             session = self._given_session.newSession()
+            if session.sparkContext.getConf().get(_PYTHON_PATH) is None:
+                self._send_functions()
             for name, value in settings_for(self.master, self.pipeline.options, self.conf).items():
                 if name.startswith("spark.sql.") and session.conf.isModifiable(name):
                     session.conf.set(name, value)
@@ -241,10 +242,13 @@ class PipelineRun:
         """A session with this run's settings, for it alone or for several runs one after another."""
         conf = settings_for(self.master, self._path_settings(), self.pipeline.options, self.conf)
         name = f"{self.pipeline.name} v{self.pipeline.version}"
-        return start_session(name, self.master, conf, self.log_file)
+        session = start_session(name, self.master, conf, self.log_file)
+        if not is_local(self.master):
+            check_executors(session)
+        return session
 
     def _send_functions(self) -> None:
-        """Executors of a session that others have started may not find the pipeline's modules: the functions travel."""
+        """Executors of a session that others have started don't find the pipeline's modules: its functions travel."""
         from pyspark import cloudpickle
 
         maps = [declared.map for declared in self.pipeline.topic_inputs.values()]
@@ -258,25 +262,27 @@ class PipelineRun:
         """Where executors find the modules beside the pipeline's file: in its directory, or in what is sent to them."""
         if not is_local(self.master):
             return shipping_settings(self.file, self.home)
-        return {} if self.file is None else {"spark.executorEnv.PYTHONPATH": str(self.file.parent)}
+        return {} if self.file is None else {_PYTHON_PATH: str(self.file.parent)}
 
     def _run_query(
         self, registry: Registry, admin: Admin, session: SparkSession, outputs: list[Output], views: TableViews
     ) -> None:
         location = self.home / "checkpoint" / QUERY
         log = QueryLog(session, str(location))
-        starts = self._starts(admin)
+        is_new = not log.planned()
+        starts = self._starts(admin, is_new=is_new)
         group = self.pipeline.group if self.role == "live" else f"{self.pipeline.group}.v{self.pipeline.version}"
         source = SourceSettings(self.bootstrap, group, str(self.limit_file))
         frames = {
-            name: stream_of(session, name, declared, source, starts[name])
+            # A query with a checkpoint goes on from there; partitions may have been added since the start was decided.
+            name: stream_of(session, name, declared, source, starts[name] if is_new else "earliest")
             for name, declared in self.pipeline.topic_inputs.items()
         }
         frames |= {name: views.table_of(name, declared) for name, declared in self.pipeline.table_inputs.items()}
         rows = self._transformed(session, frames)
         finished = log.finished()
         processed = log.ends(finished[-1]) if finished else {}
-        query = start_query(rows, self.pipeline, outputs, str(location), self.bootstrap, self._trigger())
+        query = self._started(rows, outputs, str(location))
         try:
             self.query_id = str(query.id)
             letters = DeadLetters(
@@ -297,18 +303,25 @@ class PipelineRun:
         finally:
             query.stop()
 
-    def _trigger(self) -> dict[str, Any]:
-        return {"availableNow": True} if self.once else {"processingTime": self.pipeline.trigger}
+    def _started(self, rows: DataFrame, outputs: list[Output], location: str) -> StreamingQuery:
+        trigger: dict[str, Any] = {"availableNow": True} if self.once else {"processingTime": self.pipeline.trigger}
+        try:
+            return start_query(rows, self.pipeline, outputs, location, self.bootstrap, trigger)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise transform_failure(error, self.pipeline, self.file) from error
 
-    def _starts(self, admin: Admin) -> dict[str, Offsets]:
-        """Where the inputs begin, decided once in the life of a version."""
+    def _starts(self, admin: Admin, *, is_new: bool) -> dict[str, Offsets]:
+        """Where the inputs begin, decided once in the life of a version; partitions that are added begin at the
+        earliest."""
         file = self.home / "starting-offsets.json"
         known: dict[str, Offsets] = {}
         if file.exists():
             known |= {name: offsets_from_json(rows) for name, rows in json.loads(file.read_text("utf-8")).items()}
-        missing = {name: each for name, each in self.pipeline.topic_inputs.items() if name not in known}
-        if missing:
-            known |= {name: resolve_start(admin, declared) for name, declared in missing.items()}
+        wanted = {name: each for name, each in self.pipeline.topic_inputs.items() if is_new or name not in known}
+        if wanted:
+            known |= {name: resolve_start(admin, each, known.get(name, {})) for name, each in wanted.items()}
             temporary = file.with_suffix(".tmp")
             temporary.write_text(json.dumps(known), encoding="utf-8")
             os.replace(temporary, file)
@@ -348,6 +361,7 @@ class PipelineRun:
         assert self.run_id is not None
         reader = ProgressReader(query, processed)
         ends = _Ends(admin, self.pipeline, reader)
+        self.progress = Progress(processed=reader.processed)
         told_s = 0.0
         while True:
             is_active = query.isActive
@@ -361,8 +375,10 @@ class PipelineRun:
                     self.on_progress(self.progress)
             if not is_active:
                 break
-            if time.monotonic() - told_s > HEARTBEAT_S:
-                registry.beat(self.run_id)
+            if time.monotonic() - told_s > TELL_INTERVAL_S:
+                # Between batches, too: the lag grows while one of them takes long.
+                self.progress = dataclasses.replace(self.progress, ends=ends.now())
+                registry.note_progress(self.run_id, self.progress)
                 told_s = time.monotonic()
             views.refresh()
             if self._is_over(registry):

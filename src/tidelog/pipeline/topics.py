@@ -91,32 +91,36 @@ def _check_compacted(admin: Admin, output: TopicOutput, tell: Callable[[str], No
         )
 
 
-def resolve_start(admin: Admin, declared: TopicInput) -> Offsets:
-    """Where the first run of an input begins, as numbers, so that it can be told again later."""
+def resolve_start(admin: Admin, declared: TopicInput, known: Offsets) -> Offsets:
+    """Where the first run of an input begins, as numbers, so that it can be told again later.
+
+    What is known stays; partitions that were added since then begin at the earliest.
+    """
     topics = {topic.name: topic for topic in admin.list_topics()}
     names = _matching(declared.pattern, topics) if declared.pattern else declared.topics
     partitions = [
         TopicPartition(name, index) for name in names if name in topics for index in range(len(topics[name].partitions))
     ]
-    if isinstance(declared.starting, Mapping):
+    starting: str | Offsets = known or declared.starting
+    if isinstance(starting, Mapping):
         given = {
             TopicPartition(topic, int(index)): offset
-            for topic, rows in declared.starting.items()
+            for topic, rows in starting.items()
             for index, offset in rows.items()
         }
         earliest = _listed(admin, [each for each in partitions if each not in given], OffsetSpec.EARLIEST)
         return _nested({each: given.get(each, earliest.get(each, 0)) for each in partitions})
-    if declared.starting == "earliest":
+    if starting == "earliest":
         return _nested(_listed(admin, partitions, OffsetSpec.EARLIEST))
-    if declared.starting == "latest":
+    if starting == "latest":
         return _nested(_listed(admin, partitions, OffsetSpec.LATEST))
-    if declared.starting.startswith("group:"):
-        group = declared.starting.removeprefix("group:").strip()
+    if starting.startswith("group:"):
+        group = starting.removeprefix("group:").strip()
         committed = admin.list_consumer_group_offsets(group)[group]
         earliest = _listed(admin, [each for each in partitions if each not in committed], OffsetSpec.EARLIEST)
         return _nested({each: committed[each].offset if each in committed else earliest[each] for each in partitions})
     raise PipelineError(
-        f"starting={declared.starting!r} is not 'earliest', 'latest', 'group:<id>' or offsets as {{'topic': {{0: 17}}}}"
+        f"starting={starting!r} is not 'earliest', 'latest', 'group:<id>' or offsets as {{'topic': {{0: 17}}}}"
     )
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from pipeline_place import DEADLINE_S, Place
 
+from pipeline_place import DEADLINE_S, Place
 from tidelog import ConsumerRecord
 from tidelog.bench.brokers import BrokerProcess
 

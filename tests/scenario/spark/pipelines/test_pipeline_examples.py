@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from pipeline_place import Place
 
+from pipeline_place import Place
 from tidelog.pipeline import Pipeline
 from tidelog.pipeline.loading import load
 from tidelog.testing import Broker
