@@ -118,6 +118,7 @@ class VersionProcess:
             tell=self._tell,
         )
         if self._spark is None:
+            self._tell(f"starting Spark; what it prints is in {run.log_file}")
             self._spark = run.open_session()
             run = self._make_run(role)
         return run
