@@ -80,7 +80,8 @@ def write_rows(
             for _ in batches:  # Spark's side waits until its rows are taken
                 pass
             return report
-    report = _write_in_transaction(process, settings, producer, identity, partition, batches, began_s)
+    checks_at_s = began_s if is_repeated else began_s + _LONG_TASK_S
+    report = _write_in_transaction(process, settings, producer, identity, partition, batches, checks_at_s)
     return replace(report, is_repeated=is_repeated)
 
 
@@ -141,13 +142,14 @@ def _write_in_transaction(
     identity: WriteIdentity,
     partition: int,
     batches: Iterable[pa.RecordBatch],
-    began_s: float,
+    checks_at_s: float,
 ) -> TaskReport:
+    """From `checks_at_s` on another attempt may have been decided for, and this one would only be in readers' way."""
     began_ms = time.time_ns() // 1_000_000
     try:
         _start(settings, producer, process.names.claim(identity))
         rows, topic = _send(settings, producer, batches)
-        if time.monotonic() - began_s > _LONG_TASK_S and _is_decided_meanwhile(settings, producer, identity):
+        if time.monotonic() >= checks_at_s and _is_decided_meanwhile(settings, producer, identity):
             producer.give_up()
             return TaskReport(identity, partition, 0, is_skipped=True)
         transaction = producer.hand_over()

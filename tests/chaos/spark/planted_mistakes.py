@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tidelog.client.producer.foreign_transactions import Outcome
 from tidelog.spark import sink_driver, sink_tasks
 from tidelog.spark.sink_decision import DecisionLog
 from tidelog.spark.sink_identity import TaskName, WorkerNames, WriteIdentity
@@ -70,18 +71,21 @@ def _leave_orphans() -> None:
 
 
 def _forget_winners() -> None:
-    """A driver that takes a batch for done when it was decided, and does not see to it that it was carried out."""
+    """A driver that does not carry out what another has decided; nor do its tasks."""
+    end_all = _Batch._end
 
-    async def finish(batch: Any, *_: Any) -> None:
-        await batch._end(batch._mine, committed=False)
+    async def end(batch: Any, transactions: Any, *, committed: bool) -> Any:
+        named = list(transactions)
+        mine = {transaction[:3] for transaction in batch._mine}
+        outcomes = dict.fromkeys(named, Outcome.ENDED)
+        wanted = [transaction for transaction in named if not committed or transaction[:3] in mine]
+        return outcomes | await end_all(batch, wanted, committed=committed)
 
-    _Batch._finish = finish
+    _Batch._end = end
     _tasks.end_transactions = _all_ended
 
 
 async def _all_ended(_: Any, transactions: Any, **__: Any) -> Any:
-    from tidelog.client.producer.foreign_transactions import Outcome
-
     return dict.fromkeys(transactions, Outcome.ENDED)
 
 
