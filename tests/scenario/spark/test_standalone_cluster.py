@@ -20,9 +20,13 @@ import pytest
 from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.bench.brokers import BrokerProcess, free_port
 
+# Several JVMs start here, which takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(600)
+
 PARTITIONS = 4
-EVENTS = 40_000
 EVENTS_A_BATCH = 2_500
+# Micro-batches of many records, which tasks read, and a last one of few, which the driver reads for them.
+EVENTS = 12 * EVENTS_A_BATCH + 50
 BATCHES_BEFORE_THE_KILL = 3
 DEADLINE_S = 180.0
 
