@@ -110,13 +110,14 @@ SETTINGS = (
         "spark.sql.streaming.stateStore.providerClass",
         _always("org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"),
         "RocksDB",
-        "state lives on disk instead of the driver's heap, and transformWithState needs it",
+        "state lives on disk instead of the Java heap, and transformWithState needs it",
     ),
     Setting(
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
         _always("true"),
         "true",
-        "a micro-batch writes what changed in its state, not a copy of the state",
+        "a micro-batch writes what changed in its state, not a copy: 254-277 ms for one of a window count, 391-636 "
+        "without it, 270-500 with Spark's own store (on a busy machine)",
     ),
     Setting(
         "spark.sql.parquet.outputTimestampType",

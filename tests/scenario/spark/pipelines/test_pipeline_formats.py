@@ -172,3 +172,21 @@ def test_text_and_raw(place: Place, fresh_name: Callable[[str], str]) -> None:
     place.run(_pipeline(f"{name}-raw", raw, TopicOutput(f"{name}-raw-out", key="key", format=Raw())))
     found = {record.key: record.value for record in place.read(f"{name}-raw-out")}
     assert found == {b"a": b"one", b"b": b"two", b"c": b"\xff\xfe", b"d": None}
+
+
+def test_arithmetic_that_fails_is_null_and_stops_nothing(place: Place, fresh_name: Callable[[str], str]) -> None:
+    """With ANSI rules, Spark's default, one such row would stop the query at every start."""
+
+    def shares(rows: DataFrame) -> DataFrame:
+        return rows.selectExpr(
+            "id", "10 / (id - 5) AS share", "CAST(text AS int) AS number", "CAST(id AS tinyint) AS tiny"
+        )
+
+    name = fresh_name("arithmetic")
+    place.create(name)
+    place.send(name, [{"id": 5, "text": "x"}, {"id": 300, "text": "7"}])
+    source = TopicInput(name, format=Json("id long, text string"))
+    place.run(_pipeline(name, source, TopicOutput(f"{name}-out"), shares))
+    found = {row["id"]: row for row in place.rows(f"{name}-out")}
+    assert (found[5]["share"], found[5]["number"]) == (None, None)
+    assert found[300]["number"] == 7
