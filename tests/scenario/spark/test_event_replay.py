@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PARTITIONS = 3
 DEADLINE_S = 120
-FIRST_MS = 1_750_000_000_000
+FIRST_MS = (int(time.time()) - 7200) * 1000  # young enough that retention lets them be
 
 FUNCTIONS = """
 from pyspark.sql import functions as f
