@@ -118,7 +118,7 @@ def replay(spark: SparkSession, cluster: BrokerProcess, tmp_path: Path) -> Repla
         watch: Callable[[ReplayProgress], None] = lambda progress: None,
         is_stopping: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime.datetime] = datetime.datetime.now,
-        spec: dict[str, str] | None = None,
+        spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> ReplayState:
         with EventReplay(
