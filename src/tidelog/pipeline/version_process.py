@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
     from tidelog.pipeline.runner import PipelineRun
 
+# A batch takes its time of the processor however few rows it has: with one a second the slowest of a hundred requests to
+# a broker on the same machine took 20 to 48 ms, with one in five seconds 14 to 17 ms, at about the same rate.
+YIELDING_TRIGGER_S = 5
 _LOG_FILE = "background.log"
 STATUS_FILE = "replay-status.json"
 """Where the process of a replay tells others how far it is."""
@@ -97,6 +100,13 @@ class VersionProcess:
             if self._spark is not None and self._is_own_session:
                 self._spark.stop()
 
+    def _replayed(self) -> Pipeline:
+        """As it runs beside the live one: over everything, and in few batches where it gives way to live traffic."""
+        pipeline = from_the_start(self._pipeline)
+        if self._settings.limits.yields_to_live and interval_seconds(pipeline.trigger, "trigger") < YIELDING_TRIGGER_S:
+            pipeline = dataclasses.replace(pipeline, trigger=f"{YIELDING_TRIGGER_S} seconds")
+        return pipeline
+
     @property
     def _home(self) -> Path:
         return version_home(self._settings.state_dir, self._pipeline.name, self._pipeline.version)
@@ -106,7 +116,7 @@ class VersionProcess:
 
         settings = self._settings
         run = PipelineRun(
-            from_the_start(self._pipeline) if role == "shadow" else self._pipeline,
+            self._replayed() if role == "shadow" else self._pipeline,
             bootstrap=settings.bootstrap,
             master=settings.master,
             state_dir=settings.state_dir,
@@ -143,7 +153,7 @@ class VersionProcess:
             self._home / "starting-offsets.json",
             self._home / "replay-limit",
             self._settings.limits,
-            trigger_s=interval_seconds(self._pipeline.trigger, "trigger"),
+            trigger_s=interval_seconds(self._replayed().trigger, "trigger"),
             until_caught_up=self._settings.until_caught_up,
             on_status=self._note_status,
         )
