@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from tidelog.pipeline.runner import PipelineRun
 
-# A batch takes its time of the processor however few rows it has: with one a second the slowest of a hundred requests to
-# a broker on the same machine took 20 to 48 ms, with one in five seconds 14 to 17 ms, at about the same rate.
+# A batch takes its time of the processor however few rows it has: with one a second the slowest of a hundred requests
+# to a broker on the same machine took 20 to 48 ms, with one in five seconds 14 to 17 ms, at about the same rate.
 YIELDING_TRIGGER_S = 5
 _LOG_FILE = "background.log"
 STATUS_FILE = "replay-status.json"
