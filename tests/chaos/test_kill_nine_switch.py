@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from plain_shop import Shop, check_switch, wait_until
-from tidelog.pipeline.registry_rows import Switch
+from tidelog.pipeline.versions.registry_rows import Switch
 from tidelog.testing import Broker
 
 FAULTS = Path(__file__).parents[1] / "faults"

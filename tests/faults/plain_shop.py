@@ -15,9 +15,9 @@ import confluent_kafka
 
 import plain_version
 from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
-from tidelog.pipeline.hosting import Host
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Offsets, Role, Switch, offsets_from_json
+from tidelog.pipeline.versions.hosting import Host
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Offsets, Role, Switch, offsets_from_json
 
 PARTITIONS = 3
 KEYS = 40

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tidelog import Producer
-from tidelog.pipeline import switch_stage
-from tidelog.pipeline.kappa import Kappa
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Switch
+from tidelog.pipeline.versions import switch_stage
+from tidelog.pipeline.versions.kappa import Kappa
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Switch
 
 HERE = Path(__file__).parent
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from tidelog import Admin, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from tidelog.pipeline import Json, Pipeline, TopicInput, TopicOutput
-from tidelog.pipeline.hosting import Host
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Progress, Role
-from tidelog.pipeline.run_lock import RunLock
-from tidelog.pipeline.version_position import checkpoint_dir
+from tidelog.pipeline.versions.hosting import Host
+from tidelog.pipeline.versions.position import checkpoint_dir
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Progress, Role
+from tidelog.pipeline.versions.run_lock import RunLock
 
 INPUT = "orders"
 OUTPUT = "totals"

@@ -20,8 +20,8 @@ from tidelog.cli.text import count_text, duration_text, size_text, timestamp_tex
 
 if TYPE_CHECKING:
     from tidelog.pipeline.declaration import Pipeline
-    from tidelog.pipeline.registry import Registry
-    from tidelog.pipeline.registry_rows import Run
+    from tidelog.pipeline.versions.registry import Registry
+    from tidelog.pipeline.versions.registry_rows import Run
 
 DEFAULT_STATE = Path("tidelog-pipelines")
 
@@ -73,7 +73,7 @@ def add_to(app: typer.Typer) -> None:
 def pipeline_errors() -> Iterator[None]:
     """What is wrong with a pipeline is the user's to mend: one line instead of a traceback."""
     from tidelog.pipeline.errors import DeclarationError, PipelineError
-    from tidelog.pipeline.registry import RegistryError
+    from tidelog.pipeline.versions.registry import RegistryError
 
     try:
         yield
@@ -102,7 +102,7 @@ def parse_conf(texts: list[str] | None) -> dict[str, str]:
 
 
 def open_registry(state: Path) -> Registry:
-    from tidelog.pipeline.registry import FILE_NAME, Registry
+    from tidelog.pipeline.versions.registry import FILE_NAME, Registry
 
     if not (state / FILE_NAME).exists():
         raise CommandError(f"no pipeline has run with the state in {state}; give --state, or set TIDELOG_PIPELINES")
@@ -166,7 +166,7 @@ def run(
             with display(running, as_json=json):
                 running.run(handle_signals=True)
             return
-        from tidelog.pipeline.version_process import ProcessSettings, VersionProcess
+        from tidelog.pipeline.versions.process import ProcessSettings, VersionProcess
 
         settings = ProcessSettings(state.absolute(), bootstrap, master, parse_conf(conf))
         process = VersionProcess(settings, declared, file, tell=report, around=lambda run: display(run, as_json=json))

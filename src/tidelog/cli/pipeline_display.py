@@ -14,8 +14,8 @@ from tidelog.cli.text import count_text, duration_text, size_text
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tidelog.pipeline.registry_rows import Progress
     from tidelog.pipeline.runner import PipelineRun
+    from tidelog.pipeline.versions.registry_rows import Progress
 
 
 @contextmanager

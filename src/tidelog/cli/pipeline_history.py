@@ -11,7 +11,7 @@ from tidelog.cli.pipeline import DEFAULT_STATE, State, Target, open_registry, pi
 from tidelog.cli.text import count_text, plural, timestamp_text
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.registry_rows import Event, Offsets, Run, Switch
+    from tidelog.pipeline.versions.registry_rows import Event, Offsets, Run, Switch
 
 
 @pipeline.command(epilog="Example: tidelog pipeline history revenue --json | jq '.switches'")

@@ -39,12 +39,12 @@ from tidelog.cli.progress import is_watched, progress, steps
 from tidelog.cli.text import count_text, duration_text
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.diff import Diff, OutputDiff
-    from tidelog.pipeline.kappa import Kappa
-    from tidelog.pipeline.registry import Registry
-    from tidelog.pipeline.registry_rows import Switch
-    from tidelog.pipeline.replay_monitor import ReplayStatus
-    from tidelog.pipeline.version_process import Launcher, ProcessSettings
+    from tidelog.pipeline.versions.diff import Diff, OutputDiff
+    from tidelog.pipeline.versions.kappa import Kappa
+    from tidelog.pipeline.versions.process import Launcher, ProcessSettings
+    from tidelog.pipeline.versions.registry import Registry
+    from tidelog.pipeline.versions.registry_rows import Switch
+    from tidelog.pipeline.versions.replay_monitor import ReplayStatus
 
 _EXIT_DIFFERENT = 1  # as diff's
 _LOOK_S = 0.5
@@ -87,8 +87,8 @@ def replay(
     When it has caught up it follows live traffic until it is promoted, which makes this process the live one, or
     stopped. Run again after a stop, it goes on where it was.
     """
-    from tidelog.pipeline.replay_monitor import Limits
-    from tidelog.pipeline.version_process import ProcessSettings
+    from tidelog.pipeline.versions.process import ProcessSettings
+    from tidelog.pipeline.versions.replay_monitor import Limits
 
     declared = load_pipeline(file, name)
     limits = Limits(max_rate, yield_to_live)
@@ -102,7 +102,7 @@ def replay(
             _replay_in_background(registry, settings, declared.name, declared.version, as_json=json)
             return
     with pipeline_errors(), _replay_display(declared.name, declared.version, as_json=json) as on_status:
-        from tidelog.pipeline.version_process import VersionProcess
+        from tidelog.pipeline.versions.process import VersionProcess
 
         process = VersionProcess(settings, declared, file, tell=report, on_status=on_status)
         process.run("shadow", handle_signals=True)
@@ -111,8 +111,8 @@ def replay(
 def _replay_in_background(
     registry: Registry, settings: ProcessSettings, name: str, version: int, *, as_json: bool
 ) -> None:
-    from tidelog.pipeline.run_lock import RunLock
-    from tidelog.pipeline.version_process import STATUS_FILE, BackgroundProcess, version_home
+    from tidelog.pipeline.versions.process import STATUS_FILE, BackgroundProcess, version_home
+    from tidelog.pipeline.versions.run_lock import RunLock
 
     started: BackgroundProcess | None = None
     if not RunLock(registry.state_dir, name, version, "host").is_held():
@@ -126,7 +126,7 @@ def _replay_in_background(
 
 def _follow_status(file: Path, process: Any, on_status: Callable[[ReplayStatus], None]) -> None:
     """Show what the process in the background writes until it has caught up."""
-    from tidelog.pipeline.replay_monitor import ReplayStatus
+    from tidelog.pipeline.versions.replay_monitor import ReplayStatus
 
     began_ns = time.time_ns()
     while True:
@@ -399,7 +399,7 @@ def _print_switch(switch: Switch, launch: Launcher, *, as_json: bool) -> None:
 
 @contextmanager
 def _kappa(state: Path, target: str, bootstrap: str) -> Iterator[tuple[Kappa, Registry, str]]:
-    from tidelog.pipeline.kappa import Kappa
+    from tidelog.pipeline.versions.kappa import Kappa
 
     with open_registry(state) as registry:
         name = pipeline_name(registry, target)
@@ -407,7 +407,7 @@ def _kappa(state: Path, target: str, bootstrap: str) -> Iterator[tuple[Kappa, Re
 
 
 def _launcher(registry: Registry, name: str, bootstrap: str, master: str, conf: list[str] | None) -> Launcher:
-    from tidelog.pipeline.version_process import Launcher, ProcessSettings
+    from tidelog.pipeline.versions.process import Launcher, ProcessSettings
 
     settings = ProcessSettings(registry.state_dir.absolute(), bootstrap, master, parse_conf(conf))
     return Launcher(settings, registry, name)

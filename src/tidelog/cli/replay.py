@@ -20,8 +20,8 @@ from tidelog.cli.progress import Advance, is_watched, progress
 from tidelog.cli.text import count_text, duration_text, plural, timestamp_text
 
 if TYPE_CHECKING:
-    from tidelog.pipeline.event_replay import EventReplay, ReplayProgress
-    from tidelog.pipeline.event_replay_state import ReplayState
+    from tidelog.pipeline.event_replay.replay import EventReplay, ReplayProgress
+    from tidelog.pipeline.event_replay.state import ReplayState
 
 SAMPLE_ROWS = 5
 _TEXT_LETTERS = 60
@@ -103,10 +103,10 @@ def replay(
         raise typer.BadParameter(problem, param_hint="'--name'")
     with pipeline_errors():
         from tidelog.common.interruption import Interruption
-        from tidelog.pipeline.event_replay import EventReplay, ReplayOptions
-        from tidelog.pipeline.event_replay_hours import QuietHours, next_time, parse_time_of_day
-        from tidelog.pipeline.event_replay_pace import parse_rate
-        from tidelog.pipeline.event_replay_state import ReplaySpec
+        from tidelog.pipeline.event_replay.hours import QuietHours, next_time, parse_time_of_day
+        from tidelog.pipeline.event_replay.pace import parse_rate
+        from tidelog.pipeline.event_replay.replay import EventReplay, ReplayOptions
+        from tidelog.pipeline.event_replay.state import ReplaySpec
 
         options = ReplayOptions(
             bootstrap=bootstrap,
@@ -144,7 +144,7 @@ def _name_problem(name: str) -> str | None:
 
 
 def _run(work: EventReplay, *, json: bool) -> None:
-    from tidelog.pipeline.event_replay import ReplayStoppedError
+    from tidelog.pipeline.event_replay.replay import ReplayStoppedError
 
     begun = work.prepare()
     before, was_finished = begun.offsets_done, begun.finished_ms is not None

@@ -34,7 +34,7 @@ from tidelog.demo.shop import CLICKS, ORDERS, Shop, last_whole_hour, open_shop
 from tidelog.demo.telling import Teller
 from tidelog.demo.totals import Totals, differences, shortened
 from tidelog.demo.traffic import Traffic
-from tidelog.pipeline.registry import Registry
+from tidelog.pipeline.versions.registry import Registry
 
 PARTITIONS = 2
 BEFORE_PROMOTION = 0.95  # the share of events that version 1 sees

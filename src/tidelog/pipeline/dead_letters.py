@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
-from tidelog.pipeline.decoding import ERROR
 from tidelog.pipeline.inputs import SourceSettings, refused_of
 from tidelog.pipeline.query_log import QueryLog
+from tidelog.pipeline.rows.decoding import ERROR
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from tidelog.pipeline.declaration import Pipeline
-    from tidelog.pipeline.registry_rows import Offsets
+    from tidelog.pipeline.versions.registry_rows import Offsets
 
 # The headers of a dead letter, after those that the record had.
 ORIGIN_TOPIC = "tidelog.origin.topic"

@@ -15,14 +15,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from tidelog.pipeline.declaration import META_COLUMNS, TopicInput
-from tidelog.pipeline.decoding import ERROR, PARSED, TOMBSTONE, Decoder, decoder_of, struct_type
 from tidelog.pipeline.errors import DeclarationError
-from tidelog.pipeline.row_maps import apply_map
+from tidelog.pipeline.rows.decoding import ERROR, PARSED, TOMBSTONE, Decoder, decoder_of, struct_type
+from tidelog.pipeline.rows.row_maps import apply_map
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from tidelog.pipeline.registry_rows import Offsets
+    from tidelog.pipeline.versions.registry_rows import Offsets
 
 # What the source gives for each column beside the value; `_key` of an input is `key` of the source.
 _SOURCE_TYPES = {

@@ -22,7 +22,7 @@ from tidelog.pipeline.formats import Format, Json
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidelog.pipeline.sql_tables import SqlTable
+    from tidelog.pipeline.tables.sql_tables import SqlTable
 
 Mode = Literal["append", "upsert"]
 DEFAULT_COMPACT_FILES = 16
@@ -190,17 +190,17 @@ class _FileTable(TableOutput):
             raise DeclarationError(f"{where}: compact_files={self.compact_files} is to be at least 2")
 
     def current_version(self) -> int | None:
-        from tidelog.pipeline.table_pointer import pointed_version
+        from tidelog.pipeline.tables.table_pointer import pointed_version
 
         return pointed_version(self.pointer)
 
     def switch_to(self, version: int) -> int | None:
-        from tidelog.pipeline.table_pointer import point_to
+        from tidelog.pipeline.tables.table_pointer import point_to
 
         return point_to(self.pointer, version, self.inside)
 
     def drop(self) -> None:
-        from tidelog.pipeline.table_pointer import remove_place
+        from tidelog.pipeline.tables.table_pointer import remove_place
 
         remove_place(self.pointer, self.placed_version())
 
@@ -218,7 +218,7 @@ class ParquetOutput(_FileTable):
     inside: ClassVar[str] = "current"
 
     def read_arrow(self) -> pa.Table:
-        from tidelog.pipeline.parquet_table import ParquetTable
+        from tidelog.pipeline.tables.parquet_table import ParquetTable
 
         return ParquetTable(self.place).read()
 
@@ -234,7 +234,7 @@ class DeltaOutput(_FileTable):
     """
 
     def read_arrow(self) -> pa.Table:
-        from tidelog.pipeline.delta_table import read_delta
+        from tidelog.pipeline.tables.delta_table import read_delta
 
         return read_delta(self.place)
 
@@ -302,7 +302,7 @@ class PostgresOutput(_DatabaseTable):
         _check_repeats(self, where, output_mode)
 
     def connect(self) -> SqlTable:
-        from tidelog.pipeline.postgres_table import PostgresTable
+        from tidelog.pipeline.tables.postgres_table import PostgresTable
 
         return PostgresTable(self)
 
@@ -346,7 +346,7 @@ class SqliteOutput(_DatabaseTable):
         _check_repeats(self, where, output_mode)
 
     def connect(self) -> SqlTable:
-        from tidelog.pipeline.sqlite_table import SqliteTable
+        from tidelog.pipeline.tables.sqlite_table import SqliteTable
 
         return SqliteTable(self)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.inputs import DEAD_LETTERS_METRIC
-from tidelog.pipeline.registry_rows import Offsets, Progress, offsets_from_json
+from tidelog.pipeline.versions.registry_rows import Offsets, Progress, offsets_from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipeline.registry_rows import Offsets, offsets_from_json
+from tidelog.pipeline.versions.registry_rows import Offsets, offsets_from_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

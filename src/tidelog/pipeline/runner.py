@@ -32,13 +32,13 @@ from tidelog.pipeline.inputs import SourceSettings, stream_of
 from tidelog.pipeline.outputs import Output, TableOutput
 from tidelog.pipeline.progress import ProgressReader, refused_counts
 from tidelog.pipeline.query_log import QueryLog
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Offsets, Progress, Role, has_reached, offsets_from_json
-from tidelog.pipeline.run_lock import RunLock
 from tidelog.pipeline.session import DEFAULT_MASTER, is_local, prepare_session, settings_for, start_session
 from tidelog.pipeline.shipping import shipping_settings
-from tidelog.pipeline.tables import TableViews
+from tidelog.pipeline.table_views import TableViews
 from tidelog.pipeline.topics import end_offsets, prepare_topics, resolve_start
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Offsets, Progress, Role, has_reached, offsets_from_json
+from tidelog.pipeline.versions.run_lock import RunLock
 from tidelog.pipeline.writing import start_query
 
 if TYPE_CHECKING:

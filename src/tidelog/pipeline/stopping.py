@@ -8,8 +8,8 @@ import socket
 import time
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Run
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Run
 
 _POLL_S = 0.1
 _AFTER_SIGNAL_S = 30.0

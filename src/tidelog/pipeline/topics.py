@@ -22,7 +22,7 @@ from tidelog.protocol import ErrorCode
 
 if TYPE_CHECKING:
     from tidelog.pipeline.declaration import Pipeline, TopicInput
-    from tidelog.pipeline.registry_rows import Offsets
+    from tidelog.pipeline.versions.registry_rows import Offsets
 
 _COMPACTED = {"cleanup.policy": "compact"}
 _MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidelog.pipeline.encoding import check_columns, records_of
 from tidelog.pipeline.outputs import Output, TableOutput, TopicOutput
+from tidelog.pipeline.rows.encoding import check_columns, records_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,7 +80,7 @@ def _writer(output: Output, rows: DataFrame, bootstrap: str) -> BatchWriter:
     if isinstance(output, TopicOutput):
         return _topic_writer(output, bootstrap)
     assert isinstance(output, TableOutput)
-    from tidelog.pipeline.table_writers import table_writer
+    from tidelog.pipeline.tables.table_writers import table_writer
 
     return table_writer(output, rows.schema)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tidelog import Admin, NewTopic, Producer
-from tidelog.pipeline.registry_rows import Progress
-from tidelog.pipeline.replay_monitor import Limits, ReplayMonitor, ReplayStatus
+from tidelog.pipeline.versions.registry_rows import Progress
+from tidelog.pipeline.versions.replay_monitor import Limits, ReplayMonitor, ReplayStatus
 from tidelog.testing import Broker
 
 ROWS = 20_000

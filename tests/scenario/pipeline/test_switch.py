@@ -8,9 +8,9 @@ import plain_version
 from plain_shop import Shop, check_switch, wait_until
 from tidelog import Admin, Consumer, Producer, TopicPartition
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.kappa import Kappa
-from tidelog.pipeline.registry_rows import Switch, offsets_from_json
-from tidelog.pipeline.switching import Step
+from tidelog.pipeline.versions.kappa import Kappa
+from tidelog.pipeline.versions.registry_rows import Switch, offsets_from_json
+from tidelog.pipeline.versions.switching import Step
 
 
 def _promote(shop: Shop) -> Switch:

@@ -18,9 +18,9 @@ import pytest
 
 from tidelog import Admin, Consumer, ConsumerRecord, NewTopic, Producer, TopicPartition
 from tidelog.pipeline.errors import DeclarationError, PipelineError
-from tidelog.pipeline.event_replay import EventReplay, ReplayOptions, ReplayProgress, ReplayStoppedError
-from tidelog.pipeline.event_replay_hours import QuietHours
-from tidelog.pipeline.event_replay_state import ReplaySpec, ReplayState, ReplayStore
+from tidelog.pipeline.event_replay.hours import QuietHours
+from tidelog.pipeline.event_replay.replay import EventReplay, ReplayOptions, ReplayProgress, ReplayStoppedError
+from tidelog.pipeline.event_replay.state import ReplaySpec, ReplayState, ReplayStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

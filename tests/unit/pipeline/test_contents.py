@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.pipeline.contents import Change, Contents, Counts
-from tidelog.pipeline.topic_reader import record_bytes, record_parts
+from tidelog.pipeline.versions.contents import Change, Contents, Counts
+from tidelog.pipeline.versions.topic_reader import record_bytes, record_parts
 
 
 def _contents(path: Path, values: dict[bytes, bytes], partition: int = 0) -> Contents:

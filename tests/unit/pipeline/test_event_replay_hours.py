@@ -6,7 +6,7 @@ from datetime import datetime, time
 
 import pytest
 
-from tidelog.pipeline.event_replay_hours import QuietHours, next_time, parse_time_of_day
+from tidelog.pipeline.event_replay.hours import QuietHours, next_time, parse_time_of_day
 
 
 def at(text: str) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.pipeline.event_replay_pace import CHUNK_OFFSETS, Pace, Speed, parse_rate
+from tidelog.pipeline.event_replay.pace import CHUNK_OFFSETS, Pace, Speed, parse_rate
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.pipeline.event_replay_range import (
+from tidelog.pipeline.event_replay.range import (
     AtTime,
     Bound,
     OffsetRange,

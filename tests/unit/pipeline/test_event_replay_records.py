@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidelog.pipeline.event_replay_records import ERROR_LETTERS_MAX, ROWS_PER_BATCH, Event, EventMapper, events_of
+from tidelog.pipeline.event_replay.records import ERROR_LETTERS_MAX, ROWS_PER_BATCH, Event, EventMapper, events_of
 
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 AT = datetime(2026, 3, 1, 9, 0, 0, 123_000, tzinfo=UTC)

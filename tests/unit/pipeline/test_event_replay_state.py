@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.event_replay_range import OffsetRange
-from tidelog.pipeline.event_replay_state import Counts, ReplaySpec, ReplayState, ReplayStore
+from tidelog.pipeline.event_replay.range import OffsetRange
+from tidelog.pipeline.event_replay.state import Counts, ReplaySpec, ReplayState, ReplayStore
 
 SPEC = ReplaySpec("orders", "orders-again", "-2h", "latest", filter="offset % 2 = 0", map="fix.py:fix")
 

@@ -10,12 +10,12 @@ import pytest
 
 from tidelog.pipeline import Json, Pipeline, TopicInput, TopicOutput
 from tidelog.pipeline.errors import AlreadyRunningError
-from tidelog.pipeline.hosting import Host
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Role
-from tidelog.pipeline.run_lock import RunLock
-from tidelog.pipeline.switch_stage import STOP_REASON
-from tidelog.pipeline.switching import Step
+from tidelog.pipeline.versions.hosting import Host
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Role
+from tidelog.pipeline.versions.run_lock import RunLock
+from tidelog.pipeline.versions.switch_stage import STOP_REASON
+from tidelog.pipeline.versions.switching import Step
 
 
 def _pipeline(version: int) -> Pipeline:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tidelog.pipeline.pacing import (
+from tidelog.pipeline.versions.pacing import (
     ROWS_PER_S_MIN,
     ROWS_PER_S_START,
     Pace,

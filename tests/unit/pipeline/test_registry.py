@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tidelog.pipeline.errors import AlreadyRunningError
-from tidelog.pipeline.registry import Registry, RegistryError
-from tidelog.pipeline.registry_rows import Progress, has_reached
-from tidelog.pipeline.run_lock import RunLock
+from tidelog.pipeline.versions.registry import Registry, RegistryError
+from tidelog.pipeline.versions.registry_rows import Progress, has_reached
+from tidelog.pipeline.versions.run_lock import RunLock
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_run_is_alive_while_its_process_holds_the_lock(registry: Registry) -> 
 
 def test_the_lock_of_a_killed_process_is_free(registry: Registry) -> None:
     code = (
-        "import sys, time; from tidelog.pipeline.run_lock import RunLock\n"
+        "import sys, time; from tidelog.pipeline.versions.run_lock import RunLock\n"
         "lock = RunLock(sys.argv[1], 'revenue', 1); print(lock.try_acquire(), flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

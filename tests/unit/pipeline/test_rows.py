@@ -18,10 +18,10 @@ from google.protobuf.type_pb2 import EnumValue, Field, Option
 from google.protobuf.wrappers_pb2 import StringValue
 
 from tidelog.pipeline import Avro, DeclarationError, Protobuf
-from tidelog.pipeline.avro_rows import avro_reader, avro_writer
-from tidelog.pipeline.json_reasons import JsonReasons
-from tidelog.pipeline.protobuf_rows import protobuf_reader, protobuf_writer
-from tidelog.pipeline.row_maps import GuardedMap
+from tidelog.pipeline.rows.avro_rows import avro_reader, avro_writer
+from tidelog.pipeline.rows.json_reasons import JsonReasons
+from tidelog.pipeline.rows.protobuf_rows import protobuf_reader, protobuf_writer
+from tidelog.pipeline.rows.row_maps import GuardedMap
 
 MADE = pa.schema([("id", pa.int64()), ("twice", pa.string())])
 ERROR = "error"

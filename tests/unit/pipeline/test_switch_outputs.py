@@ -6,8 +6,8 @@ import pytest
 
 from tidelog.pipeline import Json, ParquetOutput, Pipeline, PipelineError, Raw, TopicInput, TopicOutput
 from tidelog.pipeline.outputs import Output
-from tidelog.pipeline.switch_outputs import check_switchable, keyed_topics, meaning_of, tables
-from tidelog.pipeline.version_source import from_the_start
+from tidelog.pipeline.versions.source import from_the_start
+from tidelog.pipeline.versions.switch_outputs import check_switchable, keyed_topics, meaning_of, tables
 
 KEYED = TopicOutput("revenue", key=["minute"], mode="upsert")
 APPENDED = TopicOutput("clicks")

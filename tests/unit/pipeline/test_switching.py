@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tidelog.pipeline.registry import Registry, RegistryError
-from tidelog.pipeline.registry_rows import OLD_OFFSETS, Role, Switch
-from tidelog.pipeline.switching import Move, Position, Step, abandon, drive, next_move
+from tidelog.pipeline.versions.registry import Registry, RegistryError
+from tidelog.pipeline.versions.registry_rows import OLD_OFFSETS, Role, Switch
+from tidelog.pipeline.versions.switching import Move, Position, Step, abandon, drive, next_move
 
 STEPS: list[Step] = [step for step in Step if step is not Step.DONE]
 

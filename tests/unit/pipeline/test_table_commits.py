@@ -16,11 +16,11 @@ import pytest
 from deltalake import DeltaTable
 
 from tidelog.pipeline import ParquetOutput, PipelineError, SqliteOutput
-from tidelog.pipeline import parquet_table as parquet_table_module
-from tidelog.pipeline.delta_table import DeltaStore
-from tidelog.pipeline.parquet_table import ParquetTable, last_by_key, split_deleted, without_keys
-from tidelog.pipeline.sqlite_table import SqliteTable
-from tidelog.pipeline.table_pointer import point_to, pointed_version
+from tidelog.pipeline.tables import parquet_table as parquet_table_module
+from tidelog.pipeline.tables.delta_table import DeltaStore
+from tidelog.pipeline.tables.parquet_table import ParquetTable, last_by_key, split_deleted, without_keys
+from tidelog.pipeline.tables.sqlite_table import SqliteTable
+from tidelog.pipeline.tables.table_pointer import point_to, pointed_version
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.string())])
 BATCHES = 4

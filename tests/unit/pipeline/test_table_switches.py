@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidelog.pipeline import DeltaOutput, Json, ParquetOutput, Pipeline, SqliteOutput, TableOutput, TopicInput
-from tidelog.pipeline.contents import Counts
-from tidelog.pipeline.delta_table import DeltaStore
-from tidelog.pipeline.diff import Comparison, Diff, Sample
-from tidelog.pipeline.parquet_table import ParquetTable
-from tidelog.pipeline.sqlite_table import SqliteTable
-from tidelog.pipeline.switch_outputs import SwitchOutputs
-from tidelog.pipeline.switching import Position
+from tidelog.pipeline.tables.delta_table import DeltaStore
+from tidelog.pipeline.tables.parquet_table import ParquetTable
+from tidelog.pipeline.tables.sqlite_table import SqliteTable
+from tidelog.pipeline.versions.contents import Counts
+from tidelog.pipeline.versions.diff import Comparison, Diff, Sample
+from tidelog.pipeline.versions.switch_outputs import SwitchOutputs
+from tidelog.pipeline.versions.switching import Position
 
 NOWHERE = "127.0.0.1:1"  # tables need no broker
 KEY = ["minute"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tidelog.pipeline.switching import Position
-from tidelog.pipeline.version_position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.switching import Position
 
 
 def _plan(query: Path, batch: int, *sources: object) -> None:

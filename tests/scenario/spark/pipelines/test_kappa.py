@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline_place import DEADLINE_S, Place
-from tidelog.pipeline.contents import Counts
-from tidelog.pipeline.kappa import Kappa
 from tidelog.pipeline.loading import load
-from tidelog.pipeline.registry import Registry, RegistryError
-from tidelog.pipeline.registry_rows import Role
-from tidelog.pipeline.replay_monitor import Limits, ReplayStatus
-from tidelog.pipeline.version_position import checkpoint_dir
-from tidelog.pipeline.version_process import ProcessSettings, VersionProcess
+from tidelog.pipeline.versions.contents import Counts
+from tidelog.pipeline.versions.kappa import Kappa
+from tidelog.pipeline.versions.position import checkpoint_dir
+from tidelog.pipeline.versions.process import ProcessSettings, VersionProcess
+from tidelog.pipeline.versions.registry import Registry, RegistryError
+from tidelog.pipeline.versions.registry_rows import Role
+from tidelog.pipeline.versions.replay_monitor import Limits, ReplayStatus
 
 CATEGORIES = 12
 RATE = 400
@@ -92,7 +92,7 @@ class Versions:
         self.file.write_text(text)
 
     def start(self, version: int, role: Role, limits: Limits | None = None, *, until_caught_up: bool = False) -> None:
-        from tidelog.pipeline.version_source import load_version
+        from tidelog.pipeline.versions.source import load_version
 
         if self.registry.version(self.name, version) is None:
             pipeline, file = load(self.file, self.name), self.file

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tidelog.pipeline import PipelineError, PostgresOutput
-from tidelog.pipeline.postgres_table import PostgresTable
+from tidelog.pipeline.tables.postgres_table import PostgresTable
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.string())])
 

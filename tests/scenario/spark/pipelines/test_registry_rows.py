@@ -13,8 +13,8 @@ from google.protobuf.type_pb2 import EnumValue
 from local_registry import LocalRegistry
 from tidelog.client.errors import ClientError
 from tidelog.pipeline import Avro, DeclarationError, Protobuf
-from tidelog.pipeline.avro_rows import avro_reader, avro_writer
-from tidelog.pipeline.protobuf_rows import protobuf_reader, protobuf_writer
+from tidelog.pipeline.rows.avro_rows import avro_reader, avro_writer
+from tidelog.pipeline.rows.protobuf_rows import protobuf_reader, protobuf_writer
 
 OLD = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 NEW = {**OLD, "fields": [*OLD["fields"], {"name": "note", "type": ["null", "string"], "default": None}]}

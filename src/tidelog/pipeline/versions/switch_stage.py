@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import OLD_OFFSETS, Run, Switch, has_reached, offsets_from_json
-from tidelog.pipeline.run_lock import RunLock
-from tidelog.pipeline.switch_outputs import SwitchOutputs
-from tidelog.pipeline.switching import Position, is_caught_up
-from tidelog.pipeline.version_position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import OLD_OFFSETS, Run, Switch, has_reached, offsets_from_json
+from tidelog.pipeline.versions.run_lock import RunLock
+from tidelog.pipeline.versions.switch_outputs import SwitchOutputs
+from tidelog.pipeline.versions.switching import Position, is_caught_up
 
 NEW_OFFSETS = "new_offsets"
 TOKEN = "token"

@@ -18,14 +18,14 @@ from typing import Any
 import orjson
 
 from tidelog import Admin
-from tidelog.pipeline.contents import Contents, Counts, Same
 from tidelog.pipeline.declaration import Pipeline
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.formats import Json
 from tidelog.pipeline.outputs import TableOutput, TopicOutput
-from tidelog.pipeline.topic_reader import Tell, TopicReader
-from tidelog.pipeline.topic_switch import TopicChange, TopicSwitch, unstable_partitions
 from tidelog.pipeline.topics import prepare_topics
+from tidelog.pipeline.versions.contents import Contents, Counts, Same
+from tidelog.pipeline.versions.topic_reader import Tell, TopicReader
+from tidelog.pipeline.versions.topic_switch import TopicChange, TopicSwitch, unstable_partitions
 
 # The transactions of a version that has ended are ended by it or, when it died, by its next run or its time-out.
 _SETTLE_S_MAX = 120.0

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tidelog import Consumer, TopicPartition
 from tidelog.client.errors import RequestTimeoutError
-from tidelog.pipeline.contents import Contents
+from tidelog.pipeline.versions.contents import Contents
 
 # Rows that are put into the file at once: enough that keys that change often are written once.
 _ROWS_AT_ONCE = 100_000

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tidelog.pipeline.outputs import DeltaOutput, ParquetOutput, PostgresOutput, SqliteOutput, TableOutput
-from tidelog.pipeline.parquet_table import ParquetTable, last_by_key, split_deleted
+from tidelog.pipeline.tables.parquet_table import ParquetTable, last_by_key, split_deleted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -77,7 +77,7 @@ class _ParquetWriter:
 
 class _DeltaWriter:
     def __init__(self, output: DeltaOutput, columns: pa.Schema) -> None:
-        from tidelog.pipeline.delta_table import DeltaStore
+        from tidelog.pipeline.tables.delta_table import DeltaStore
 
         self._output = output
         self._table = DeltaStore(output.place, columns)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tidelog.pipeline.switching import Position
+from tidelog.pipeline.versions.switching import Position
 
 _OFFSETS = "offsets"
 _COMMITS = "commits"

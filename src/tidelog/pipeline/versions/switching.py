@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from tidelog.pipeline.registry import Registry, RegistryError
-from tidelog.pipeline.registry_rows import OLD_OFFSETS, Offsets, Role, Switch, has_reached, offsets_from_json
+from tidelog.pipeline.versions.registry import Registry, RegistryError
+from tidelog.pipeline.versions.registry_rows import OLD_OFFSETS, Offsets, Role, Switch, has_reached, offsets_from_json
 
 
 class Step(StrEnum):

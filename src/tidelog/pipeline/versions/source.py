@@ -15,8 +15,8 @@ from pathlib import Path
 from tidelog.pipeline.declaration import Pipeline, TopicInput
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.loading import load, module_name_of
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Version
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Version
 
 
 def source_file(registry: Registry, version: Version) -> Path:

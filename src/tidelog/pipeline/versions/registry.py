@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.registry_rows import (
+from tidelog.pipeline.versions.registry_rows import (
     Event,
     Progress,
     Role,
@@ -44,7 +44,7 @@ from tidelog.pipeline.registry_rows import (
     offsets_from_json,
     offsets_to_json,
 )
-from tidelog.pipeline.run_lock import RunLock
+from tidelog.pipeline.versions.run_lock import RunLock
 
 FILE_NAME = "registry.db"
 # Other writers hold the file for milliseconds; one that waits longer than this waits for somebody who hangs.

@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 
 from tidelog.client.errors import ClientError
 from tidelog.client.serialization.avro import AvroDeserializer, AvroSerializer
-from tidelog.pipeline.arrow_rows import Convert, parse_values, registry_client, registry_text
 from tidelog.pipeline.errors import DeclarationError
 from tidelog.pipeline.formats import Avro
+from tidelog.pipeline.rows.arrow_rows import Convert, parse_values, registry_client, registry_text
 
 _PLAIN: dict[str, DataType] = {
     "boolean": BooleanType(),
@@ -65,7 +65,7 @@ _WIDER = {frozenset({"int", "long"}): "long", frozenset({"float", "double"}): "d
 
 def avro_reader(format_: Avro, topics: Sequence[str], where: str) -> tuple[StructType, Callable[[pa.Array], pa.Array]]:
     """The columns, and the function that parses values into them."""
-    from tidelog.pipeline.decoding import ERROR
+    from tidelog.pipeline.rows.decoding import ERROR
 
     text = _schema_text(format_, topics[0] if topics else "", where)
     schema = spark_type(text, where)

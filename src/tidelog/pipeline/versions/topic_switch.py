@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tidelog import Admin, OffsetAndMetadata, Producer, TopicPartition
 from tidelog.client.admin.offset_types import OffsetSpec
-from tidelog.pipeline.contents import Change
+from tidelog.pipeline.versions.contents import Change
 
 HEADER = "tidelog-switch"
 # A transaction that is left behind holds readers up until whoever goes on with the switch ends it, or the broker does

@@ -26,12 +26,12 @@ from tidelog.client.admin.offset_types import OffsetSpec
 from tidelog.client.admin.topic_types import NewTopic
 from tidelog.client.types import TopicPartition
 from tidelog.pipeline.errors import PipelineError, QueryFailedError
-from tidelog.pipeline.event_replay_functions import Functions
-from tidelog.pipeline.event_replay_hours import QuietHours
-from tidelog.pipeline.event_replay_pace import Pace, Speed
-from tidelog.pipeline.event_replay_range import OffsetRange, next_chunk, parse_bound, resolve, total
-from tidelog.pipeline.event_replay_rows import RowPlan
-from tidelog.pipeline.event_replay_state import Counts, ReplaySpec, ReplayState, ReplayStore
+from tidelog.pipeline.event_replay.functions import Functions
+from tidelog.pipeline.event_replay.hours import QuietHours
+from tidelog.pipeline.event_replay.pace import Pace, Speed
+from tidelog.pipeline.event_replay.range import OffsetRange, next_chunk, parse_bound, resolve, total
+from tidelog.pipeline.event_replay.rows import RowPlan
+from tidelog.pipeline.event_replay.state import Counts, ReplaySpec, ReplayState, ReplayStore
 from tidelog.pipeline.failures import reason_of
 
 if TYPE_CHECKING:

@@ -18,17 +18,17 @@ from pathlib import Path
 from tidelog import Admin, TopicPartition
 from tidelog.client.admin.offset_types import OffsetSpec
 from tidelog.pipeline.declaration import Pipeline
-from tidelog.pipeline.diff import Comparison, Diff
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Offsets, Switch, SwitchKind
-from tidelog.pipeline.switch_outputs import SwitchOutputs, check_switchable, keyed_topics
-from tidelog.pipeline.switch_stage import KEPT, Launch, SwitchStage
-from tidelog.pipeline.switching import Position, Step, abandon, drive
-from tidelog.pipeline.topic_reader import Tell
 from tidelog.pipeline.topics import end_offsets
-from tidelog.pipeline.version_position import checkpoint_dir, position_of
-from tidelog.pipeline.version_source import load_version
+from tidelog.pipeline.versions.diff import Comparison, Diff
+from tidelog.pipeline.versions.position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Offsets, Switch, SwitchKind
+from tidelog.pipeline.versions.source import load_version
+from tidelog.pipeline.versions.switch_outputs import SwitchOutputs, check_switchable, keyed_topics
+from tidelog.pipeline.versions.switch_stage import KEPT, Launch, SwitchStage
+from tidelog.pipeline.versions.switching import Position, Step, abandon, drive
+from tidelog.pipeline.versions.topic_reader import Tell
 
 # So long may a version need for what it is behind; while it does, readers see no updates.
 BEHIND_S_MAX = 10.0

@@ -17,12 +17,12 @@ from types import FrameType
 from typing import Protocol
 
 from tidelog.pipeline.declaration import Pipeline
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Role
-from tidelog.pipeline.run_lock import RunLock
-from tidelog.pipeline.switch_stage import STOP_REASON
-from tidelog.pipeline.switching import next_move
-from tidelog.pipeline.version_position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.position import checkpoint_dir, position_of
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Role
+from tidelog.pipeline.versions.run_lock import RunLock
+from tidelog.pipeline.versions.switch_stage import STOP_REASON
+from tidelog.pipeline.versions.switching import next_move
 
 _LOOK_S = 0.05
 

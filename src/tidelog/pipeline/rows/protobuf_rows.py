@@ -37,9 +37,9 @@ from pyspark.sql.types import (
 )
 
 from tidelog.client.serialization.protobuf import ProtobufDeserializer, ProtobufSerializer
-from tidelog.pipeline.arrow_rows import Convert, parse_values, registry_client, registry_text
 from tidelog.pipeline.errors import DeclarationError
 from tidelog.pipeline.formats import Protobuf
+from tidelog.pipeline.rows.arrow_rows import Convert, parse_values, registry_client, registry_text
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _WRAPPERS = frozenset(
@@ -63,7 +63,7 @@ def protobuf_reader(
     format_: Protobuf, topics: Sequence[str], where: str
 ) -> tuple[StructType, Callable[[pa.Array], pa.Array]]:
     """The columns, and the function that parses values into them."""
-    from tidelog.pipeline.decoding import ERROR
+    from tidelog.pipeline.rows.decoding import ERROR
 
     files, name = describe(format_, where)
     schema = spark_type(_message_class(files, name).DESCRIPTOR, where)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, BooleanType, NumericType, StringType, StructType
 
-from tidelog.pipeline.decoding import over_arrays
 from tidelog.pipeline.errors import DeclarationError
 from tidelog.pipeline.formats import Avro, Json, Protobuf, Raw, Text
+from tidelog.pipeline.rows.decoding import over_arrays
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -79,11 +79,11 @@ def _value(rows: DataFrame, output: TopicOutput, where: str) -> Column:
             raise DeclarationError(f"{where}: {kind}() writes the column 'value', but transform gives {rows.columns}")
         return sf.col("value")
     if isinstance(output.format, Avro):
-        from tidelog.pipeline.avro_rows import avro_writer
+        from tidelog.pipeline.rows.avro_rows import avro_writer
 
         return over_arrays(avro_writer(output.format, output.topic, where), BinaryType())(fields)
     if isinstance(output.format, Protobuf):
-        from tidelog.pipeline.protobuf_rows import protobuf_writer
+        from tidelog.pipeline.rows.protobuf_rows import protobuf_writer
 
         return over_arrays(protobuf_writer(output.format, output.topic, where), BinaryType())(fields)
     raise DeclarationError(f"{where}: {type(output.format).__name__} is no format to write with")

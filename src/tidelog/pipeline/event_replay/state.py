@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.event_replay_range import OffsetRange, Ranges, total
+from tidelog.pipeline.event_replay.range import OffsetRange, Ranges, total
 
 FORMAT = 1
 _FILE = "replay.json"

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.pipeline.table_pointer import replace_link, sync_directory
+from tidelog.pipeline.tables.table_pointer import replace_link, sync_directory
 
 KEPT_S = 600.0
 _SNAPSHOTS_KEPT_MIN = 3

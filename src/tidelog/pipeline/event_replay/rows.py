@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.event_replay_range import Ranges
-from tidelog.pipeline.event_replay_records import MAPPED_COLUMNS, EventFunction, EventMapper
+from tidelog.pipeline.event_replay.range import Ranges
+from tidelog.pipeline.event_replay.records import MAPPED_COLUMNS, EventFunction, EventMapper
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -14,15 +14,15 @@ from pyspark.sql import functions as sf
 
 from tidelog.client.errors import ClientError
 from tidelog.pipeline.declaration import TableInput, interval_seconds
-from tidelog.pipeline.decoding import PARSED, decoder_of
 from tidelog.pipeline.formats import Text
+from tidelog.pipeline.rows.decoding import PARSED, decoder_of
 from tidelog.pipeline.topics import end_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidelog.client.admin.admin import Admin
-    from tidelog.pipeline.registry_rows import Offsets
+    from tidelog.pipeline.versions.registry_rows import Offsets
 
 
 class _View:

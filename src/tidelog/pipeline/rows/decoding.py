@@ -87,7 +87,7 @@ class JsonDecoder(Decoder):
         return error
 
     def explain(self, value: Column, error: Column) -> Column:
-        from tidelog.pipeline.json_reasons import JsonReasons
+        from tidelog.pipeline.rows.json_reasons import JsonReasons
 
         reasons = over_arrays(JsonReasons(self.schema.json()).explain, StringType())
         return sf.coalesce(reasons(value.cast("binary"), error), error)
@@ -145,11 +145,11 @@ def decoder_of(format_: Format | None, topics: Sequence[str], where: str) -> Dec
     if isinstance(format_, Raw):
         return RawDecoder()
     if isinstance(format_, Avro):
-        from tidelog.pipeline.avro_rows import avro_reader
+        from tidelog.pipeline.rows.avro_rows import avro_reader
 
         return FunctionDecoder(*avro_reader(format_, topics, where))
     if isinstance(format_, Protobuf):
-        from tidelog.pipeline.protobuf_rows import protobuf_reader
+        from tidelog.pipeline.rows.protobuf_rows import protobuf_reader
 
         return FunctionDecoder(*protobuf_reader(format_, topics, where))
     raise DeclarationError(f"{where}: {type(format_).__name__} is no format to read with")

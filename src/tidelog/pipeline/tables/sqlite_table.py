@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.sql_tables import SqlTable, plain_rows, quoted
+from tidelog.pipeline.tables.sql_tables import SqlTable, plain_rows, quoted
 
 if TYPE_CHECKING:
     from tidelog.pipeline.outputs import SqliteOutput

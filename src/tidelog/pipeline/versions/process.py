@@ -1,7 +1,7 @@
 """Processes of versions: this one, which runs a version on Spark in one role after another, or one in the background.
 
 What always holds: Spark is started once a process; a process in the background is told everything by its arguments and
-writes to a log file of its version. It is started as `python -m tidelog.pipeline.version_process`.
+writes to a log file of its version. It is started as `python -m tidelog.pipeline.versions.process`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.declaration import Pipeline, interval_seconds
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.hosting import Host, HostedRun
-from tidelog.pipeline.registry import Registry
-from tidelog.pipeline.registry_rows import Role
-from tidelog.pipeline.replay_monitor import Limits, ReplayMonitor, ReplayStatus
-from tidelog.pipeline.version_source import from_the_start, load_version
+from tidelog.pipeline.versions.hosting import Host, HostedRun
+from tidelog.pipeline.versions.registry import Registry
+from tidelog.pipeline.versions.registry_rows import Role
+from tidelog.pipeline.versions.replay_monitor import Limits, ReplayMonitor, ReplayStatus
+from tidelog.pipeline.versions.source import from_the_start, load_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

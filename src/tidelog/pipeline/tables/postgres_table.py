@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from tidelog.client.serialization.contract import missing_extra
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.sql_tables import SqlTable, plain_rows, quoted
+from tidelog.pipeline.tables.sql_tables import SqlTable, plain_rows, quoted
 
 if TYPE_CHECKING:
     from tidelog.pipeline.outputs import PostgresOutput

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import orjson
 
 from tidelog.client.errors import BrokerError, NoSuchPartitionError
-from tidelog.pipeline.contents import Contents, Counts
 from tidelog.pipeline.declaration import Pipeline
 from tidelog.pipeline.outputs import Output, TableOutput, TopicOutput
-from tidelog.pipeline.registry_rows import Offsets
-from tidelog.pipeline.switch_outputs import meaning_of
-from tidelog.pipeline.switching import Position
-from tidelog.pipeline.topic_reader import Tell, TopicReader, record_parts
+from tidelog.pipeline.versions.contents import Contents, Counts
+from tidelog.pipeline.versions.registry_rows import Offsets
+from tidelog.pipeline.versions.switch_outputs import meaning_of
+from tidelog.pipeline.versions.switching import Position
+from tidelog.pipeline.versions.topic_reader import Tell, TopicReader, record_parts
 
 Kind = Literal["added", "changed", "missing"]
 _KINDS: tuple[Kind, ...] = ("added", "changed", "missing")

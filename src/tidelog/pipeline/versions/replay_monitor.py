@@ -21,9 +21,9 @@ from typing import Protocol, Self
 from tidelog import Admin, TopicPartition
 from tidelog.client.admin.offset_types import OffsetSpec
 from tidelog.client.errors import ClientError
-from tidelog.pipeline.pacing import Pace, adapted, rows_of_batch, seconds_left, tail_ms
-from tidelog.pipeline.registry_rows import Offsets, Progress, offsets_from_json
 from tidelog.pipeline.topics import end_offsets
+from tidelog.pipeline.versions.pacing import Pace, adapted, rows_of_batch, seconds_left, tail_ms
+from tidelog.pipeline.versions.registry_rows import Offsets, Progress, offsets_from_json
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Event replay: a range of a topic, changed, emitted again."""

@@ -1,0 +1,1 @@
+"""Values of records as rows of Spark's, and rows as records."""

@@ -1,0 +1,1 @@
+"""Tables that pipelines write: directories of Parquet and Delta, PostgreSQL, SQLite."""

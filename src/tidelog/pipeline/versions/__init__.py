@@ -1,0 +1,1 @@
+"""Versions of a pipeline: the registry of what runs, and the switch from one to another."""
