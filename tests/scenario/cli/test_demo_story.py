@@ -77,17 +77,29 @@ def wait_for_none(directory: Path) -> None:
     wait_for(lambda: not processes_of(directory))
 
 
-def test_the_whole_story_kept_and_gone_on_with(environment: dict[str, str], place: Path) -> None:
-    with start(environment, place, "--json", "--seed", "3", "--keep", "--dir", "demo") as process:
+def tell(environment: dict[str, str], place: Path, *arguments: str) -> dict[str, Any]:
+    """The story told to its end, as a document that was checked."""
+    with start(environment, place, "--json", "--seed", "3", *arguments) as process:
         out, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, err) == (0, "")
-    document = json.loads(out)
+    document: dict[str, Any] = json.loads(out)
     check_document(document)
 
     from matplotlib.image import imread
 
     assert imread(place / "tidelog-demo.png").shape[1] > 900
+    return document
 
+
+def test_the_whole_story(environment: dict[str, str], place: Path) -> None:
+    tell(environment, place)
+    wait_for_none(place)
+    assert not list((place / "tmp").glob("tidelog-demo-*"))
+
+
+@pytest.mark.soak  # the lines start several JVMs more
+def test_a_story_that_is_kept_and_gone_on_with(environment: dict[str, str], place: Path) -> None:
+    document = tell(environment, place, "--keep", "--dir", "demo")
     # What it says can be typed works.
     lines = document["go_on"]
     for line in lines[2:]:

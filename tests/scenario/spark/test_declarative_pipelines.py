@@ -15,7 +15,7 @@ from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.bench.brokers import BrokerProcess
 
 # Several JVMs start here, which takes its time on a busy machine.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.compat]
 
 SPEC = """\
 name: orders

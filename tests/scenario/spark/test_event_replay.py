@@ -458,6 +458,7 @@ def start(cluster: BrokerProcess, tmp_path: Path) -> Iterator[Callable[..., subp
         process.communicate()
 
 
+@pytest.mark.soak  # three JVMs one after another; what a crash leaves is tested above, within one
 def test_the_command_is_interrupted_killed_and_goes_on(
     start: Callable[..., subprocess.Popen[str]],
     make_topic: Callable[..., str],

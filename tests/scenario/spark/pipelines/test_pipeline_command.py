@@ -104,6 +104,7 @@ def _lines_until(process: subprocess.Popen[str], holds: Callable[[dict[str, Any]
     pytest.fail(f"the run has ended: {process.stderr.read()}")
 
 
+@pytest.mark.soak  # the demo's story kills a driver in every test run
 def test_killed_and_run_again(place: Place, command: Command, fresh_name: Callable[[str], str], tmp_path: Path) -> None:
     orders, totals, refused, group = (fresh_name(word) for word in ("orders", "totals", "refused", "group"))
     names = {"ORDERS": orders, "TOTALS": totals, "REFUSED": refused, "GROUP": group}
