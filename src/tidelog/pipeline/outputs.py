@@ -239,9 +239,26 @@ class DeltaOutput(_FileTable):
         return read_delta(self.place)
 
 
-@dataclass(frozen=True)
 class _DatabaseTable(TableOutput):
     """A table of a database, over a connection for each question."""
+
+    table: str  # no field of its own, which would come before those of the classes below
+
+    def __post_init__(self) -> None:
+        _list_key(self)
+
+    @property
+    def name(self) -> str:
+        return self.table
+
+    @property
+    def place(self) -> str:
+        return f"{self.table}__v{self.placed_version()}"
+
+    def check(self, where: str, output_mode: str) -> None:
+        _check_table_name(self.table, where)
+        _check_mode(self, where)
+        _check_repeats(self, where, output_mode)
 
     @abstractmethod
     def connect(self) -> SqlTable: ...
@@ -281,25 +298,9 @@ class PostgresOutput(_DatabaseTable):
     deleted: str | None = None
     version: int | None = None
 
-    def __post_init__(self) -> None:
-        _list_key(self)
-
-    @property
-    def name(self) -> str:
-        return self.table
-
     @property
     def address(self) -> str:
         return f"PostgreSQL table {self.table}"
-
-    @property
-    def place(self) -> str:
-        return f"{self.table}__v{self.placed_version()}"
-
-    def check(self, where: str, output_mode: str) -> None:
-        _check_table_name(self.table, where)
-        _check_mode(self, where)
-        _check_repeats(self, where, output_mode)
 
     def connect(self) -> SqlTable:
         from tidelog.pipeline.tables.postgres_table import PostgresTable
@@ -325,25 +326,9 @@ class SqliteOutput(_DatabaseTable):
     deleted: str | None = None
     version: int | None = None
 
-    def __post_init__(self) -> None:
-        _list_key(self)
-
-    @property
-    def name(self) -> str:
-        return self.table
-
     @property
     def address(self) -> str:
         return f"SQLite table {self.table} in {self.path}"
-
-    @property
-    def place(self) -> str:
-        return f"{self.table}__v{self.placed_version()}"
-
-    def check(self, where: str, output_mode: str) -> None:
-        _check_table_name(self.table, where)
-        _check_mode(self, where)
-        _check_repeats(self, where, output_mode)
 
     def connect(self) -> SqlTable:
         from tidelog.pipeline.tables.sqlite_table import SqliteTable

@@ -20,14 +20,19 @@ from tidelog.client.errors import BrokerError, ClientError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.coordinator_asking import ask_coordinator
 from tidelog.client.producer.foreign_transactions import (
     adds_partitions_itself,
-    ask_coordinator,
     fence,
     gather_all,
 )
 from tidelog.client.producer.handover import HandedOver
-from tidelog.client.producer.transaction_requests import Asker, add_offsets, commit_offsets, end_transaction
+from tidelog.client.producer.transaction_requests import (
+    Asker,
+    add_offsets,
+    commit_offsets,
+    end_transaction,
+)
 from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k09_offset_fetch import (

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TypeVar
 
-from tidelog.client.errors import BrokerError, ClientError
-from tidelog.client.network.backoff import Backoff
+from tidelog.client.errors import BrokerError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.coordinator_asking import ask_coordinator
 from tidelog.client.producer.handover import HandedOver
-from tidelog.client.producer.transaction_requests import Asker, InitAsk, end_transaction, init_producer_id, may_pass
+from tidelog.client.producer.transaction_requests import (
+    Asker,
+    InitAsk,
+    end_transaction,
+    init_producer_id,
+)
 from tidelog.protocol import ErrorCode
 
 _AT_ONCE = 64  # so that a coordinator's queue is not filled by one client
-_CONCURRENT_BACKOFF = Backoff(0.01, 0.1)  # markers are being written, which takes moments
 _IMPLICIT_FEATURE = ("transaction.version", 2)
 
 # A coordinator's answers that mean: this transaction has ended, and not in the way that is asked for.
@@ -50,28 +54,6 @@ def adds_partitions_itself(connection: Connection) -> bool:
     """Whether the brokers add partitions to transactions themselves and count epochs up at their end (KIP-890)."""
     name, level = _IMPLICIT_FEATURE
     return connection.features.get(name, 0) >= level
-
-
-async def ask_coordinator(
-    coordinator: Coordinator, retry: Backoff, ask: Callable[[Connection], Awaitable[T]], *, timeout_s: float
-) -> T:
-    """Ask until the answer is not one that passes, or the time is up; then the last error is raised."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
-    failures = 0
-    while True:
-        try:
-            return await ask(await coordinator.connection())
-        except ClientError as error:
-            coordinator.note_error(error)
-            if not may_pass(error):
-                raise
-            failures += 1
-            is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
-            pause_s = (_CONCURRENT_BACKOFF if is_busy else retry).pause_s(failures)
-            if loop.time() + pause_s >= deadline_s:
-                raise
-        await asyncio.sleep(pause_s)
 
 
 async def end_transactions(

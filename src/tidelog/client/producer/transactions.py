@@ -20,10 +20,10 @@ from tidelog.client.errors import (
     RetriableError,
     TransactionStateError,
 )
-from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.routing import Coordinator, KeyType
+from tidelog.client.producer.coordinator_asking import ask_coordinator
 from tidelog.client.producer.transaction_requests import (
     Asker,
     InitAsk,
@@ -32,7 +32,6 @@ from tidelog.client.producer.transaction_requests import (
     commit_offsets,
     end_transaction,
     init_producer_id,
-    may_pass,
 )
 from tidelog.client.producer.transaction_state import State, TransactionAbortedError, TransactionState
 from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
@@ -41,8 +40,6 @@ from tidelog.protocol.messages.k22_init_producer_id import InitProducerIdRespons
 
 _IMPLICIT_FEATURE = ("transaction.version", 2)  # partitions are added by producing to them, epochs grow by themselves
 _PRODUCE_AT_MOST = 11  # for a broker that does not do so; later versions mean that it does
-# The transaction before is still being ended, which takes moments: a shorter pause than for real failures.
-_CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
 
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
 # What a partition's leader says of the producer and not of its records.
@@ -431,23 +428,13 @@ class Transactions:
         forever: bool = False,
     ) -> T:
         """Ask the coordinator until it answers what is not passing, or the time is up."""
-        coordinator = coordinator or self._coordinator
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + (self._block_s if timeout_s is None else timeout_s)
-        failures = 0
-        while True:
-            try:
-                return await ask(await coordinator.connection())
-            except ClientError as error:
-                coordinator.note_error(error)
-                if not may_pass(error):
-                    raise
-                failures += 1
-                is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
-                pause_s = (_CONCURRENT_BACKOFF if is_busy else self._cluster.settings.retry).pause_s(failures)
-                if not forever and loop.time() + pause_s >= deadline_s:
-                    raise
-            await asyncio.sleep(pause_s)
+        block_s = self._block_s if timeout_s is None else timeout_s
+        return await ask_coordinator(
+            coordinator or self._coordinator,
+            self._cluster.settings.retry,
+            ask,
+            timeout_s=None if forever else block_s,
+        )
 
     # Failures
 

@@ -1,0 +1,46 @@
+"""Asking a coordinator about transactions again and again, until it answers or the time is up.
+
+What always holds: only answers that may pass are waited for, and each is told to the coordinator's look-up, which finds
+out when it has moved. What is asked is in `transaction_requests`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from tidelog.client.errors import BrokerError, ClientError
+from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.connection import Connection
+from tidelog.client.network.routing import Coordinator
+from tidelog.client.producer.transaction_requests import may_pass
+from tidelog.protocol import ErrorCode
+
+# The transaction before is still being ended, which takes moments: a shorter pause than for real failures.
+_CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
+
+T = TypeVar("T")
+
+
+async def ask_coordinator(
+    coordinator: Coordinator, retry: Backoff, ask: Callable[[Connection], Awaitable[T]], *, timeout_s: float | None
+) -> T:
+    """Ask until the answer is not one that passes, or the time is up (None: never); then the last error is raised."""
+    loop = asyncio.get_running_loop()
+    deadline_s = math.inf if timeout_s is None else loop.time() + timeout_s
+    failures = 0
+    while True:
+        try:
+            return await ask(await coordinator.connection())
+        except ClientError as error:
+            coordinator.note_error(error)
+            if not may_pass(error):
+                raise
+            failures += 1
+            is_busy = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
+            pause_s = (_CONCURRENT_BACKOFF if is_busy else retry).pause_s(failures)
+            if loop.time() + pause_s >= deadline_s:
+                raise
+        await asyncio.sleep(pause_s)
