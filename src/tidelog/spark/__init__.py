@@ -5,6 +5,10 @@ They are Python data sources: no jar is resolved. Importing this package imports
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
 from tidelog.spark.data_source import TidelogDataSource
@@ -14,7 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["TidelogDataSource", "register"]
 
+log = logging.getLogger(__name__)
+
 
 def register(spark: SparkSession) -> None:
     """Make `format("tidelog")` known to a session, for reading and writing, batches and streams."""
     spark.dataSource.register(TidelogDataSource)
+    _warn_of_other_python()
+
+
+def _warn_of_other_python() -> None:
+    """Spark runs its Python processes with `python3` of the path, which in an environment that is not activated is
+    another one: there they end with a traceback that names no cause."""
+    if "PYSPARK_PYTHON" in os.environ:
+        return
+    found = shutil.which("python3")
+    if found is None or os.path.dirname(found) != os.path.dirname(sys.executable):
+        log.warning(
+            "Spark will run %s, which may lack tidelog; before the session is made, set PYSPARK_PYTHON=%s",
+            found or "python3",
+            sys.executable,
+        )
