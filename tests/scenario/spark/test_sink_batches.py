@@ -148,8 +148,9 @@ def test_a_job_that_fails_leaves_nothing_visible(
     spark: SparkSession, save: Save, read: Read, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic("failing")
-    frame = spark.range(0, 100, 1, 2).selectExpr(
-        "IF(id = 99, CAST(raise_error('the last row is bad') AS STRING), CAST(id AS STRING)) AS value"
+    # One task, and many rows before the bad one: most of them are stored by then.
+    frame = spark.range(0, 300_000, 1, 1).selectExpr(
+        "IF(id = 299999, CAST(raise_error('the last row is bad') AS STRING), repeat('x', 100)) AS value"
     )
     with pytest.raises(Exception, match="the last row is bad"):
         save(frame, topic=topic, delivery="exactly-once")
