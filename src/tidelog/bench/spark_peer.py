@@ -6,8 +6,6 @@ session has what `tidelog.pipeline` also sets because measurement favours it; no
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,8 +56,7 @@ def session_with_both(work: Path, settings: Mapping[str, str] | None = None) -> 
 
     import tidelog.spark
 
-    # Spark would start the python3 that it finds first, which need not have tidelog.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    tidelog.spark.use_this_python()
     builder = SparkSession.builder.master("local[2]").appName("tidelog bench spark")
     jars = {"spark.jars": ",".join(map(str, spark_kafka_jars())), "spark.sql.warehouse.dir": str(work / "warehouse")}
     for name, value in {**SETTINGS, **jars, **(settings or {})}.items():

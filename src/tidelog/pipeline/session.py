@@ -184,9 +184,13 @@ def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Pat
     _check_java()
     from pyspark.sql import SparkSession
 
+    from tidelog.spark.worker_python import VARIABLE, use_this_python
+
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark's page has no setting of its own for this
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        use_this_python()
+    else:
+        os.environ.setdefault(VARIABLE, sys.executable)
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in conf.items():
         builder = builder.config(key, value)

@@ -12,11 +12,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from tidelog.spark.data_source import TidelogDataSource
+from tidelog.spark.worker_python import VARIABLE, use_this_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TidelogDataSource", "register"]
+__all__ = ["TidelogDataSource", "register", "use_this_python"]
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,13 @@ def register(spark: SparkSession) -> None:
 def _warn_of_other_python() -> None:
     """Spark runs its Python processes with `python3` of the path, which in an environment that is not activated is
     another one: there they end with a traceback that names no cause."""
-    if "PYSPARK_PYTHON" in os.environ:
+    if VARIABLE in os.environ:
         return
     found = shutil.which("python3")
     if found is None or os.path.dirname(found) != os.path.dirname(sys.executable):
         log.warning(
-            "Spark will run %s, which may lack tidelog; before the session is made, set PYSPARK_PYTHON=%s",
+            "Spark will run %s, which may lack tidelog; before the session is made, call "
+            "tidelog.spark.use_this_python(), or set PYSPARK_PYTHON=%s",
             found or "python3",
             sys.executable,
         )

@@ -23,6 +23,7 @@ import pytest
 
 from killing_source import SparkFault, Victim
 from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tidelog.spark.worker_python import worker_python
 
 PARTITIONS = 2
 ROWS_A_FAULT = 40
@@ -85,7 +86,7 @@ class KilledQuery:
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYTHONPATH": str(here),
-            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_PYTHON": worker_python(),
         }
         self._process = subprocess.Popen(
             [sys.executable, str(here / "killed_driver.py"), json.dumps(settings)],

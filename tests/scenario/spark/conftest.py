@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
 import uuid
@@ -42,8 +41,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     import tidelog.spark
 
-    # Spark starts its workers with the first python3 of the path, which need not be this one.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    tidelog.spark.use_this_python()
     session = (
         SparkSession.builder.master("local[2]")
         .appName("tidelog tests")

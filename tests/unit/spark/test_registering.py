@@ -37,7 +37,7 @@ def test_another_python_is_told_with_the_fix(
     monkeypatch.setenv("PATH", str(tmp_path))
     register()
     assert f"{other}, which may lack tidelog" in caplog.text
-    assert f"PYSPARK_PYTHON={sys.executable}" in caplog.text
+    assert f"tidelog.spark.use_this_python(), or set PYSPARK_PYTHON={sys.executable}" in caplog.text
 
 
 def test_this_python_needs_no_word(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
