@@ -35,8 +35,11 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# A test that hangs where its own time limit can't end it ends its process, with the stacks of all threads.
+WATCHDOG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
+
 test: setup lint
-	$(PYTEST) -n 2 --dist loadgroup -m "not compat and not soak"
+	$(PYTEST) -n 2 --dist loadgroup -m "not compat and not soak" $(WATCHDOG)
 
 # The Java clients, built once a version; Kafka's own tools and broker come through tidelog.bench, which the tests use.
 JAVA_VERSIONS := 3.9.2 4.3.1

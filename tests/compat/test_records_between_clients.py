@@ -28,11 +28,12 @@ JAVA_VERSIONS = ["3.9.2", "4.3.1"]
 
 @pytest.fixture(scope="module", params=["tidelog", pytest.param("kafka", marks=pytest.mark.compat)])
 def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    settings = {"log.retention.ms": "-1"}  # some records are old
     if request.param == "tidelog":
-        with Broker() as broker:
+        with Broker(settings=settings) as broker:
             yield broker.bootstrap
     else:
-        kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"), jars=kafka_jars(KAFKA_VERSION))
+        kafka = KafkaBroker(tmp_path_factory.mktemp("kafka"), jars=kafka_jars(KAFKA_VERSION), settings=settings)
         kafka.start()
         try:
             yield kafka.bootstrap

@@ -37,7 +37,8 @@ class Topics:
 @pytest.fixture(scope="module")
 def topics() -> Iterator[Topics]:
     """A topic with all that records can have and all kinds of transactions; one with gaps that compaction left."""
-    with Broker() as broker, Admin(bootstrap_servers=broker.bootstrap) as admin:
+    # Its records are old.
+    with Broker(settings={"log.retention.ms": -1}) as broker, Admin(bootstrap_servers=broker.bootstrap) as admin:
         topics = Topics(broker.bootstrap)
         admin.create_topics([NewTopic(topics.mixed, PARTITIONS, 1)]).raise_for_errors()
         compaction = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}

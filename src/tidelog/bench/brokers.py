@@ -7,7 +7,9 @@ distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that nobody is me
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from tidelog.common.ids import random_uuid, uuid_to_text
 KAFKA_VERSION = "4.3.1"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
+_SERVER_PORTS = range(15_000, 32_000)
 # What kafka-run-class.sh and kafka-server-start.sh pass to the JVM.
 KAFKA_JVM_OPTIONS = (
     "-Xmx1G",
@@ -214,10 +217,12 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that stays free while its server is down: not one of those that connections go out from (32768 up)."""
+    for port in random.SystemRandom().sample(_SERVER_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise MeasurementError("none of a hundred ports is free; end servers that were left behind")
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> Path:

@@ -168,6 +168,7 @@ class PlayedQuery:
         self._run = 0
         self._speculates = self._source.random() < 0.5
         self.failure = ""  # why it did not come to its end
+        self._is_given_up = False
 
     @property
     def query_id(self) -> str:
@@ -181,12 +182,16 @@ class PlayedQuery:
     def expected(self) -> list[str]:
         return [value for batch in range(self._plan.batches + 1) for value in self.values(batch)]
 
+    def give_up(self) -> None:
+        """End soon, from another thread: nobody wants to know any more."""
+        self._is_given_up = True
+
     def play(self) -> None:
         """All batches, and a last one in which nothing goes wrong, as the query would go on."""
         try:
             batch = 0
             self.journal.began_s = time.monotonic()
-            while batch <= self._plan.batches:
+            while batch <= self._plan.batches and not self._is_given_up:
                 if self._run > RUNS_MAX:
                     self.failure = f"batch {batch} was never committed"
                     break
@@ -252,7 +257,7 @@ class PlayedQuery:
         return reports
 
     def _write_task(self, batch: int, partition: int, values: Sequence[str]) -> TaskReport | None:
-        for attempt in range(TASK_ATTEMPTS_MAX):
+        for attempt in range(0 if self._is_given_up else TASK_ATTEMPTS_MAX):
             rivals_count = 2 if self._speculates and self._source.random() < 0.25 else 1
             is_repeated = self._speculates or attempt > 0
             rivals = [self._start_write(batch, partition, values, is_repeated) for _ in range(rivals_count)]

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Guardian:
         self.broker = broker
         self.pid_file = pid_file
         self.kills = 0
+        self.failure: Exception | None = None
         self._is_ending = threading.Event()
         self._note_pid()
         self._thread = threading.Thread(target=self._watch, name="guardian", daemon=True)
@@ -48,9 +49,13 @@ class Guardian:
         while not self._is_ending.wait(0.01):
             if not self.broker.is_running:
                 self.kills += 1
-                self.broker.kill()
-                self.broker.start()
-                self._note_pid()
+                try:
+                    self.broker.kill()
+                    self.broker.start()
+                    self._note_pid()
+                except Exception as error:  # noqa: BLE001  # told by whoever waits for the queries
+                    self.failure = error
+                    return
 
     def close(self) -> None:
         self._is_ending.set()
@@ -81,13 +86,30 @@ def play(guardian: Guardian, seeds: Sequence[int], **how: Any) -> list[PlayedQue
     create_topics(guardian, seeds)
     queries = [PlayedQuery(seed, guardian.broker.bootstrap, guardian.pid_file, **how) for seed in seeds]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for query, outcome in [(query, pool.submit(query.play)) for query in queries]:
-            try:
-                outcome.result()
-            except AssertionError as error:
-                error.add_note(f"seed {query.seed}: {query.journal.lines}")
-                raise
+        try:
+            for query, outcome in [(query, pool.submit(query.play)) for query in queries]:
+                _wait_for(guardian, query, outcome)
+        except BaseException:
+            # The pool's end waits for what runs, and without a broker that would take hours.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for query in queries:
+                query.give_up()
+            raise
     return queries
+
+
+def _wait_for(guardian: Guardian, query: PlayedQuery, outcome: Future[None]) -> None:
+    while True:
+        if guardian.failure is not None:
+            raise AssertionError("the broker did not come back") from guardian.failure
+        try:
+            return outcome.result(timeout=1.0)
+        except TimeoutError:
+            if outcome.done():
+                raise
+        except AssertionError as error:
+            error.add_note(f"seed {query.seed}: {query.journal.lines}")
+            raise
 
 
 def committed_values(guardian: Guardian, seeds: Sequence[int]) -> Counter[str]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tidelog.testing.broker import Broker
 
 DEADLINE_S = 60
+DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def shared_broker() -> Iterator[Broker]:
-    """One broker for a module; tests use topics of their own."""
+    """One broker for a module; tests use topics of their own, with records as old as they like."""
     from tidelog.testing.broker import Broker
 
-    with Broker() as broker:
+    with Broker(settings={"log.initial.task.delay.ms": DAY_MS, "log.retention.check.interval.ms": DAY_MS}) as broker:
         yield broker
 
 

@@ -18,8 +18,8 @@ from proxied_cluster import ProxiedCluster
 from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 
-# Groups form at once, as in a test broker; both brokers know the setting.
-_SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
+# Groups form at once, as in a test broker, and records may be as old as a test likes; both brokers know the settings.
+_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "log.retention.ms": "-1"}
 
 
 @pytest.fixture(scope="session")

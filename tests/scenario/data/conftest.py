@@ -76,6 +76,7 @@ from tidelog.testing import Broker
 ResponseT = TypeVar("ResponseT")
 
 DEADLINE_S = 30.0
+DAY_MS = 86_400_000
 _correlation_ids = itertools.count(1)
 
 
@@ -354,8 +355,8 @@ class TransactionalProducer:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    """One broker for the tests of a file: each test makes topics of its own."""
-    with Broker() as running:
+    """One broker for the tests of a file: each test makes topics of its own, with records as old as it likes."""
+    with Broker(settings={"log.initial.task.delay.ms": DAY_MS, "log.retention.check.interval.ms": DAY_MS}) as running:
         yield running
 
 

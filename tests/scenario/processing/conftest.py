@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -25,15 +24,10 @@ import psycopg
 import pytest
 import redis
 
+from tidelog.bench.brokers import free_port
+
 START_DEADLINE_S = 60
 KINDS = ("redis", "postgres", "sqlite")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def wait_for_server(process: subprocess.Popen[bytes], answers: Callable[[], bool], log: Path) -> None:

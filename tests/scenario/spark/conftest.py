@@ -70,8 +70,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]
     """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
     peer = os.environ.get("TIDELOG_CLIENT_PEER")
     directory = tmp_path_factory.mktemp("cluster")
-    # Groups form at once, and compaction begins at once; both brokers know these.
-    settings = {"group.initial.rebalance.delay.ms": "0", "log.cleaner.backoff.ms": "100"}
+    # Both brokers know these: groups form at once, compaction begins at once, records may be as old as a test likes.
+    settings = {
+        "group.initial.rebalance.delay.ms": "0",
+        "log.cleaner.backoff.ms": "100",
+        "log.retention.ms": "-1",
+    }
     broker: BrokerProcess = (
         KafkaBroker(directory, jars=kafka_jars(peer), settings=settings)
         if peer

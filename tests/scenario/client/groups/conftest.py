@@ -34,7 +34,11 @@ def _settings_of(group_id: str, options: dict[str, Any]) -> dict[str, Any]:
 def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """As elsewhere in the suite, with quick heartbeats in the consumer protocol, where the broker sets their pace."""
     peer = os.environ.get("TIDELOG_CLIENT_PEER")
-    settings = {"group.initial.rebalance.delay.ms": "0", "group.consumer.heartbeat.interval.ms": "500"}
+    settings = {
+        "group.initial.rebalance.delay.ms": "0",
+        "group.consumer.heartbeat.interval.ms": "500",
+        "log.retention.ms": "-1",
+    }
     directory = tmp_path_factory.mktemp("groups")
     if peer:
         settings["group.consumer.min.heartbeat.interval.ms"] = "500"
