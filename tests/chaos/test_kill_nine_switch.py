@@ -135,13 +135,16 @@ def test_the_versions_are_killed_while_they_are_switched(shop: Shop, seed: int) 
     shop.wait_for_batches(2, 2)
     command = [sys.executable, str(FAULTS / "plain_switch.py"), str(shop.state_dir), shop.bootstrap, "promote", "none"]
     with subprocess.Popen(command) as promotion:
-        wait_until(lambda: shop.registry.open_switch("totals") is not None, "the promotion to begin")
-        kills = 0
-        while promotion.poll() is None and kills < 4:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                promotion.wait(random_.uniform(0.01, 0.4))
-            kills += _kill(shop, random_.choice([1, 2]))
-        assert promotion.wait(_DEADLINE_S) == 0
+        try:
+            wait_until(lambda: shop.registry.open_switch("totals") is not None, "the promotion to begin")
+            kills = 0
+            while promotion.poll() is None and kills < 4:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    promotion.wait(random_.uniform(0.01, 0.4))
+                kills += _kill(shop, random_.choice([1, 2]))
+            assert promotion.wait(_DEADLINE_S) == 0
+        finally:
+            promotion.kill()
     assert kills > 0
     if shop.registry.running("totals", 2) is None:
         processes.append(_start_process(shop, 2, "live"))

@@ -158,6 +158,7 @@ def complaints(guardian: Guardian, queries: Sequence[PlayedQuery]) -> list[str]:
     return wrong
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("two_phase", [False, True], ids=["plain transactions", "two-phase commit"])
 def test_every_row_is_committed_once_whatever_is_killed(guardian: Guardian, two_phase: bool) -> None:
     seeds = [seed for seed in SEEDS if (seed % 9 == 8) is two_phase]

@@ -80,7 +80,10 @@ def wait_for_none(directory: Path) -> None:
 def tell(environment: dict[str, str], place: Path, *arguments: str) -> dict[str, Any]:
     """The story told to its end, as a document that was checked."""
     with start(environment, place, "--json", "--seed", "3", *arguments) as process:
-        out, err = process.communicate(timeout=DEADLINE_S)
+        try:
+            out, err = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.kill()
     assert (process.returncode, err) == (0, "")
     document: dict[str, Any] = json.loads(out)
     check_document(document)

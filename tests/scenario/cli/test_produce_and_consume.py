@@ -312,7 +312,10 @@ def on_a_terminal(tidelog: Command, *arguments: str, stdin: int = subprocess.DEV
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        out = process.communicate(timeout=DEADLINE_S)[0]
+        try:
+            out = process.communicate(timeout=DEADLINE_S)[0]
+        finally:
+            process.kill()
         watcher.join(DEADLINE_S)
         os.close(ours)
     return process.returncode, b"".join(shown).decode(), out

@@ -116,10 +116,12 @@ def test_a_member_that_is_killed_is_replaced_when_its_session_ends(group: Any, s
     group.wait_shared(topic, 4, 4)
     arguments = [group.bootstrap, group.group_id, topic, strategy]
     with subprocess.Popen([sys.executable, "-c", _PROGRAM, *arguments], stdout=subprocess.PIPE, text=True) as victim:
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "reads\n"
-        group.wait_for(lambda: len(survivor.owned) == 2)
-        victim.kill()
+        try:
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "reads\n"
+            group.wait_for(lambda: len(survivor.owned) == 2)
+        finally:
+            victim.kill()
     group.wait_shared(topic, 4, 4)
 
 
