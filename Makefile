@@ -79,14 +79,14 @@ $(REGISTRY):
 SPARK_PEER := 4.3.1
 
 compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS) $(REGISTRY)
-	TIDELOG_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) TIDELOG_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
+	COMPAT_JAVA_LIBS=$(CURDIR)/$(JAVA_LIBS) COMPAT_KAFKA_CLIENTS_JAR=$(CURDIR)/$(JAVA_LIBS)/lib-4.3.1/kafka-clients-4.3.1.jar \
 		$(PYTEST) -m compat
 	for version in $(JAVA_VERSIONS); do \
 		echo "the client suite against Apache Kafka $$version"; \
-		TIDELOG_CLIENT_PEER=$$version $(PYTEST) tests/scenario/client -m "not compat and not soak and not tidelog_only" || exit 1; \
+		COMPAT_CLIENT_PEER=$$version $(PYTEST) tests/scenario/client -m "not compat and not soak and not tidelog_only" || exit 1; \
 	done
 	echo "the Spark suite against Apache Kafka $(SPARK_PEER)"
-	TIDELOG_CLIENT_PEER=$(SPARK_PEER) $(PYTEST) tests/scenario/spark -m "not compat and not soak and not tidelog_only"
+	COMPAT_CLIENT_PEER=$(SPARK_PEER) $(PYTEST) tests/scenario/spark -m "not compat and not soak and not tidelog_only"
 
 bench: setup
 	$(BIN)/tidelog bench broker

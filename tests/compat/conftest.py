@@ -24,9 +24,9 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def java_jars() -> Path:
     """Where `make compat` put the Java clients: lib-VERSION directories below this one."""
-    place = os.environ.get("TIDELOG_JAVA_LIBS")
+    place = os.environ.get("COMPAT_JAVA_LIBS")
     if not place:
-        pytest.fail("TIDELOG_JAVA_LIBS is not set: run these tests with `make compat`, which builds the Java driver")
+        pytest.fail("COMPAT_JAVA_LIBS is not set: run these tests with `make compat`, which builds the Java driver")
     return Path(place)
 
 

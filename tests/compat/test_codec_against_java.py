@@ -90,9 +90,9 @@ def _lines() -> Iterator[str]:
 
 
 def test_java_reads_and_writes_the_same(tmp_path: Path) -> None:
-    jar = os.environ.get("TIDELOG_KAFKA_CLIENTS_JAR")
+    jar = os.environ.get("COMPAT_KAFKA_CLIENTS_JAR")
     if not jar:
-        pytest.fail("TIDELOG_KAFKA_CLIENTS_JAR is not set: run these tests with `make compat`, which sets it")
+        pytest.fail("COMPAT_KAFKA_CLIENTS_JAR is not set: run these tests with `make compat`, which sets it")
     if shutil.which("java") is None:
         pytest.fail("java is not installed: apt-get install openjdk-17-jdk-headless")
     program = tmp_path / "Again.java"

@@ -1,6 +1,6 @@
 """Every declared field, version, null, tag and default against the definitions inside of Kafka's own client library.
 
-The library is named by TIDELOG_KAFKA_CLIENTS_JAR; a newer one there shows at once what changed in the protocol.
+The library is named by COMPAT_KAFKA_CLIENTS_JAR; a newer one there shows at once what changed in the protocol.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 
 @cache
 def _definition(name: str) -> dict[str, Any]:
-    jar = os.environ.get("TIDELOG_KAFKA_CLIENTS_JAR")
+    jar = os.environ.get("COMPAT_KAFKA_CLIENTS_JAR")
     if not jar:
-        pytest.fail("TIDELOG_KAFKA_CLIENTS_JAR is not set: run these tests with `make compat`, which sets it")
+        pytest.fail("COMPAT_KAFKA_CLIENTS_JAR is not set: run these tests with `make compat`, which sets it")
     with zipfile.ZipFile(jar) as archive:
         text = archive.read(f"common/message/{name}.json").decode()
     definition: dict[str, Any] = json.loads(_COMMENT.sub("", text))

@@ -118,11 +118,16 @@ class KilledQuery:
             return
 
     def write_rows(self, producer: Producer, count: int) -> None:
+        sent = []
         for _ in range(count):
             value = b"row %d" % len(self.written)
             self.written[value] += 1
-            producer.send_nowait("source", value, key=value)
-        producer.flush()
+            sent.append(producer.send("source", value, key=value))
+        while not all(future.done() for future in sent):
+            self.keep_running()  # the broker may be what was killed
+            time.sleep(0.01)
+        for future in sent:
+            future.result()
 
     def strike(self, producer: Producer, fault: SparkFault) -> bool:
         """Have the fault strike; whether it did, or the process that took it made fewer requests."""

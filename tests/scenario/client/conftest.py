@@ -1,6 +1,6 @@
 """The cluster that the client suite runs against: Tidelog, or Apache Kafka where the environment names a version.
 
-`TIDELOG_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does
+`COMPAT_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does
 so.
 """
 
@@ -78,7 +78,7 @@ def _ensure_it_runs(broker: BrokerProcess) -> None:
 
 
 def make_broker(directory: Path, settings: Mapping[str, str] | None = None) -> BrokerProcess:
-    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    peer = os.environ.get("COMPAT_CLIENT_PEER")
     chosen = {**_SETTINGS, **(settings or {})}
     if peer:
         return KafkaBroker(directory, jars=kafka_jars(peer), settings=chosen)

@@ -254,7 +254,7 @@ def poll_until_some(consumer: Consumer) -> list[ConsumerRecord]:
 
 
 def supports_new_groups() -> bool:
-    return not os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3.")
+    return not os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3.")
 
 
 def test_the_asynchronous_producer(client_cluster: BrokerProcess, topic: str, fresh_name: FreshName) -> None:

@@ -1,6 +1,6 @@
 """One Spark session for all tests of this folder: a JVM takes 8 s to start and 1 GB; and the cluster they talk to.
 
-`TIDELOG_CLIENT_PEER=4.3.1` runs the tests that use `cluster` against that Apache Kafka, which Maven brings; so does
+`COMPAT_CLIENT_PEER=4.3.1` runs the tests that use `cluster` against that Apache Kafka, which Maven brings; so does
 `make compat`. A test that is about a broker of ours is marked `tidelog_only`.
 """
 
@@ -68,7 +68,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
-    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    peer = os.environ.get("COMPAT_CLIENT_PEER")
     directory = tmp_path_factory.mktemp("cluster")
     # Both brokers know these: groups form at once, compaction begins at once, records may be as old as a test likes.
     settings = {

@@ -25,7 +25,7 @@ PROTOCOLS = [
     pytest.param(
         "consumer",
         marks=pytest.mark.skipif(
-            os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."), reason="Kafka 3.9 has it off by default"
+            os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3."), reason="Kafka 3.9 has it off by default"
         ),
     ),
 ]

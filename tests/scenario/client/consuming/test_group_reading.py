@@ -49,7 +49,7 @@ def committed(bootstrap: str, group: str, partition: TopicPartition) -> int | No
 
 @pytest.fixture(params=["classic", "consumer"])
 def options(request: pytest.FixtureRequest, client_cluster: BrokerProcess) -> dict[str, Any]:
-    if request.param == "consumer" and os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
+    if request.param == "consumer" and os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3."):
         pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
     return {
         "bootstrap_servers": client_cluster.bootstrap,

@@ -24,7 +24,7 @@ _QUICK = {"heartbeat_interval_ms": 300, "session_timeout_ms": 6_000}
 
 def _settings_of(group_id: str, options: dict[str, Any]) -> dict[str, Any]:
     if options.get("group_protocol") == "consumer":
-        if os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
+        if os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3."):
             pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
         return {"group_id": group_id, "auto_offset_reset": "earliest", **options}
     return {"group_id": group_id, "auto_offset_reset": "earliest", **_QUICK, **options}
@@ -33,7 +33,7 @@ def _settings_of(group_id: str, options: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """As elsewhere in the suite, with quick heartbeats in the consumer protocol, where the broker sets their pace."""
-    peer = os.environ.get("TIDELOG_CLIENT_PEER")
+    peer = os.environ.get("COMPAT_CLIENT_PEER")
     settings = {
         "group.initial.rebalance.delay.ms": "0",
         "group.consumer.heartbeat.interval.ms": "500",

@@ -109,7 +109,7 @@ def check_commits(admin: Admin, group: str, readers: Readers) -> dict[TopicParti
 def test_commits_never_run_ahead(
     proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str], settings: dict[str, Any]
 ) -> None:
-    if settings.get("group.protocol") and os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
+    if settings.get("group.protocol") and os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3."):
         pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
     topic, group, proxy, chance = fresh_name("faults"), fresh_name("group"), proxied_cluster.proxy, random.Random(17)
     with (

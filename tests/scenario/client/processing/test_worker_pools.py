@@ -131,7 +131,7 @@ def test_pools_that_come_and_go_repeat_and_lose_nothing(
     topic: Topic, fresh_name: Callable[[str], str], wait_until: Callable[..., None], options: dict[str, Any]
 ) -> None:
     """Partitions are drained and committed before they change hands, so that order holds across pools, too."""
-    if "group_protocol" in options and os.environ.get("TIDELOG_CLIENT_PEER", "").startswith("3."):
+    if "group_protocol" in options and os.environ.get("COMPAT_CLIENT_PEER", "").startswith("3."):
         pytest.skip("Kafka 3.9 has the consumer protocol as a preview only, and switched off")
     group = fresh_name("group")
     handled = Handled()

@@ -56,9 +56,9 @@ def local_registry() -> Iterator[LocalRegistry]:
 
 @contextmanager
 def _apicurio(directory: Path) -> Iterator[str]:
-    libs = os.environ.get("TIDELOG_JAVA_LIBS")
+    libs = os.environ.get("COMPAT_JAVA_LIBS")
     if not libs:
-        pytest.fail("TIDELOG_JAVA_LIBS is not set: run these tests with `make compat`, which brings the registry")
+        pytest.fail("COMPAT_JAVA_LIBS is not set: run these tests with `make compat`, which brings the registry")
     (jar,) = Path(libs, "registry").glob("*-runner.jar")
     port = free_port()
     options = [_MEMORY, "-Dquarkus.http.host=127.0.0.1", f"-Dquarkus.http.port={port}"]
