@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 # The broker is imported by the fixtures that need it, so that tests of lower layers run without it.
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests of one group share a session of Spark, a server or a core: xdist is to keep them on one worker.
+
+    It does so by their names, which some versions of pytest don't let it change.
+    """
+    grouped = [item for item in session.items if item.get_closest_marker("xdist_group")]
+    if getattr(session.config.option, "loadgroup", False) and any("@" not in item.nodeid for item in grouped):
+        raise pytest.UsageError("this pytest and this pytest-xdist don't keep groups together; see pyproject.toml")
+
+
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     """A broker of the test's own."""
