@@ -18,8 +18,13 @@ from proxied_cluster import ProxiedCluster
 from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 
-# Groups form at once, as in a test broker, and records may be as old as a test likes; both brokers know the settings.
-_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "log.retention.ms": "-1"}
+# Both brokers know these: groups form at once, as in a test broker, and old records are not looked for.
+_DAY_MS = "86400000"
+_SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "log.initial.task.delay.ms": _DAY_MS,
+    "log.retention.check.interval.ms": _DAY_MS,
+}
 
 
 @pytest.fixture(scope="session")
