@@ -72,7 +72,10 @@ class Admin:
     def __del__(self) -> None:
         if self._thread is not None and not self._fork_guard.forked:
             warnings.warn("Admin was not closed", ResourceWarning, source=self, stacklevel=2)
-            self.close()
+            if self._thread.may_wait:
+                self.close()
+            else:
+                self._thread.close()
 
     def _run(self, call: Coroutine[Any, Any, ResultT]) -> ResultT:
         thread = self._thread

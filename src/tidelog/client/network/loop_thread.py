@@ -1,7 +1,8 @@
 """An event loop in a thread of its own, on which a synchronous client runs the asynchronous core.
 
 What always holds: `run` ends with the coroutine's result or error, or cancels it when the caller's time is up or the
-caller is interrupted; after `close` the thread has ended, and nothing that was started on the loop is left.
+caller is interrupted; after `close` the thread has ended, and nothing that was started on the loop is left. When the
+interpreter ends, daemon threads stand still: then nothing waits for one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -38,6 +40,11 @@ class LoopThread:
     def is_current(self) -> bool:
         """Whether the caller is the loop's own thread, which may not wait for itself."""
         return threading.current_thread() is self._thread
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the caller may wait for what runs on the loop."""
+        return not (self.is_current or sys.is_finalizing())
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run it on the loop and wait for its end; called from any other thread."""
@@ -70,9 +77,11 @@ class LoopThread:
         if self._closed:
             return
         self._closed = True
-        if self._fork_guard.forked:
-            return  # the thread and the loop's files are the parent's
+        if self._fork_guard.forked or sys.is_finalizing():
+            return  # the thread and the loop's files are the parent's, or the thread stands still
         self.loop.call_soon_threadsafe(self.loop.stop)
+        if self.is_current:
+            return  # it ends by itself
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             log.error("the thread %s did not end within %g s of its close", self._thread.name, _CLOSE_TIMEOUT_S)
@@ -81,6 +90,8 @@ class LoopThread:
         self._fork_guard.check()
         if self._closed:
             raise ClosedError("the client is closed")
+        if sys.is_finalizing():
+            raise ClosedError("the interpreter is ending, and the client with it")
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -228,8 +228,7 @@ class Producer(TransactionCalls):
         if getattr(self, "_is_open", False) and not self._core.fork_guard.forked:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
             self._is_open = False
-            if not self._thread.is_current:  # which can't wait for itself
-                self._thread.close()
+            self._thread.close()
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
