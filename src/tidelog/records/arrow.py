@@ -37,6 +37,7 @@ from tidelog.records.kernel_fill import BytesColumn, RecordTable, fill_table
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(pa.field("element", HEADER_TYPE, nullable=False))
+_NO_HEADERS = pa.array([], HEADER_TYPE)
 SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
@@ -282,12 +283,13 @@ def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
 
 def _header_elements(batches: Sequence[OpenBatch], headers: int) -> pa.Array:
     """All headers behind one another. Most topics have none, so they are read in a pass of their own, if at all."""
+    if not headers:
+        return _NO_HEADERS
     key, value = _ViewBuffers(headers), _ViewBuffers(headers)
     data: list[pa.Buffer] = []
-    if headers:
-        for number, batch in enumerate(batches):
-            data.append(pa.py_buffer(batch.records))
-            fill_headers(key.column, value.column, batch.reader(), batch.records_count, batch.from_offset, number)
+    for number, batch in enumerate(batches):
+        data.append(pa.py_buffer(batch.records))
+        fill_headers(key.column, value.column, batch.reader(), batch.records_count, batch.from_offset, number)
     try:
         keys = key.array(data, pa.string())
     except pa.ArrowInvalid as error:

@@ -6,6 +6,7 @@ settings only.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
+
+_SPLITS_AT_ONCE = 8  # each may hold an answer of a fetch
 
 
 class SplitPartition(InputPartition):
@@ -59,16 +62,28 @@ class TaskReading:
             options.get("kafkaConsumer.pollTimeoutMs") / 1000,
         )
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, SplitPartition):
-            return  # Spark makes one of its own where there are none
+    def read(self, *partitions: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one split after another; the first records of those that follow are on their way meanwhile."""
+        # Spark makes a partition of its own where there are none.
+        splits = [each.split for each in partitions if isinstance(each, SplitPartition)]
         target = arrow_schema(self.schema_json)
         with CLIENTS.client(self.settings) as client:
-            reader = SplitReader(
-                client, partition.split, fail_on_data_loss=self.fail_on_data_loss, timeout_s=self.timeout_s
-            )
-            for batch in reader.batches():
-                yield project(batch, target)
+            readers = [
+                SplitReader(client, split, fail_on_data_loss=self.fail_on_data_loss, timeout_s=self.timeout_s)
+                for split in splits
+            ]
+            waiting = iter(readers)
+            try:
+                for reader in itertools.islice(waiting, _SPLITS_AT_ONCE):
+                    reader.begin()
+                for reader in readers:
+                    for batch in reader.batches():
+                        yield project(batch, target)
+                    for follower in itertools.islice(waiting, 1):
+                        follower.begin()
+            finally:
+                for reader in readers:
+                    reader.give_up()
 
 
 def make_splits(ranges: list[OffsetRange], options: Options, view: TopicView) -> list[InputPartition]:

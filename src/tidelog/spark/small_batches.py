@@ -11,16 +11,13 @@ which try again and say what is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from tidelog.client.errors import ClientError
 from tidelog.spark.errors import SourceError
 from tidelog.spark.reader import SplitPartition
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # What the driver has read is one task, whatever is done with the rows then: more than so many are better shared out.
 OFFSETS_MAX = 200
@@ -28,7 +25,7 @@ BYTES_MAX = 1 << 20
 
 
 def read_small(
-    splits: Sequence[InputPartition], read: Callable[[InputPartition], Iterator[pa.RecordBatch]]
+    splits: Sequence[InputPartition], read: Callable[..., Iterator[pa.RecordBatch]]
 ) -> list[pa.RecordBatch] | None:
     """The rows of these splits, if they are few; None leaves them to tasks."""
     if _offsets(splits) > OFFSETS_MAX:
@@ -36,15 +33,15 @@ def read_small(
     batches: list[pa.RecordBatch] = []
     size = 0
     try:
-        for split in splits:
-            for batch in read(split):
-                size += batch.nbytes
-                if size > BYTES_MAX:
-                    return None
-                batches.append(batch)
+        for batch in read(*splits):
+            size += batch.nbytes
+            if size > BYTES_MAX:
+                return None
+            batches.append(batch)
     except (ClientError, SourceError):
         return None
-    return batches or None
+    # Each Arrow batch has its price in the JVM, too.
+    return [pa.concat_batches(batches)] if batches else None
 
 
 def _offsets(splits: Iterable[InputPartition]) -> int:

@@ -204,10 +204,21 @@ class SplitReader:
         self._empty_answers = 0
         self._checksum = crc32c if client.settings.check_crcs else None
         self._ratio = 4.0  # how much the last compressed batch has grown, for the next guess
+        self._begun: concurrent.futures.Future[Answer] | None = None
+
+    def begin(self) -> None:
+        """Ask for the first records already now."""
+        self._deadline_s = time.monotonic() + self._timeout_s
+        self._begun = self._begin_fetch(self._position)
+
+    def give_up(self) -> None:
+        """What was begun is not wanted."""
+        if self._begun is not None:
+            self._begun.cancel()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All records of the split, with all columns."""
-        future: concurrent.futures.Future[Answer] | None = None
+        future, self._begun = self._begun, None
         self._deadline_s = time.monotonic() + self._timeout_s
         try:
             while self._position < self._split.end:

@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = self._on_driver.ranges(offsets_from_json(start), offsets_from_json(end))
         splits = make_splits(ranges, self._options, self._on_driver.view)
         # Who asks for a number of tasks gets them.
-        rows = None if self._options.is_given("minPartitions") else read_small(splits, self.read)
+        rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
         if rows is None:
             return splits
         self._rows = rows

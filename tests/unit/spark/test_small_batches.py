@@ -20,27 +20,28 @@ def split(start: int, end: int) -> SplitPartition:
     return SplitPartition(Split("t", 0, start, end, uuid.UUID(int=1)))
 
 
-def rows(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    assert isinstance(partition, SplitPartition)
-    numbers = list(range(partition.split.start, partition.split.end))
-    yield pa.record_batch({"offset": pa.array(numbers, pa.int64())})
+def rows(*partitions: InputPartition) -> Iterator[pa.RecordBatch]:
+    for partition in partitions:
+        assert isinstance(partition, SplitPartition)
+        numbers = list(range(partition.split.start, partition.split.end))
+        yield pa.record_batch({"offset": pa.array(numbers, pa.int64())})
 
 
 def test_few_records_of_several_splits_are_read() -> None:
     batches = read_small([split(0, 2), split(7, 10)], rows)
     assert batches is not None
-    assert [batch.to_pydict()["offset"] for batch in batches] == [[0, 1], [7, 8, 9]]
+    assert [batch.to_pydict()["offset"] for batch in batches] == [[0, 1, 7, 8, 9]]
 
 
 def test_many_offsets_are_left_to_tasks_unread() -> None:
-    def unread(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def unread(*partitions: InputPartition) -> Iterator[pa.RecordBatch]:
         raise AssertionError("it was read")
 
     assert read_small([split(0, OFFSETS_MAX), split(0, 1)], unread) is None
 
 
 def test_large_records_are_left_to_tasks() -> None:
-    def large(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def large(*partitions: InputPartition) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"value": pa.array([bytes(BYTES_MAX)], pa.binary())})
 
     assert read_small([split(0, 1)], large) is None
@@ -50,8 +51,8 @@ def test_large_records_are_left_to_tasks() -> None:
 def test_what_fails_is_left_to_tasks_which_tell(error: Exception) -> None:
     assert isinstance(error, ClientError | DataLossError)
 
-    def failing(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from rows(partition)
+    def failing(*partitions: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from rows(*partitions)
         raise error
 
     assert read_small([split(0, 1)], failing) is None
