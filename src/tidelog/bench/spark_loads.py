@@ -37,8 +37,8 @@ VALUE_BYTES = 100
 SPARKS_POLL_RECORDS = "5000"
 SINK_FILES = 8
 SINK_FILES_A_BATCH = 2
-SMALL_BATCHES = 80
-_WARM_BATCHES = 20
+SMALL_BATCHES = 160
+_MEASURED_BATCHES = 80  # the last ones
 _IDLE_S = 8.0
 _ROWS_A_SEND = 100_000
 # The events of a load are spread over the last hour, so that windows of a minute have something to count.
@@ -258,7 +258,7 @@ def small_batch_ms(stage: SparkStage, format_name: str) -> float:
     _await(query)
     shutil.rmtree(checkpoint)
     times = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress]
-    return float(statistics.median(times[_WARM_BATCHES:]))
+    return float(statistics.median(times[-_MEASURED_BATCHES:]))
 
 
 def idle_cpu_percent(stage: SparkStage, format_name: str) -> float:

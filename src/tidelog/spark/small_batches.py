@@ -17,11 +17,18 @@ from pyspark.sql.datasource import InputPartition
 
 from tidelog.client.errors import ClientError
 from tidelog.spark.errors import SourceError
+from tidelog.spark.offsets import Offsets
+from tidelog.spark.planning import count_waiting
 from tidelog.spark.reader import SplitPartition
 
 # What the driver has read is one task, whatever is done with the rows then: more than so many are better shared out.
 OFFSETS_MAX = 200
 BYTES_MAX = 1 << 20
+
+
+def may_be_small(start: Offsets, end: Offsets) -> bool:
+    """Whether there are records between, and so few that the driver reads them."""
+    return start.keys() == end.keys() and 0 < count_waiting(start, end) <= OFFSETS_MAX
 
 
 def read_small(

@@ -7,7 +7,8 @@ exchanged. The driver keeps one reader for the life of the query; tasks get one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
@@ -20,10 +21,10 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tidelog.spark.offsets import offsets_from_json, offsets_to_json, read_start
+from tidelog.spark.offsets import Offsets, offsets_from_json, offsets_to_json, read_start
 from tidelog.spark.options import Options, Use, read_options
 from tidelog.spark.reader import TaskReading, make_splits
-from tidelog.spark.small_batches import read_small
+from tidelog.spark.small_batches import may_be_small, read_small
 from tidelog.spark.stream_driver import StreamDriver
 from tidelog.spark.topic_view import TopicView
 
@@ -38,8 +39,27 @@ def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSour
     return StreamReader(schema, read_options(given, Use.STREAM_READ))
 
 
+class _Planned(NamedTuple):
+    """The tasks of a micro-batch, and its rows if the driver has read them itself."""
+
+    splits: list[InputPartition]
+    rows: list[pa.RecordBatch] | None
+
+
+class _Ahead(NamedTuple):
+    """A micro-batch that is being planned before Spark has asked for it."""
+
+    start: Offsets
+    end: Offsets
+    planned: Future[_Planned]
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming read."""
+    """One streaming read.
+
+    A small batch is planned and read while Spark writes its offsets down. Whatever Spark asks for next waits for that,
+    so that nothing happens at once on the driver.
+    """
 
     def __init__(self, schema: StructType, options: Options) -> None:
         self._options = options
@@ -48,12 +68,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         TopicView(options)  # so that mistakes are told when the query is made
         self._driver: StreamDriver | None = None
         self._rows: list[pa.RecordBatch] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._ahead: _Ahead | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_driver": None}
+        return {**self.__dict__, "_driver": None, "_thread": None, "_ahead": None}
 
     @property
     def _on_driver(self) -> StreamDriver:
+        if self._ahead is not None:
+            self._ahead.planned.exception()  # waits, and leaves what went wrong to whoever asks for the plan
         if self._driver is None:
             self._driver = StreamDriver(self._options, TopicView(self._options))
         return self._driver
@@ -63,7 +87,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
         has_limit = not isinstance(limit, ReadAllAvailable)
-        return offsets_to_json(self._on_driver.next_end(offsets_from_json(start), has_limit=has_limit))
+        begin = offsets_from_json(start)
+        end = self._on_driver.next_end(begin, has_limit=has_limit)
+        # Who asks for a number of tasks gets them.
+        if may_be_small(begin, end) and not self._options.is_given("minPartitions"):
+            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="tidelog-small-batches")
+            self._ahead = _Ahead(begin, end, self._thread.submit(self._plan, self._on_driver, begin, end))
+        return offsets_to_json(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Which limits there are Spark need not know, as it can't hold several; only that there is one."""
@@ -76,22 +106,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows_min is None else ReadMinRows(rows_min)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
-        latest = self._on_driver.latest
-        return None if not latest else offsets_to_json(latest)
+        if self._driver is None or not self._driver.latest:
+            return None
+        return offsets_to_json(self._driver.latest)  # nothing to wait for: planning does not change it
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._on_driver.fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        ranges = self._on_driver.ranges(offsets_from_json(start), offsets_from_json(end))
-        splits = make_splits(ranges, self._options, self._on_driver.view)
-        # Who asks for a number of tasks gets them.
-        rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
+        splits, rows = self._planned(offsets_from_json(start), offsets_from_json(end))
         if rows is None:
             return splits
         self._rows = rows
         self.__class__ = _ReaderWithRows
         return splits[:1]  # Spark takes rows that are there already for one task's
+
+    def _planned(self, start: Offsets, end: Offsets) -> _Planned:
+        driver = self._on_driver
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.start, ahead.end) == (start, end):
+            return ahead.planned.result()
+        return self._plan(driver, start, end)
+
+    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
+        splits = make_splits(driver.ranges(start, end), self._options, driver.view)
+        rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
+        return _Planned(splits, rows)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reading.read(partition)
@@ -100,6 +140,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._on_driver.publish(offsets_from_json(end))
 
     def stop(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
         if self._driver is not None:
             self._driver.close()
             self._driver = None

@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 DEADLINE_S = 90
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them run in one worker process, so that there is one session."""
     for item in items:
