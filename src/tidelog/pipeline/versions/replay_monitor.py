@@ -73,6 +73,11 @@ class ReplayStatus:
         """Whether no more waits than arrives, or can be read, in the time that a live run takes for a batch or two."""
         return self.rows_left <= CAUGHT_UP_S * max(self.arriving_rows_per_s, self.rows_per_s_max)
 
+    @property
+    def is_at_the_end(self) -> bool:
+        """Whether all was read, but for what has just arrived."""
+        return self.rows_left <= CAUGHT_UP_S * self.arriving_rows_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -174,7 +179,7 @@ class ReplayMonitor:
         has_begun = progress.batch_id >= 0 or (total == 0 and bool(self._topics))
         self.is_caught_up = has_begun and status.is_caught_up
         self._on_status(status)
-        if self.is_caught_up and self._until_caught_up:
+        if self.is_caught_up and status.is_at_the_end and self._until_caught_up:
             self._is_over.set()
             self._run.request_stop()
 

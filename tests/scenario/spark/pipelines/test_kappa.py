@@ -217,7 +217,7 @@ def test_replay_diff_promote_and_rollback(versions: Versions) -> None:
     # Both have read the same, so the differences are those of the code.
     place_counts = Counts(added=1, changed=1, missing=1, equal=CATEGORIES - 3)
     found = kappa.diff(2, samples=5, patience_s=10)
-    assert found.is_same_position
+    assert found.is_same_position, (found.old_at, found.new_at, versions.statuses[-1])
     assert [output.counts for output in found.outputs] == [place_counts] * 3
     changed = next(sample for sample in found.outputs[0].samples if sample.kind == "changed")
     assert (changed.key, changed.old, changed.new) == (2, expected(1, 1200)[2], expected(2, 1200)[2])
