@@ -56,8 +56,8 @@ def _script() -> Path | None:
         return None
     text = _SCRIPT.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable))
     name = f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog" / name
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # the latter from a user without a home
+        file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog" / name
         if not file.exists():
             _write(file, text)
         return file
