@@ -66,8 +66,10 @@ def main(state: str, bootstrap: str, kind: str, point: str) -> None:
 
         def launch(version: int) -> None:
             role = "live" if registry.live_version("totals") == version else "shadow"
-            subprocess.Popen([sys.executable, str(HERE / "plain_version.py"), state, bootstrap, str(version), role])
-            while registry.running("totals", version) is None:
+            command = [sys.executable, str(HERE / "plain_version.py"), state, bootstrap, str(version), role]
+            started = subprocess.Popen(command)
+            # One that was killed before it was seen is started again by whoever waits for it.
+            while registry.running("totals", version) is None and started.poll() is None:
                 time.sleep(0.05)
 
         def wait_until_near(version: int) -> None:

@@ -6,6 +6,7 @@ pipeline's file or the command line says wins over the table. The page about pip
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -19,6 +20,8 @@ from tidelog.pipeline.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 DEFAULT_MASTER = "local[*]"
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
@@ -196,9 +199,27 @@ def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Pat
         builder = builder.config(key, value)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with _output_into(log_file):
-        session = builder.getOrCreate()
+        session = _made(builder, log_file)
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _made(builder: Any, log_file: Path) -> SparkSession:
+    """The session; a JVM that ends before it is up is started once more."""
+    from pyspark.errors import PySparkRuntimeError
+
+    is_last = False
+    while True:
+        try:
+            session: SparkSession = builder.getOrCreate()
+            return session
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            if is_last:
+                raise PipelineError(f"Spark's JVM ended while it was starting; see {log_file}") from error
+            log.warning("Spark's JVM ended while it was starting; it is started once more")
+            is_last = True
 
 
 def prepare_session(session: SparkSession) -> None:
