@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkRuntimeError
@@ -18,7 +19,7 @@ class Builder:
     def __init__(self, *conditions: str) -> None:
         self.conditions = list(conditions)
 
-    def getOrCreate(self) -> str:  # noqa: N802  # Spark calls it so
+    def getOrCreate(self) -> Any:  # noqa: N802  # Spark calls it so
         if self.conditions:
             raise PySparkRuntimeError(errorClass=self.conditions.pop(0), messageParameters={})
         return "session"
@@ -26,12 +27,13 @@ class Builder:
 
 def test_it_is_started_once_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert _made(Builder("JAVA_GATEWAY_EXITED"), tmp_path) == "session"
+        made: Any = _made(Builder("JAVA_GATEWAY_EXITED"), tmp_path)
+    assert made == "session"
     assert "started once more" in caplog.text
 
 
 def test_a_second_end_is_an_error_that_names_the_log(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="see .*spark.log"):
+    with pytest.raises(PipelineError, match=r"see .*spark\.log"):
         _made(Builder("JAVA_GATEWAY_EXITED", "JAVA_GATEWAY_EXITED"), tmp_path / "spark.log")
 
 
