@@ -64,8 +64,9 @@ class TaskReading:
 
     def read(self, *partitions: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one split after another; the first records of those that follow are on their way meanwhile."""
-        # Spark makes a partition of its own where there are none.
         splits = [each.split for each in partitions if isinstance(each, SplitPartition)]
+        if not splits:
+            return  # Spark makes a partition of its own where there are none
         target = arrow_schema(self.schema_json)
         with CLIENTS.client(self.settings) as client:
             readers = [

@@ -74,6 +74,7 @@ def guardian(serve: Callable[..., Any], tmp_path: Path) -> Iterator[Guardian]:
     guardian = Guardian(broker, tmp_path / "broker.pid")
     yield guardian
     guardian.close()
+    assert guardian.failure is None
 
 
 def create_topics(guardian: Guardian, seeds: Sequence[int]) -> None:
