@@ -2,7 +2,8 @@
 
 What always holds: the columns have the names and types of Spark's `kafka` source, with `headers` as a list of key and
 value; both directions give what `decode_records` and `encode_batch` give for the same records. Importing this module
-imports pyarrow, so nothing on a broker's path does.
+imports pyarrow, so nothing on a broker's path does. Decoding makes no Arrow array or scalar of Python objects: pyarrow
+would import pandas for it, which takes a process of Spark's a fifth of a second.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tidelog.records.kernel_fill import BytesColumn, RecordTable, fill_table
 
 HEADER_TYPE = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 HEADERS_TYPE = pa.list_(pa.field("element", HEADER_TYPE, nullable=False))
-_NO_HEADERS = pa.array([], HEADER_TYPE)
+_NO_HEADERS = pa.nulls(0, HEADER_TYPE)
 SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
@@ -266,18 +267,32 @@ class _Runs:
         self._runs.append((*kind, added))
 
     def topics(self) -> pa.Array:
-        return _joined([pa.repeat(pa.scalar(run[0], pa.string()), run[3]) for run in self._runs], pa.string())
+        return _joined([_repeated_text(run[0], run[3]) for run in self._runs], pa.string())
 
     def partitions(self) -> pa.Array:
-        return _joined([pa.repeat(pa.scalar(run[1], pa.int32()), run[3]) for run in self._runs], pa.int32())
+        return _joined([_repeated_number(run[1], run[3]) for run in self._runs], pa.int32())
 
     def timestamp_types(self) -> pa.Array:
-        return _joined([pa.repeat(pa.scalar(int(run[2]), pa.int32()), run[3]) for run in self._runs], pa.int32())
+        return _joined([_repeated_number(int(run[2]), run[3]) for run in self._runs], pa.int32())
+
+
+def _repeated_number(number: int, count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(_int32(number) * count)])
+
+
+def _repeated_text(text: str, count: int) -> pa.Array:
+    encoded = text.encode()
+    ends = pa.py_buffer(_int32(0) + _int32(len(encoded)))
+    return pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(encoded)]).take(_repeated_number(0, count))
+
+
+def _int32(number: int) -> bytes:
+    return number.to_bytes(4, sys.byteorder, signed=True)
 
 
 def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
     if not arrays:
-        return pa.array([], kind)
+        return pa.nulls(0, kind)
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 

@@ -93,5 +93,8 @@ def _headers_as(array: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
     elements = array.values
     structs = pa.StructArray.from_arrays(elements.flatten(), fields=list(wanted.value_type))
     # Arrow takes no mask beside offsets that are a slice of others: these are copied.
-    offsets = pa.array(array.offsets.to_numpy(zero_copy_only=False).copy(), pa.int32())
-    return pa.ListArray.from_arrays(offsets, structs, type=wanted, mask=pc.equal(pc.list_value_length(array), 0))
+    ends = array.offsets
+    copied = ends.buffers()[1].slice(4 * ends.offset, 4 * len(ends)).to_pybytes()
+    offsets = pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(copied)])
+    has_none = pc.invert(pc.list_value_length(array).cast(pa.bool_()))
+    return pa.ListArray.from_arrays(offsets, structs, type=wanted, mask=has_none)

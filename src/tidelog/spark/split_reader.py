@@ -13,12 +13,12 @@ import concurrent.futures
 import logging
 import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from crc32c import crc32c
 
 from tidelog.client.consumer.offsets_lookup import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
@@ -345,7 +345,8 @@ class SplitReader:
         rows = batch.num_rows
         offsets = batch.column("offset")
         if rows and offsets[rows - 1].as_py() >= self._split.end:
-            batch = batch.slice(0, pc.sum(pc.less(offsets, self._split.end)).as_py())
+            numbers = memoryview(offsets.buffers()[1]).cast("q")
+            batch = batch.slice(0, bisect_left(numbers, self._split.end, 0, rows))
         if batch.num_rows:
             yield batch
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -97,3 +99,22 @@ def test_headers_of_a_part_of_a_batch(batch: pa.RecordBatch) -> None:
 def test_other_columns_are_refused(schema: StructType, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         check_schema(schema)
+
+
+_DECODE = """
+import json, sys
+from tidelog.records.arrow import to_arrow
+from tidelog.records.codec import NewRecord, encode_batch
+from tidelog.spark import reader, split_reader
+from tidelog.spark.columns import arrow_schema, full_schema, project
+
+records = [NewRecord(None, b"v", (("h", b"1"),), 1), NewRecord(None, b"w", (), 2)]
+batch = to_arrow(bytes(encode_batch(records)), "t", 3)
+print(project(batch, arrow_schema(json.dumps(full_schema(include_headers=True).jsonValue()))).num_rows)
+print("pandas" in sys.modules)
+"""
+
+
+def test_a_process_that_decodes_records_does_not_import_pandas() -> None:
+    result = subprocess.run([sys.executable, "-c", _DECODE], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["2", "False"]
