@@ -6,6 +6,7 @@ exchanged. The driver keeps one reader for the life of the query; tasks get one 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _ROWS_MAX = 2**62  # a limit that says only that there is one
+# The thread that plans ahead would otherwise hold the interpreter while the answer to Spark is being written; Spark
+# then writes to its disk for several times as long before it asks for the plan.
+_ANSWER_FIRST_S = 0.001
 
 
 def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceStreamReader:
@@ -92,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Who asks for a number of tasks gets them.
         if may_be_small(begin, end) and not self._options.is_given("minPartitions"):
             self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="tidelog-small-batches")
-            self._ahead = _Ahead(begin, end, self._thread.submit(self._plan, self._on_driver, begin, end))
+            self._ahead = _Ahead(begin, end, self._thread.submit(self._plan_ahead, self._on_driver, begin, end))
         return offsets_to_json(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -126,6 +130,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.start, ahead.end) == (start, end):
             return ahead.planned.result()
+        return self._plan(driver, start, end)
+
+    def _plan_ahead(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
+        time.sleep(_ANSWER_FIRST_S)
         return self._plan(driver, start, end)
 
     def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
