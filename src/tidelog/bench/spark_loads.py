@@ -6,6 +6,7 @@ rows checks that it has all of them, so that no format looks fast by reading les
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -37,8 +38,8 @@ VALUE_BYTES = 100
 SPARKS_POLL_RECORDS = "5000"
 SINK_FILES = 8
 SINK_FILES_A_BATCH = 2
-SMALL_BATCHES = 160
-_MEASURED_BATCHES = 80  # the last ones
+SMALL_BATCHES = 60
+_MEASURED_BATCHES = 40  # the last ones
 _IDLE_S = 8.0
 _ROWS_A_SEND = 100_000
 # The events of a load are spread over the last hour, so that windows of a minute have something to count.
@@ -270,14 +271,19 @@ def idle_cpu_percent(stage: SparkStage, format_name: str) -> float:
         query.processAllAvailable()
         before = _cpu_s_of_spark(stage)
         time.sleep(_IDLE_S)
-        return 100 * (_cpu_s_of_spark(stage) - before) / _IDLE_S
+        after = _cpu_s_of_spark(stage)
+        return 100 * sum(after[pid] - before.get(pid, 0.0) for pid in after) / _IDLE_S
     finally:
         query.stop()
         shutil.rmtree(checkpoint)
 
 
-def _cpu_s_of_spark(stage: SparkStage) -> float:
-    """CPU time of the JVM and its Python processes: all that this process has started, but the broker."""
+def _cpu_s_of_spark(stage: SparkStage) -> dict[int, float]:
+    """CPU time of the JVM and each of its Python processes: all that this process has started, but the broker.
+
+    By process, as Spark ends Python workers that have had nothing to do for a minute: what they used must not be taken
+    off what the others use.
+    """
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -290,4 +296,8 @@ def _cpu_s_of_spark(stage: SparkStage) -> float:
     while level:
         level = {pid for pid, parent in parents.items() if parent in level and pid != stage.broker.pid}
         found |= level
-    return sum(cpu_of(pid).total_s for pid in found)
+    used: dict[int, float] = {}
+    for pid in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            used[pid] = cpu_of(pid).total_s
+    return used
