@@ -25,8 +25,8 @@ Progress = Callable[[str], None]
 _TOUCHED_BYTES = 3 << 30
 # Enough for the JVM to compile what it will run; figures of smaller ones would be those of its interpreter.
 _WARM_RECORDS_MIN = 1_000_000
-# A small batch runs little code often: it gets faster over its first hundreds, and who runs second is ahead until then.
-_SMALL_WARM_RUNS = 10
+# A small batch runs little code often: it gets faster over its first thousand, and who runs second is ahead until then.
+_SMALL_WARM_RUNS = 8
 EXACTLY_ONCE = "stream into a topic, exactly once, against ours at least once"
 
 
@@ -73,7 +73,7 @@ _LOADS = (
     _Load("batch into a topic, at least once", "rows/s", loads.batch_sink, turns=3),
     _Load("stream into a topic, at least once", "rows/s", loads.stream_sink, turns=3),
     _Load(EXACTLY_ONCE, "rows/s", _exactly_once, formats=(OURS,), turns=3),
-    _Load("micro-batch of one row", "ms", loads.small_batch_ms, False, warm_runs=_SMALL_WARM_RUNS, turns=6),
+    _Load("micro-batch of one row", "ms", loads.small_batch_ms, False, warm_runs=_SMALL_WARM_RUNS, turns=4),
     _Load("idle query", "% of a core", loads.idle_cpu_percent, False, turns=2),
 )
 _AT_LEAST_ONCE = "stream into a topic, at least once"

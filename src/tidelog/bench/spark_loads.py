@@ -38,8 +38,8 @@ VALUE_BYTES = 100
 SPARKS_POLL_RECORDS = "5000"
 SINK_FILES = 8
 SINK_FILES_A_BATCH = 2
-SMALL_BATCHES = 60
-_MEASURED_BATCHES = 40  # the last ones
+SMALL_BATCHES = 120
+_MEASURED_BATCHES = 60  # the last ones
 _IDLE_S = 8.0
 _ROWS_A_SEND = 100_000
 # The events of a load are spread over the last hour, so that windows of a minute have something to count.
@@ -259,7 +259,7 @@ def small_batch_ms(stage: SparkStage, format_name: str) -> float:
     _await(query)
     shutil.rmtree(checkpoint)
     times = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress]
-    return float(statistics.median(times[-_MEASURED_BATCHES:]))
+    return statistics.median_grouped(times[-_MEASURED_BATCHES:])  # Spark tells whole milliseconds
 
 
 def idle_cpu_percent(stage: SparkStage, format_name: str) -> float:

@@ -160,10 +160,12 @@ class StreamDriver:
 
     # What a batch covers
 
-    def ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """The offsets between, after a look at what was added, deleted or made anew."""
-        # Not from memory: tasks compare the ids of topics with those of now.
-        self.view.refresh()
+    def ranges(self, start: Offsets, end: Offsets, *, age_max_s: float = 0.0) -> list[OffsetRange]:
+        """The offsets between, after a look at what was added, deleted or made anew.
+
+        What is known of topics must not be old for tasks, which compare the ids of topics with those of now.
+        """
+        self.view.refresh(age_max_s=age_max_s)
         self._check_deleted(start, end)
         anew = self._made_anew(start, end)
         begin = {**start, **self._added(end.keys() - start.keys()), **self.view.earliest(anew)}

@@ -37,6 +37,7 @@ _ROWS_MAX = 2**62  # a limit that says only that there is one
 # The thread that plans ahead would otherwise hold the interpreter while the answer to Spark is being written; Spark
 # then writes to its disk for several times as long before it asks for the plan.
 _ANSWER_FIRST_S = 0.001
+_TOPICS_AGE_MAX_S = 1.0  # of what is known of topics when the driver reads a small batch itself
 
 
 def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceStreamReader:
@@ -134,10 +135,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan_ahead(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
         time.sleep(_ANSWER_FIRST_S)
-        return self._plan(driver, start, end)
+        planned = self._plan(driver, start, end, age_max_s=_TOPICS_AGE_MAX_S)
+        # A topic that was deleted or made anew since has no rows for a reader that asks for it by its id.
+        return self._plan(driver, start, end) if planned.rows is None else planned
 
-    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
-        splits = make_splits(driver.ranges(start, end), self._options, driver.view)
+    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets, *, age_max_s: float = 0.0) -> _Planned:
+        splits = make_splits(driver.ranges(start, end, age_max_s=age_max_s), self._options, driver.view)
         rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
         return _Planned(splits, rows)
 
