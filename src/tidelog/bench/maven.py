@@ -6,7 +6,6 @@ measurements and compatibility tests come here; the product itself has no jar.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import uuid
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidelog.bench.errors import PeerUnavailableError
+from tidelog.common.user_cache import cache_directory
 
 _POM = """<project>
   <modelVersion>4.0.0</modelVersion>
@@ -31,7 +31,7 @@ _NOTHING_ELSE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artif
 
 def jars(name: str, artifacts: Sequence[str], *, with_dependencies: bool = True) -> Path:
     """The directory with these artifacts (`group:artifact:version`), and what they depend on unless told otherwise."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog"
+    cache = cache_directory()
     place = cache / name
     if place.is_dir():
         return place

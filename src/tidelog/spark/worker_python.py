@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tidelog.common.user_cache import cache_directory
+
 VARIABLE = "PYSPARK_PYTHON"
 
 _SCRIPT = """\
@@ -57,7 +59,7 @@ def _script() -> Path | None:
     text = _SCRIPT.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable))
     name = f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     with contextlib.suppress(OSError, RuntimeError):  # the latter from a user without a home
-        file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidelog" / name
+        file = cache_directory() / name
         if not file.exists():
             _write(file, text)
         return file
