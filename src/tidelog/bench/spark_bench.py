@@ -103,7 +103,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
                     spark, broker, work, warm_records, plan.sink_rows, topic="warm", numbers=stage.numbers
                 )
                 progress("warming up")
-                _warm_up(warm)
+                _warm_up(warm, is_try=plan.records < _WARM_RECORDS_MIN)
                 figures: Figures = {}
                 for run in range(plan.runs):
                     progress(f"run {run + 1} of {plan.runs}")
@@ -113,9 +113,10 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     return _rows(figures)
 
 
-def _warm_up(stage: SparkStage) -> None:
+def _warm_up(stage: SparkStage, *, is_try: bool) -> None:
+    """Run each load as often as it needs to; in a mere try, whose figures tell little anyway, once."""
     for load in _LOADS:
-        for _ in range(load.warm_runs):
+        for _ in range(1 if is_try else load.warm_runs):
             for format_name in load.formats:
                 load.run(stage, format_name)
 
