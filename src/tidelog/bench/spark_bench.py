@@ -2,12 +2,14 @@
 
 What always holds: both formats run in one session, read the same topic of a Tidelog broker and write the same rows,
 one after the other and first in turn; each load has run before it is measured. The ratio is to Spark's own format.
+Queries with next to nothing to do come before the large loads: they run in sessions that do nothing else, and are not
+to be measured in a JVM that has fitted itself to something else.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +75,8 @@ _LOADS = (
     _Load("batch into a topic, at least once", "rows/s", loads.batch_sink, turns=3),
     _Load("stream into a topic, at least once", "rows/s", loads.stream_sink, turns=3),
     _Load(EXACTLY_ONCE, "rows/s", _exactly_once, formats=(OURS,), turns=3),
+)
+_SMALL_LOADS = (
     _Load("micro-batch of one row", "ms", loads.small_batch_ms, False, warm_runs=_SMALL_WARM_RUNS, turns=4),
     _Load("idle query", "% of a core", loads.idle_cpu_percent, False, turns=2),
 )
@@ -102,29 +106,30 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
                 warm = SparkStage(
                     spark, broker, work, warm_records, plan.sink_rows, topic="warm", numbers=stage.numbers
                 )
-                progress("warming up")
-                _warm_up(warm, is_try=plan.records < _WARM_RECORDS_MIN)
                 figures: Figures = {}
-                for run in range(plan.runs):
-                    progress(f"run {run + 1} of {plan.runs}")
-                    _measure(stage, figures, theirs_first=run % 2 == 1, progress=progress)
+                for what, some in (("small loads", _SMALL_LOADS), ("large loads", _LOADS)):
+                    progress(f"{what}: warming up")
+                    _warm_up(warm, some, is_try=plan.records < _WARM_RECORDS_MIN)
+                    for run in range(plan.runs):
+                        progress(f"{what}: run {run + 1} of {plan.runs}")
+                        _measure(stage, some, figures, theirs_first=run % 2 == 1, progress=progress)
         finally:
             broker.kill()
     return _rows(figures)
 
 
-def _warm_up(stage: SparkStage, *, is_try: bool) -> None:
+def _warm_up(stage: SparkStage, some: Sequence[_Load], *, is_try: bool) -> None:
     """Run each load as often as it needs to; in a mere try, whose figures tell little anyway, once."""
-    for load in _LOADS:
+    for load in some:
         for _ in range(1 if is_try else load.warm_runs):
             for format_name in load.formats:
                 load.run(stage, format_name)
 
 
 def _measure(
-    stage: SparkStage, figures: Figures, theirs_first: bool = False, progress: Progress = lambda step: None
+    stage: SparkStage, some: Sequence[_Load], figures: Figures, *, theirs_first: bool, progress: Progress
 ) -> None:
-    for load in _LOADS:
+    for load in some:
         for format_name in _turns(load, theirs_first):
             figure = load.run(stage, format_name)
             if figure <= 0:
@@ -141,7 +146,7 @@ def _turns(load: _Load, theirs_first: bool) -> list[str]:
 
 def _rows(figures: Figures) -> list[Row]:
     rows = []
-    for load in _LOADS:
+    for load in (*_LOADS, *_SMALL_LOADS):
         ours = figures[load.what, OURS]
         theirs = figures[load.what, SPARKS] if SPARKS in load.formats else figures[_AT_LEAST_ONCE, OURS]
         target = 1.0 if SPARKS in load.formats else 0.8
