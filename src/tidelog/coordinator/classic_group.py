@@ -59,6 +59,8 @@ class ClassicGroup(ClassicGroupState):
             self.expect_heartbeat(member, now, out)
         if len(self.members) > self.config.group_max_size:
             self.prepare_rebalance(RebalanceTrigger(RebalanceCause.GROUP_TOO_LARGE), now, out)
+        elif self.is_rebalance_due:
+            self.prepare_rebalance(RebalanceTrigger(RebalanceCause.MEMBER_LEFT), now, out)
         return out
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:

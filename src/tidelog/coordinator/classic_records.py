@@ -1,7 +1,8 @@
 """A classic group as a record, and a record as a group: one record holds a generation with all its members.
 
 What always holds: a group that was restored from a record writes the same record again. Who waits, who is about to
-join, and which protocols members speak besides the chosen one is not written down.
+join, and which protocols members speak besides the chosen one is not written down. A record with members and without a
+leader is of a group that has yet to rebalance.
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ class ClassicGroupState:
         self.protocol_name: str | None = None
         self.members = ClassicMembers()
         self.history = RebalanceHistory()
+        # Whether the record that the group was restored from is of members that were to join again.
+        self.is_rebalance_due = False
         # Whether the assignment of this generation is being written.
         self.is_storing_assignment = False
         # Instances that come back; the first one's write is under way, the others wait for it.
@@ -163,6 +165,7 @@ class ClassicGroupState:
             self.members.add(member)
         if value.leader is not None and value.leader in self.members:
             self.members.leader_id = value.leader
+        self.is_rebalance_due = bool(value.members) and value.leader is None
         self.state = ClassicState.STABLE if len(self.members) else ClassicState.EMPTY
         self.partition_counts = self.count_partitions()
 

@@ -149,7 +149,8 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     group.state = ClassicState.STABLE
     group.partition_counts = group.count_partitions()
     assignments = {member.member_id: member.assignment for member in group.members}
-    record = group_record(group, group.members, group.members.leader_id, assignments)
+    # Without a leader: a coordinator that takes the group over before its members have joined again has them do so.
+    record = group_record(group, group.members, None, assignments)
     draft.end_group([*draft.group.tombstones(), record])
     logger.info("group %s becomes a classic one", group.group_id)
     return group

@@ -134,3 +134,19 @@ def test_protocols_that_have_nothing_in_common_are_refused(
     stranger.step()
     assert not stranger.partitions
     assert stranger.generation < 0
+
+
+@pytest.mark.parametrize("cooperative", [False, True], ids=["eager", "cooperative"])
+def test_a_group_that_moves_right_after_its_way_back_still_rebalances(
+    make_bench: Any, old_consumer: Any, new_consumer: Any, cooperative: bool
+) -> None:
+    bench = make_bench()
+    old = old_consumer(bench, "a", ["orders"], cooperative=cooperative)
+    _settle(bench, old)
+    new = new_consumer(bench, "b", ["orders"])
+    _settle(bench, old, new)
+    new.leave()
+    assert bench.kind == "classic"
+    bench.restart()  # before the old member has joined again: only the record tells that it must
+    assert bench.kind == "classic"
+    _settle(bench, old)
