@@ -135,14 +135,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _plan_ahead(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
         time.sleep(_ANSWER_FIRST_S)
-        planned = self._plan(driver, start, end, age_max_s=_TOPICS_AGE_MAX_S)
-        # A topic that was deleted or made anew since has no rows for a reader that asks for it by its id.
-        return self._plan(driver, start, end) if planned.rows is None else planned
+        splits = self._splits(driver, start, end, age_max_s=_TOPICS_AGE_MAX_S)
+        rows = read_small(splits, self._reading.read)
+        # Without rows it is left to tasks, and planned afresh for them: a topic may have been made anew since.
+        return _Planned(splits, rows) if rows is not None else _Planned(self._splits(driver, start, end), None)
 
-    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets, *, age_max_s: float = 0.0) -> _Planned:
-        splits = make_splits(driver.ranges(start, end, age_max_s=age_max_s), self._options, driver.view)
+    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
+        splits = self._splits(driver, start, end)
         rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
         return _Planned(splits, rows)
+
+    def _splits(
+        self, driver: StreamDriver, start: Offsets, end: Offsets, *, age_max_s: float = 0.0
+    ) -> list[InputPartition]:
+        return make_splits(driver.ranges(start, end, age_max_s=age_max_s), self._options, driver.view)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._reading.read(partition)
