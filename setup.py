@@ -1,15 +1,19 @@
 """Builds the record kernel as optional extensions; everything else is declared in pyproject.toml.
 
-The kernel is plain Python with a .pxd beside each file. Where there is no C compiler the build goes on without it and
-the interpreted twin runs instead, so `pip install` never fails for want of a compiler.
+The kernel is plain Python with a .pxd beside each file. Without a C compiler the build carries on, and the same files
+run interpreted, so `pip install` never fails for lack of one.
 """
 
 import os
+import re
+import tomllib
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 KERNEL = (
     "kernel",
+    "kernel_check",
     "kernel_arrow",
     "kernel_offset_map",
     "kernel_walk",
@@ -47,7 +51,22 @@ def kernel_extensions() -> list[Extension]:
             "annotation_typing": False,  # the annotations are for type checkers, the C types are in the .pxd files
         },
     )
+    for module in modules:
+        # cythonize() makes new extensions and doesn't carry this attribute over.
+        module.optional = True
     return modules
 
 
-setup(ext_modules=kernel_extensions())
+def readme() -> str:
+    """README.md for the package index, which knows neither the other files nor their paths."""
+    root = Path(__file__).parent
+    repository = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]["Repository"]
+    text = (root / "README.md").read_text(encoding="utf-8")
+    return re.sub(r"\]\((?!https?://|#)", f"]({repository}/blob/main/", text)
+
+
+setup(
+    ext_modules=kernel_extensions(),
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

@@ -1,7 +1,7 @@
-"""The operations that a client may do, as the bit fields of metadata and describe answers (KIP-430).
+"""The operations that a client is allowed, as the bit fields in Metadata and Describe responses (KIP-430).
 
-What always holds: bit N stands for the operation that the ACL requests number N. Without an authorizer everybody may do
-whatever the resource supports.
+What always holds: bit N stands for the operation with number N in ACL requests. Without an authorizer, every client may
+do whatever the resource supports.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Topics that a client's first use creates: asked for while metadata is answered, made in the background.
+"""Creates topics on first use: requested while Metadata is answered, created in the background.
 
-What always holds: a topic is asked for once, however many clients want it at the same time; whoever asked gets no error
-from here, because clients ask for the metadata again until the topic has a leader. What the controller refuses is
-logged.
+What always holds: a topic is requested once, however many clients want it at the same time. Clients get no error from
+here, because they repeat their Metadata request until the topic has a leader. If the controller refuses a topic, that
+is logged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class AutoTopicCreation:
-    """The topics that are being created because a client asked for their metadata."""
+    """The topics being created because a client asked for their metadata."""
 
     def __init__(self) -> None:
         self._in_work: set[str] = set()
@@ -41,7 +41,7 @@ class AutoTopicCreation:
         task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        """Until everything asked for so far can be used or is refused."""
+        """Wait until every topic requested so far is ready or has been refused."""
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:

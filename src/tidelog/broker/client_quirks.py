@@ -1,7 +1,7 @@
-"""Requests that widely used clients send malformed, and how they are meant.
+"""Malformed requests that widely used clients send, and what they mean.
 
-What always holds: only the exact bytes that a named client is known to send are read differently; whatever else is
-malformed still ends its connection.
+What always holds: only the exact bytes that a named client is known to send are treated specially; any other malformed
+request still closes its connection.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def body_start(api_key: int, version: int, frame: memoryview, offset: int) -> in
     """Where the request's body really starts.
 
     librdkafka, up to 2.16 at least, asks for the metadata of all topics with four bytes for the null array where a
-    flexible version has one. Apache Kafka reads one of them, the rest as flags, and ignores what is left over at the
-    end; skipping three gives the flags that the client meant.
+    flexible version has one. Apache Kafka reads one of them, takes the rest for flags, and ignores the extra bytes at
+    the end; skipping three yields the flags that the client meant.
     """
     if api_key != METADATA.key or version < _METADATA_FLEXIBLE_FROM_VERSION:
         return offset

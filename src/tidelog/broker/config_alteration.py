@@ -1,7 +1,7 @@
-"""What AlterConfigs and IncrementalAlterConfigs have in common: which resources may be changed, and one row for each.
+"""What AlterConfigs and IncrementalAlterConfigs share: which resources can be changed, and a result row for each.
 
-What always holds: every resource of a request gets exactly one row; a resource that is refused here never reaches the
-controller, and the others do. Names and values of settings are checked by the controller.
+What always holds: every resource of a request gets a row, and one that is named twice gets two; a resource refused here
+never reaches the controller, but the others do. The controller checks the names and values of settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _WireConfig(Protocol):
 
 
 class WireResource(Protocol):
-    """What the two requests' resources share."""
+    """What the resources of both requests have in common."""
 
     resource_type: int
     resource_name: str
@@ -47,7 +47,7 @@ async def alter(
     translate: Callable[[ConfigResource, WireT], ChangeT],
     apply: Callable[[list[ChangeT]], Awaitable[list[ConfigResult]]],
 ) -> list[AlterRow]:
-    """Apply the changes of those resources that may be changed; a translate that raises KafkaError refuses its one."""
+    """Apply the changes to the resources that can be changed; `translate` raises KafkaError to refuse one."""
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     rows: dict[tuple[int, str], AlterRow] = {}
     changes: list[ChangeT] = []
@@ -61,15 +61,15 @@ async def alter(
         key = (int(result.resource.type), result.resource.name)
         message = None if result.error is ErrorCode.NONE else result.message or result.error.description
         rows[key] = AlterRow(*key, result.error, message)
-    return [rows[key] for key in counts]
+    return [rows[resource.resource_type, resource.resource_name] for resource in resources]
 
 
 def _config_resource(resource: WireResource, count: int) -> ConfigResource:
     if count > 1:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "the resource stands more than once in the request")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The request names the resource more than once.")
     if resource.resource_type not in _RESOURCE_TYPES:
-        message = f"resource type {resource.resource_type} has no settings that can be changed here"
+        message = f"Resource type {resource.resource_type} has no settings that can be changed here."
         raise KafkaError(ErrorCode.INVALID_REQUEST, message)
     if len({config.name for config in resource.configs}) < len(resource.configs):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a setting stands more than once")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The request names a setting more than once.")
     return ConfigResource(ResourceType(resource.resource_type), resource.resource_name)

@@ -1,6 +1,6 @@
-"""Settings as DescribeConfigs and CreateTopics show them: value, source, and the chain of values it outranks.
+"""Settings as DescribeConfigs and CreateTopics show them: value, source, and the values it overrides.
 
-What always holds: the first synonym is the value in force and gives the source, as Kafka's clients expect (KIP-226);
+What always holds: the first synonym is the effective value and gives the source, as Kafka's clients expect (KIP-226);
 the value of a sensitive setting is never shown. It reads the image and the settings and changes nothing.
 """
 
@@ -17,7 +17,7 @@ from tidelog.protocol.config_values import ConfigSource
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """One value that was given for a setting, under the name it was given with."""
+    """A value given for a setting, under the name it was given with."""
 
     name: str
     value: str | None
@@ -60,15 +60,15 @@ def describe_broker(settings: Settings, table: SettingsTable, image: ClusterImag
 def describe_broker_defaults(
     settings: Settings, table: SettingsTable, image: ClusterImage
 ) -> Iterator[ConfigDescription]:
-    """Every setting as all brokers have it: only what was set for all of them at run time is not a default."""
+    """Only what was set for all brokers at run time, as in Kafka."""
     for row in table.rows(SettingScope.BROKER):
         chain = [
             synonym
             for synonym in _broker_chain(settings, image, row.name)
             if synonym.source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
         ]
-        value = chain[0].value if chain else row.format(settings.effective(row.name))
-        yield _description(row, value, chain)
+        if chain:
+            yield _description(row, chain[0].value, chain)
 
 
 def _description(row: Setting, value: str | None, synonyms: list[ConfigSynonym]) -> ConfigDescription:
@@ -80,7 +80,7 @@ def _description(row: Setting, value: str | None, synonyms: list[ConfigSynonym])
 
 
 def _broker_chain(settings: Settings, image: ClusterImage, name: str) -> Iterator[ConfigSynonym]:
-    """All values given for a broker setting under any of its names, the one in force first."""
+    """All values given for a broker setting under any of its names, the effective one first."""
     rows = [settings.table.get(name, SettingScope.BROKER)]
     rows += [settings.table.get(synonym, SettingScope.BROKER) for synonym in rows[0].synonyms]
     for dynamic, source in (

@@ -1,9 +1,9 @@
-"""One client's connection: frames in, answers out, on a raw non-blocking socket.
+"""One client's connection: frames in, responses out, on a raw non-blocking socket.
 
-What always holds: requests start in the order they came and answers leave in that order; a produce may start while
-earlier produces are unanswered, any other request only when everything before it is answered; nothing starts while an
-answer waits for the peer to read. Memory grows with the bytes that arrived, never with the size a peer announces. When
-the peer is gone, what it waited for is cancelled. It does not know what requests mean; the dispatcher does.
+What always holds: requests start, and responses leave, in the order in which the requests arrived. A produce may start
+while earlier produces are unanswered, any other request only when all earlier ones are answered; nothing starts while a
+response waits for the peer to read. Memory grows with the bytes received, never with the size a peer announces. When
+the peer disconnects, its pending requests are cancelled. The dispatcher, not this module, knows what requests mean.
 """
 
 from __future__ import annotations
@@ -11,41 +11,43 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import select
 import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING
 
 from tidelog.broker.dispatch import Dispatcher, Exchange, api_key_of
-from tidelog.broker.memory import BUFFER_BYTES, ReceiveMemory, is_unshared
+from tidelog.broker.memory import BUFFER_BYTES, HeldRequest, ReceiveMemory, is_unshared
 from tidelog.broker.outgoing import OutgoingQueue, SliceCutShort
 from tidelog.broker.registry import CloseConnection, find_handler
 from tidelog.broker.request_context import ClientSession
+from tidelog.broker.turns import SHORT_WORK_BYTES
 from tidelog.protocol.messages.k00_produce import PRODUCE
 
 if TYPE_CHECKING:
     from tidelog.broker.connection_set import ConnectionSet
 
-# A client that does not wait for its answers gets this many requests taken up; the rest stay in the socket.
+# Of a client that does not wait for responses, this many requests are started; the rest stay in the socket.
 IN_FLIGHT_MAX = 64
 
-# How many requests of one connection are handled before others have their turn.
+# How many requests of one connection are handled before other connections get their turn.
 FRAMES_PER_TURN = 16
 READS_PER_TURN = 4
 
-# Sound small requests are many in 16 frames; large ones may each take the loop a tenth of a second.
+# Well-formed small requests fit many into 16 frames; each large one may take the loop a tenth of a second.
 BYTES_PER_TURN = 256 * 1024
 
-# Only a produce brings records and may be as large as socket.request.max.bytes. The largest of the others list
-# partitions or carry what group members tell one another; a thousandth of this is usual.
+# Only a produce carries records and may be as large as socket.request.max.bytes. The largest other requests list
+# partitions or carry group members' metadata; a thousandth of this is typical.
 OTHER_REQUEST_BYTES_MAX = 16 * 1024 * 1024
 
-# Requests that wait behind an unfinished one are read this far, so that the end of the connection is still noticed.
+# How much is read of requests that wait behind an unfinished one, so that a disconnect is still noticed.
 _BACKLOG_MAX_BYTES = 64 * 1024
 
 _SMALL_BUFFER_BYTES = 4 * 1024
 _GROWTH = 4
-# From here on a buffer of the full size is taken, because those are kept and used again.
+# From this size on, a full-size buffer is used, because those are pooled.
 _MUCH_BYTES = 64 * 1024
 _HEADER_MIN_BYTES = 8
 _SIZE = struct.Struct(">i")
@@ -56,9 +58,11 @@ class Connection:
 
     __slots__ = (
         "__weakref__",
+        "_answers",
         "_buffer",
         "_closed",
         "_continuing",
+        "_counted_answer_bytes",
         "_dispatcher",
         "_draining",
         "_end",
@@ -67,6 +71,7 @@ class Connection:
         "_fd",
         "_frame_bytes",
         "_held_bytes",
+        "_held_frame_bytes",
         "_loop",
         "_memory",
         "_outgoing",
@@ -100,13 +105,17 @@ class Connection:
         self._memory = memory
         self._loop = loop
         self._request_bytes_max = owner.limits.request_bytes_max
-        # The bytes between _start and _end of the buffer arrived and are not handled yet. _frame_bytes is the whole
-        # size of the frame they begin with, once its size prefix is there, else 0.
+        # The bytes between _start and _end of the buffer are received but not handled yet. _frame_bytes is the total
+        # size of the frame they start with, or 0 until its size prefix has arrived.
         self._buffer: bytearray | None = None
         self._start = 0
         self._end = 0
         self._frame_bytes = 0
         self._held_bytes = 0
+        # A request that is being decoded is no longer in the buffer, but its bytes still count.
+        self._held_frame_bytes = 0
+        self._answers = dispatcher.answers
+        self._counted_answer_bytes = 0
         self._exchanges: deque[Exchange] = deque()
         self._outgoing = OutgoingQueue()
         self._reading = False
@@ -123,31 +132,66 @@ class Connection:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the peer waits for something."""
+        """Whether the peer is waiting for something."""
         return bool(self._exchanges or self._outgoing)
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether the next move is ours: a peer that does not read its answer, or has said goodbye, is idle itself."""
+        """Whether it is our turn: a peer that does not read its response, or has closed its side, is itself idle."""
         return bool(self._exchanges) and not self._outgoing and not self._eof
 
     def drain(self) -> None:
-        """Take up no more requests; close once the answers under way are sent."""
+        """Start no more requests; close once the pending responses are sent."""
         self._draining = True
         self._set_reading(False)
         if not self._outgoing and all(exchange.handler.may_be_cut for exchange in self._exchanges):
-            self.close("the broker shuts down")
+            self.close("the broker is shutting down")
+
+    # Memory
 
     def memory_freed(self) -> None:
         self._update_reading()
 
+    def hold_frame(self, size_bytes: int) -> None:
+        self._held_frame_bytes = size_bytes
+        self._memory.hold(self, size_bytes)
+
+    def release_frame(self) -> None:
+        if self._held_frame_bytes:
+            size_bytes, self._held_frame_bytes = self._held_frame_bytes, 0
+            self._memory.release(self, size_bytes)
+
+    def hold_request(self, size_bytes: int) -> HeldRequest:
+        return self._memory.hold_request(self, size_bytes)
+
+    def lets_us_wait(self) -> bool:
+        if self._outgoing:
+            return self._writing and not _is_writable(self._fd)
+        if self._exchanges:
+            return False
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False  # whoever reads next finds it broken
+        return False
+
+    def _count_answers(self) -> None:
+        """Report how much is waiting to be sent, if it is a lot; small responses are not worth counting."""
+        waiting_bytes = self._outgoing.waiting_bytes
+        counted_bytes = waiting_bytes if waiting_bytes > SHORT_WORK_BYTES else 0
+        if counted_bytes != self._counted_answer_bytes:
+            self._counted_answer_bytes = counted_bytes
+            self._answers.update(self, counted_bytes)
+
     # Receiving
 
     def _on_readable(self) -> None:
-        """Read and handle until there is nothing left, or an answer shows that the connection is alive.
+        """Read and handle until there is nothing left, or a response shows that the connection is alive.
 
-        uvloop reports a broken connection once, together with the last bytes that came, and never again. So whoever
-        sends no answer has to look once more behind those bytes, or a client that is gone would be kept.
+        uvloop reports a broken connection only once, together with the last bytes received. So unless a response was
+        sent, we have to read once more after those bytes, or the connection of a dead client would stay open.
         """
         reads = handled_bytes = 0
         while reads < READS_PER_TURN and handled_bytes < BYTES_PER_TURN:
@@ -168,7 +212,7 @@ class Connection:
             self._on_readable()
 
     def _receive(self) -> bool:
-        """Read once; False when there is nothing to handle."""
+        """Read once; False if there is nothing to handle."""
         buffer = self._buffer
         assert buffer is not None  # _make_room put it there
         try:
@@ -191,19 +235,22 @@ class Connection:
         return True
 
     def _on_eof(self) -> None:
-        """The peer sends no more; it may still read, so what it asked for is answered before the end."""
+        """The peer has stopped sending but may still read, so its requests are answered before we close."""
         self._eof = True
         self._set_reading(False)
         self._settle()
-        if not self.is_busy and not self._continuing:
+        is_over = not self.is_busy and not self._continuing
+        if is_over or (self._exchanges and self._exchanges[-1].handler.is_ended_by_eof):
             self.close("closed by the peer")
 
     def _make_room(self) -> int:
-        """See that there is a buffer with room in it; 0 when there may be none now."""
+        """Make sure there is a buffer with room in it; 0 if there can't be one right now."""
         buffer = self._buffer
         if buffer is None:
-            # Small requests pass even when half-sent large ones hold all the memory there is: else a few hundred slow
-            # or hostile clients could keep everybody out.
+            if not self._memory.may_begin(self):
+                return 0
+            # Small requests pass even when half-sent large ones hold all the memory; otherwise a few hundred slow or
+            # hostile clients could lock everyone else out.
             is_scarce = self._memory.exhausted
             self._buffer = bytearray(_SMALL_BUFFER_BYTES) if is_scarce else self._memory.take_buffer()
             self._start = self._end = 0
@@ -227,13 +274,15 @@ class Connection:
         return capacity_bytes - waiting_bytes
 
     def _capacity_for(self, waiting_bytes: int) -> int:
-        """How large a buffer may be for the bytes that wait: a multiple of them, until the whole frame fits."""
+        """How large a buffer may be for the waiting bytes: a multiple of them, until the whole frame fits."""
         wanted_bytes = self._frame_bytes if self._frame_bytes > waiting_bytes else _BACKLOG_MAX_BYTES
         capacity_bytes = max(waiting_bytes, min(wanted_bytes, max(waiting_bytes * _GROWTH, _SMALL_BUFFER_BYTES)))
-        return BUFFER_BYTES if _MUCH_BYTES <= capacity_bytes <= BUFFER_BYTES else capacity_bytes
+        # What waits behind other requests doesn't justify a full-size buffer, all of whose bytes would count as held.
+        is_backlog = self._frame_bytes <= waiting_bytes <= _BACKLOG_MAX_BYTES
+        return BUFFER_BYTES if _MUCH_BYTES <= capacity_bytes <= BUFFER_BYTES and not is_backlog else capacity_bytes
 
     def _move(self, capacity_bytes: int) -> None:
-        """Move what waits to the front of another buffer of that capacity."""
+        """Move the waiting bytes to the front of another buffer of this capacity."""
         old = self._buffer
         assert old is not None  # there is something to move
         buffer = self._memory.take_buffer() if capacity_bytes == BUFFER_BYTES else bytearray(capacity_bytes)
@@ -244,7 +293,7 @@ class Connection:
         self._buffer, self._start, self._end = buffer, 0, waiting_bytes
 
     def _settle(self) -> None:
-        """Give the buffer back when nothing waits in it, or keep no more of it than what waits is worth."""
+        """Return the buffer if nothing waits in it, or shrink it to suit what does."""
         buffer = self._buffer
         if buffer is None:
             return
@@ -252,13 +301,13 @@ class Connection:
         if waiting_bytes == 0:
             self._drop_buffer()
         elif self._held_bytes == 0:
-            # The buffer was taken for this turn only. A few bytes move out of it, so that a thousand connections with
-            # half a request each cost a few bytes each; much of a request stays where it is.
+            # The buffer was borrowed for this turn only. A few bytes move out of it, so that a thousand connections
+            # with half a request each take only a few bytes each; a large part of a request stays where it is.
             capacity_bytes = self._capacity_for(waiting_bytes)
             if capacity_bytes != BUFFER_BYTES or self._start + self._frame_bytes > len(buffer):
                 self._move(capacity_bytes)
             self._held_bytes = capacity_bytes
-            self._memory.hold(capacity_bytes)
+            self._memory.hold(self, capacity_bytes)
 
     def _drop_buffer(self) -> None:
         if self._buffer is not None:
@@ -272,7 +321,7 @@ class Connection:
     # Handling
 
     def _handle_frames(self) -> int:
-        """Start every request that is complete and may start; what is left waits in the buffer. Gives their bytes."""
+        """Start every complete request that may start; the rest waits in the buffer. Returns the bytes started."""
         handled = handled_bytes = 0
         while self._end > self._start and not self._closed and not self._draining:
             size_bytes = self._next_frame()
@@ -292,7 +341,7 @@ class Connection:
         return handled_bytes
 
     def _next_frame(self) -> int | None:
-        """The size of the frame that waits, None when it is not complete."""
+        """The size of the waiting frame, or None if it is incomplete."""
         waiting_bytes = self._end - self._start
         self._frame_bytes = 0
         if waiting_bytes < 4:
@@ -322,7 +371,8 @@ class Connection:
         exchanges = self._exchanges
         if not exchanges:
             return True
-        if len(exchanges) >= IN_FLIGHT_MAX or not exchanges[-1].handler.may_overlap:
+        last = exchanges[-1]
+        if len(exchanges) >= IN_FLIGHT_MAX or not last.handler.may_overlap or last.is_in_steps:
             return False
         assert self._buffer is not None  # a complete frame is in it
         handler = find_handler(api_key_of(self._buffer, self._start + 4))
@@ -330,7 +380,7 @@ class Connection:
 
     def _start_request(self, frame: memoryview) -> None:
         try:
-            exchange = self._dispatcher.start(frame, self.session)
+            exchange = self._dispatcher.start(frame, self.session, self)
         except CloseConnection as reason:
             self.close(str(reason), logging.WARNING)
             return
@@ -351,6 +401,10 @@ class Connection:
         except CloseConnection as reason:
             self.close(str(reason), logging.WARNING)
             return
+        if exchange.future is not None:
+            exchange.future.add_done_callback(functools.partial(self._on_finished, exchange))
+            self._go_on()
+            return
         while self._exchanges and self._exchanges[0].answered:
             answered = self._exchanges.popleft()
             if answered.parts is not None:
@@ -370,13 +424,13 @@ class Connection:
             self._go_on()
 
     def _go_on(self) -> None:
-        """After an answer went out: take up what waited for it, and notice when everything is over."""
+        """After a response was sent: start what waited for it, and close if everything is done."""
         if self._end > self._start:
             self._handle_frames()
         if self._closed or self.is_busy or self._continuing:
             pass
         elif self._draining:
-            self.close("the broker shuts down")
+            self.close("the broker is shutting down")
             return
         elif self._eof:
             self.close("closed by the peer")
@@ -397,6 +451,9 @@ class Connection:
                 self._send()
         except OSError as error:
             self.close(f"could not be sent its answer, as a log file can't be read: {error}", logging.ERROR)
+            return
+        if outgoing.waiting_bytes != self._counted_answer_bytes:
+            self._count_answers()
 
     def _send(self) -> None:
         try:
@@ -418,7 +475,7 @@ class Connection:
                 self._loop.add_writer(self._fd, self._on_writable)
 
     def _bring_in(self) -> None:
-        """Let a thread read what comes next from the disk; the socket is left alone until then."""
+        """Have a thread read what comes next from the disk; nothing is sent until then."""
         self._outgoing.is_cold = False
         reading = self._loop.run_in_executor(self._owner.cold_reads, self._outgoing.bring_in())
         reading.add_done_callback(self._on_brought_in)
@@ -435,18 +492,22 @@ class Connection:
     def _on_writable(self) -> None:
         self.idle_since_tick = self._owner.tick
         self._send()
-        if not self._closed and not self._outgoing:
+        if self._closed:
+            return
+        if self._outgoing.waiting_bytes != self._counted_answer_bytes:
+            self._count_answers()
+        if not self._outgoing:
             self._go_on()
 
     # Interest and end
 
     def _update_reading(self) -> None:
-        """Read while there is room for what comes; reading on also shows when the peer breaks the connection."""
+        """Read while there is room; reading is also how we notice that the peer disconnected."""
         if not self._closed:
             self._set_reading(not self._eof and not self._draining and self._has_room())
 
     def _has_room(self) -> bool:
-        return self._buffer is None or self._make_room() > 0
+        return self._memory.may_begin(self) if self._buffer is None else self._make_room() > 0
 
     def _set_reading(self, wanted: bool) -> None:
         if wanted != self._reading:
@@ -457,7 +518,7 @@ class Connection:
                 self._loop.remove_reader(self._fd)
 
     def close(self, reason: str, level: int = logging.DEBUG) -> None:
-        """End the connection now, with whatever it waited for."""
+        """Close the connection now, and cancel whatever it was waiting for."""
         if self._closed:
             return
         self._closed = True
@@ -467,10 +528,18 @@ class Connection:
             self._loop.remove_writer(self._fd)
         self._sock.close()
         self._outgoing.drop()
+        self._count_answers()
         self._drop_buffer()
+        self.release_frame()
         self._memory.forget(self)
         for exchange in self._exchanges:
             if exchange.future is not None:
                 exchange.future.cancel()
         self._exchanges.clear()
         self._owner.closed(self, reason, level)
+
+
+def _is_writable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(0))

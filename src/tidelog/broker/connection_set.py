@@ -1,8 +1,8 @@
-"""All open connections of a broker: their limits, their idle time, their counts, and their end.
+"""All open connections of a broker: limits, idle time, counts and shutdown.
 
 What always holds: no more connections are open than max.connections and max.connections.per.ip allow; one timer finds
-the idle ones among all of them; a connection that waits for an answer is not idle, one that does not take its answer
-or will send no more is.
+the idle ones among all of them. A connection that waits for a response is not idle; one that does not read its
+response, or will send nothing more, is.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.memory import ReceiveMemory
 from tidelog.broker.request_context import ClientSession
+from tidelog.common.congestion import stop_pacing_on_loopback
 from tidelog.common.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# The idle time is counted in this many ticks, so a connection is closed at most an eighth later than it should be.
+# The idle time is counted in this many ticks, so a connection is closed at most an eighth too late.
 _TICKS_PER_IDLE_TIME = 8
 
-# Disks serve some reads side by side; more of them would only wait longer for one another.
+# Disks serve a few reads in parallel; beyond that, reads would only wait longer for each other.
 _COLD_READ_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLimits:
-    """What one broker allows its clients; the fields follow Kafka's settings of like names."""
+    """What a broker allows its clients; the fields correspond to Kafka's settings of similar names."""
 
     request_bytes_max: int
     queued_request_bytes_max: int
+    queued_response_bytes_max: int
     connections_max: int
     connections_max_per_ip: int
     idle_ms_max: int
@@ -49,6 +51,7 @@ class NetworkLimits:
         return cls(
             request_bytes_max=settings.get_int("socket.request.max.bytes"),
             queued_request_bytes_max=settings.get_int("queued.max.request.bytes"),
+            queued_response_bytes_max=settings.get_int("tidelog.queued.max.response.bytes"),
             connections_max=settings.get_int("max.connections"),
             connections_max_per_ip=settings.get_int("max.connections.per.ip"),
             idle_ms_max=settings.get_int("connections.max.idle.ms"),
@@ -64,10 +67,10 @@ class ConnectionSet:
     def __init__(self, limits: NetworkLimits, dispatcher: Dispatcher, loop: asyncio.AbstractEventLoop) -> None:
         self.limits = limits
         self.dispatcher = dispatcher
-        self.memory = ReceiveMemory(limits.queued_request_bytes_max, limits.request_bytes_max, loop.call_soon)
-        # Reads for those who ask for records that are not in memory any more.
+        self.memory = ReceiveMemory(limits.queued_request_bytes_max, limits.request_bytes_max, loop)
+        # Reads records that are no longer in memory.
         self.cold_reads = ThreadPoolExecutor(_COLD_READ_THREADS, thread_name_prefix="cold-reads")
-        # Counts up while the broker runs; connections note it instead of asking for the time with every request.
+        # A tick counter; connections note it instead of reading the clock for every request.
         self.tick = 0
         self.accepted_total = 0
         self._closed_received_bytes = 0
@@ -100,20 +103,29 @@ class ConnectionSet:
     def sent_bytes(self) -> int:
         return self._closed_sent_bytes + sum(connection.sent_bytes for connection in self._open)
 
+    def change_limits(self, limits: NetworkLimits) -> None:
+        """Allow more or fewer connections from now on; open ones stay open."""
+        self.limits = limits
+        for callback in self._on_room:
+            callback()
+
     def on_room(self, callback: Callable[[], None]) -> None:
-        """Call back whenever a connection closed, so that a listener that stopped accepting may go on."""
+        """Call back when a connection closes or more are allowed, so that a paused listener can resume."""
         self._on_room.append(callback)
 
     def open(self, sock: socket.socket, host: str, listener_name: str) -> None:
-        """Take over an accepted socket, or close it when its host has enough."""
+        """Take over an accepted socket, or close it if its host has too many."""
         limits = self.limits
         if self._open_by_host[host] >= limits.connections_max_per_ip:
             sock.close()
-            self._log.log(logging.WARNING, "refused a connection from %s: max.connections.per.ip are open", host)
+            self._log.log(
+                logging.WARNING, "refused a connection from %s: it already has max.connections.per.ip open", host
+            )
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Hosts that vanish without a word are noticed even if idle connections are never closed.
+        stop_pacing_on_loopback(sock, host)
+        # Hosts that vanish silently are noticed even if idle connections are never closed.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if limits.send_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.send_buffer_bytes)
@@ -138,7 +150,7 @@ class ConnectionSet:
             self._emptied.set()
 
     async def drain(self, deadline_s: float) -> None:
-        """Let every request that was taken up be answered, then close; what is not done by the deadline is cut off."""
+        """Finish every request that was started, then close; what is not done by the deadline is cut off."""
         self._emptied = asyncio.Event()
         for connection in tuple(self._open):
             connection.drain()
@@ -147,7 +159,7 @@ class ConnectionSet:
                 async with asyncio.timeout(deadline_s):
                     await self._emptied.wait()
             except TimeoutError:
-                logger.warning("%d connections still waited for answers at the end of the shutdown", len(self._open))
+                logger.warning("%d connections were still waiting for answers when the shutdown ended", len(self._open))
         self.close()
 
     def close(self) -> None:
@@ -155,7 +167,7 @@ class ConnectionSet:
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         for connection in tuple(self._open):
-            connection.close("cut off: the broker stops")
+            connection.close("closed: the broker is stopping")
         self.cold_reads.shutdown(wait=False)
 
     @property

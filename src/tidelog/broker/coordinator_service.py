@@ -1,15 +1,15 @@
 """Runs coordinators: one shard for each partition of a coordinator's topic that this broker leads.
 
 What always holds: a shard takes requests only after the whole log of its partition was replayed, and none once this
-broker has lost the partition; what a shard wants written is one batch, and its outcome reaches the shard in the order
-of the writes; a write whose outcome is not known in time makes the shard be loaded anew from the log, the only one who
-knows. Everything runs on the event loop, but for the reading of logs. What groups and transactions have of their own is
-in `group_service` and `txn_service`.
+broker has lost the partition. Each write of a shard is one batch, and the shard learns the outcomes in the order of the
+writes. If an outcome is not known in time, the shard is reloaded from the log. Everything except reading logs runs on
+the event loop. What is special about groups and transactions is in `group_service` and `txn_service`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
-from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.group_timers import TimerHeap
 from tidelog.broker.internal_topics import InternalTopicCreation, coordinator_of, partition_for
 from tidelog.broker.partition import ACKS_ALL, Partition
@@ -50,6 +50,8 @@ class Shard(Protocol):
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]: ...
 
+    def on_abandoned(self, key: str, exchange: int, now: Now) -> list[Action]: ...
+
     def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]: ...
 
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]: ...
@@ -57,12 +59,12 @@ class Shard(Protocol):
 
 ShardT = TypeVar("ShardT", bound=Shard)
 
-# Takes NONE or the error of a write, and the offset of its first record; what follows from it.
+# Called with NONE or the error of a write, and the offset of its first record; returns the resulting actions.
 Decided = Callable[[ErrorCode, int], list[Action]]
 
 
 class Held(Generic[ShardT]):
-    """A shard of this broker, from the moment it begins to be loaded until the partition is lost."""
+    """A shard of this broker, from the start of loading until the partition is lost."""
 
     __slots__ = ("index", "is_active", "is_loaded", "leader_epoch", "loading", "partition", "shard")
 
@@ -78,10 +80,10 @@ class Held(Generic[ShardT]):
 
 
 class CoordinatorService(ABC, Generic[ShardT]):
-    """The coordinators of everything whose partition this broker leads."""
+    """The coordinators of all partitions that this broker leads."""
 
     topic: ClassVar[str]
-    # What its shards hold, as the log names it.
+    # What its shards hold, as log lines call it.
     noun: ClassVar[str]
 
     def __init__(
@@ -109,33 +111,33 @@ class CoordinatorService(ABC, Generic[ShardT]):
         self._running: set[asyncio.Task[None]] = set()
         self._is_started = False
 
-    # What each kind of coordinator has of its own
+    # What each kind of coordinator provides
 
     @abstractmethod
     def _new_topic(self, image: ClusterImage) -> NewTopic:
-        """The topic as it is made when it is first needed."""
+        """How to create the topic when it is first needed."""
 
     @abstractmethod
     def _make_shard(self, partition: Partition) -> ShardT:
-        """A shard that knows nothing yet."""
+        """A new, empty shard."""
 
     @abstractmethod
     async def _replay(self, shard: ShardT, partition: Partition) -> int:
         """Replay the partition's log; returns how many records it holds."""
 
     def _perform(self, held: Held[ShardT], action: Action) -> list[Action]:
-        """Carry out an action that only this kind of coordinator has; what follows from it at once."""
+        """Carry out an action that only this kind of coordinator has; returns what follows from it immediately."""
         raise TypeError(f"a coordinator of {self.noun} asked for {action!r}")
 
     def start(self) -> None:
-        """Load what this broker leads already, and follow what changes from now on."""
+        """Load what this broker already leads, and follow changes from now on."""
         self._is_started = True
         self._replicas.leadership_listeners.append(self._on_leadership)
         for partition in tuple(self._replicas.partitions()):
             self._on_leadership(partition)
 
     async def close(self) -> None:
-        """Serve nobody any more and wait for what runs."""
+        """Stop serving, and wait for what is still running."""
         if self._is_started:
             self._replicas.leadership_listeners.remove(self._on_leadership)
         for held in tuple(self._held.values()):
@@ -147,17 +149,17 @@ class CoordinatorService(ABC, Generic[ShardT]):
     # Finding coordinators
 
     async def find_coordinator(self, key: str) -> BrokerInfo | None:
-        """The broker that coordinates this id; makes the topic if this is the first time that anyone asks."""
+        """The broker that coordinates this id; creates the topic on the first request."""
         if self.topic not in self._controller.image.topics or self._creation.is_running:
             await self._creation.ensure()
         return coordinator_of(key, self.topic, self._controller.image)
 
     def shard_of(self, key: str) -> ShardT:
-        """The shard that this broker has for the id; raises KafkaError when it can't be asked here or now."""
+        """This broker's shard for the id; raises KafkaError if it isn't here or isn't ready."""
         return self._find(key).shard
 
     def shards(self) -> list[ShardT]:
-        """All shards; raises KafkaError while one of them is being loaded, as a list would not be whole."""
+        """All shards; raises KafkaError while one of them is loading, because the list would be incomplete."""
         if any(not held.is_loaded for held in self._held.values()):
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return [held.shard for held in self._held.values()]
@@ -169,7 +171,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
         index = partition_for(key, len(topic.partitions))
         held = self._held.get(index)
         if held is None:
-            # While its files are being made the right broker was asked, only too early.
+            # While its files are being created, the client asked the right broker, only too early.
             is_opening = index in self._replicas.opening(topic.topic_id)
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if is_opening else ErrorCode.NOT_COORDINATOR)
         if not held.is_loaded:
@@ -179,7 +181,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
     # Requests
 
     def submit(self, key: str, context: RequestContext, ask: Callable[[ShardT, Client, Now, int], list[Action]]) -> Any:
-        """Ask the id's shard; returns its answer, or the future of it. Raises KafkaError as `shard_of`."""
+        """Send a request to the id's shard; returns its answer or a future. Raises KafkaError as `shard_of` does."""
         client = Client(context.client_id or "", context.client_host, context.version)
         return self._submit(key, lambda shard, now, exchange: ask(shard, client, now, exchange))
 
@@ -199,9 +201,14 @@ class CoordinatorService(ABC, Generic[ShardT]):
             return answer
         future: asyncio.Future[Any] = self._loop.create_future()
         waiting[exchange] = future
-        # It is cancelled when its connection goes away; the answer then finds nobody.
-        future.add_done_callback(lambda _: waiting.pop(exchange, None))
+        future.add_done_callback(functools.partial(self._on_answered, held, key, exchange))
         return future
+
+    def _on_answered(self, held: Held[ShardT], key: str, exchange: int, future: asyncio.Future[Any]) -> None:
+        self._waiting.pop(exchange, None)
+        # It is cancelled when its connection closes, because nobody would read the answer.
+        if future.cancelled() and held.is_loaded and held.is_active:
+            self._run(held, held.shard.on_abandoned(key, exchange, self._now()))
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic_ms(), self._clock.now_ms())
@@ -209,14 +216,14 @@ class CoordinatorService(ABC, Generic[ShardT]):
     # Actions
 
     def _run(self, held: Held[ShardT], actions: Iterable[Action]) -> None:
-        """Carry out actions, and what follows from writes that are decided at once."""
+        """Carry out actions, and what follows from writes whose outcome is known immediately."""
         queue = deque(actions)
         while queue:
             action = queue.popleft()
             if isinstance(action, Answer):
                 self._answer(action)
             elif not held.is_active:
-                # The partition belongs to another broker by now; only those who wait here are still told.
+                # The partition now belongs to another broker; only requests that wait here are still answered.
                 continue
             elif isinstance(action, Append):
                 queue.extend(self._append(held, action))
@@ -248,7 +255,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
     def _write(
         self, held: Held[ShardT], batch: bytearray, decided: Decided, guard: TransactionGuard | None = None
     ) -> list[Action]:
-        """Write to the shard's partition; what follows, unless replicas have to be waited for first."""
+        """Write to the shard's partition; returns what follows, unless it has to wait for replicas first."""
         partition = held.partition
         try:
             if partition.leader_epoch != held.leader_epoch:
@@ -261,12 +268,11 @@ class CoordinatorService(ABC, Generic[ShardT]):
                 "%s-%d could not be written to: %s", self.topic, held.index, error.message or error.code.name
             )
             return decided(error.code, -1)
-        end_offset = result.last_offset + 1
-        error_code = partition.acknowledgement(end_offset, held.leader_epoch, ACKS_ALL)
-        if error_code is not None:
-            return decided(error_code, result.first_offset)
-        pending = PendingAppend(partition, end_offset, held.leader_epoch, ACKS_ALL, result.first_offset)
-        self._start(self._wait_for_commit(held, pending, decided))
+        first_offset = result.first_offset
+        tracked = track_append(partition, result.last_offset + 1, held.leader_epoch, ACKS_ALL, first_offset)
+        if isinstance(tracked, ErrorCode):
+            return decided(tracked, first_offset)
+        self._start(self._wait_for_commit(held, tracked, decided))
         return []
 
     async def _wait_for_commit(self, held: Held[ShardT], pending: PendingAppend[int], decided: Decided) -> None:
@@ -276,9 +282,13 @@ class CoordinatorService(ABC, Generic[ShardT]):
             self._reload(held, pending.error)
 
     def _reload(self, held: Held[ShardT], error: ErrorCode) -> None:
-        """Load a shard anew: what its log holds is not known any more."""
+        """Reload a shard from its log, because it is no longer certain what the log holds."""
         logger.warning(
-            "a write to %s-%d is undecided (%s): its %s are loaded anew", self.topic, held.index, error.name, self.noun
+            "the outcome of a write to %s-%d is unknown (%s): reloading its %s from the log",
+            self.topic,
+            held.index,
+            error.name,
+            self.noun,
         )
         self._unload(held, ErrorCode.NOT_COORDINATOR)
         self._on_leadership(held.partition)
@@ -290,13 +300,13 @@ class CoordinatorService(ABC, Generic[ShardT]):
             return
         try:
             self._run(held, held.shard.on_timer(key, self._now()))
-        except Exception:  # a mistake of ours in one group may not stop the timers of all others
+        except Exception:  # a bug in one group must not stop the timers of all others
             logger.exception("a timer of %s-%d failed: %r", self.topic, index, key)
 
     # What this broker leads
 
     def _on_leadership(self, partition: Partition) -> None:
-        """A partition of this broker has another leader or epoch, was opened, or is gone."""
+        """A partition of this broker got a new leader or epoch, was opened, or is gone."""
         if partition.topic != self.topic:
             return
         held = self._held.get(partition.partition)
@@ -320,7 +330,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
         try:
             count = await self._replay(held.shard, held.partition)
         except (KafkaError, CorruptBatchError, ProtocolError, OSError) as error:
-            # As in Kafka what this partition holds can't be used then; that of the others can.
+            # As in Kafka, only the contents of this partition are unavailable then.
             logger.error(
                 "%s-%d can't be loaded, its %s are out of service: %s", self.topic, held.index, self.noun, error
             )

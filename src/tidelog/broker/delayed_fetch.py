@@ -1,8 +1,8 @@
-"""A fetch across partitions: what it asks for, and the wait until enough bytes are there (KIP-74, long poll).
+"""A fetch across partitions: what it asks for, and the wait until enough bytes are available (KIP-74, long poll).
 
-What always holds: a change of one partition is judged by that partition alone, whatever the number the fetch names;
-anything that has to be told at once (an error, a lost leadership) ends the wait. It reads sizes, not records: after the
-wait the records are read anew.
+What always holds: a change in one partition only looks at that partition, however many the fetch names; anything the
+client has to know immediately (an error, lost leadership) ends the wait. It reads sizes, not records: the records are
+read after the wait.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.protocol import KafkaError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchParams:
-    """What a fetch asks for beside its partitions."""
+    """What a fetch asks for, apart from its partitions."""
 
     max_wait_ms: int = 0
     min_bytes: int = 0
@@ -34,6 +34,10 @@ class _Awaited:
     leader_epoch: int
     size_bytes: int
 
+    @property
+    def is_full(self) -> bool:
+        return self.size_bytes >= max(1, self.fetch.max_bytes)
+
 
 class DelayedFetch:
     """The partitions of one fetch that may still get data."""
@@ -41,7 +45,7 @@ class DelayedFetch:
     __slots__ = ("_awaited", "_measure", "_params", "_size_bytes")
 
     def __init__(self, params: FetchParams, measure: Callable[[Partition, PartitionFetch], int]) -> None:
-        """`measure` tells how many bytes a read of the partition would give now."""
+        """`measure` returns how many bytes a read of the partition would return now, or `min_bytes` to end the wait."""
         self._params = params
         self._measure = measure
         self._awaited: dict[Partition, _Awaited] = {}
@@ -70,8 +74,12 @@ class DelayedFetch:
         try:
             size_bytes = self._measure(partition, fetch)
         except KafkaError:
-            # The read that follows the wait meets the same error and tells it.
+            # The read after the wait meets the same error and reports it.
             return True
         self._size_bytes += size_bytes - awaited.size_bytes
         awaited.size_bytes = size_bytes
-        return self._size_bytes >= params.min_bytes
+        return self._size_bytes >= params.min_bytes or self._is_full(awaited)
+
+    def _is_full(self, changed: _Awaited) -> bool:
+        """Whether every partition has reached its own limit, even though together they are below `min_bytes`."""
+        return changed.is_full and all(awaited.is_full for awaited in self._awaited.values())

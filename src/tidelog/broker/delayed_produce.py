@@ -1,7 +1,7 @@
 """A produce that waits: for the followers (acks=all), for a flush to disk (flush.messages), or for both.
 
-What always holds: each partition of the request is decided on its own, once; a partition still undecided when the
-producer's time is over is told REQUEST_TIMED_OUT, though its records stay in the log.
+What always holds: each partition of the request is decided separately, and only once; a partition that is undecided
+when the producer's timeout expires gets REQUEST_TIMED_OUT, though its records stay in the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(slots=True)
 class PendingAppend(Generic[ResponseT]):
-    """Records that are in the leader's log and not yet acknowledged; the response is the caller's own."""
+    """Records in the leader's log that are not acknowledged yet; the caller owns the response."""
 
     partition: Partition
     end_offset: int
@@ -26,6 +26,14 @@ class PendingAppend(Generic[ResponseT]):
     required_acks: int
     response: ResponseT
     error: ErrorCode = ErrorCode.REQUEST_TIMED_OUT
+
+
+def track_append(
+    partition: Partition, end_offset: int, leader_epoch: int, required_acks: int, response: ResponseT
+) -> PendingAppend[ResponseT] | ErrorCode:
+    """Whether the records before `end_offset` are acknowledged, or what to wait for while that is undecided."""
+    error = partition.acknowledgement(end_offset, leader_epoch, required_acks)
+    return PendingAppend(partition, end_offset, leader_epoch, required_acks, response) if error is None else error
 
 
 class DelayedProduce(Generic[ResponseT]):

@@ -1,9 +1,11 @@
-"""From the bytes of a request to the bytes of its answer: header, version check, decode, handler, encode.
+"""From the bytes of a request to the bytes of its response: header, version check, decode, handler, encode.
 
-What always holds: a request this broker can't read or does not serve closes its own connection and nothing else; the
-one exception is ApiVersions in a version that is too new, which is answered in version 0 with UNSUPPORTED_VERSION so
-that the client can ask again (KIP-511). A handler that fails is logged with its traceback and answered with an error
-where its response has a place for one. It knows neither sockets nor the order of answers; `connection` does.
+What always holds: a request that this broker can't read or doesn't support closes its own connection and nothing else.
+The one exception is ApiVersions in a version that is too new: it is answered in version 0 with UNSUPPORTED_VERSION, so
+that the client can retry (KIP-511). If a handler fails, the traceback is logged and the client gets an error, provided
+that the response has a field for one. Requests with many elements are decoded, handled and answered in steps, and other
+requests get their turn in between (`tidelog.broker.turns`). This module knows neither sockets nor the order of
+responses; `connection` does.
 """
 
 from __future__ import annotations
@@ -12,20 +14,26 @@ import asyncio
 import logging
 import struct
 from collections import Counter
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from types import CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidelog.broker.client_quirks import body_start
 from tidelog.broker.log_limit import LimitedLog
+from tidelog.broker.memory import AnswerMemory
 from tidelog.broker.registry import CloseConnection, Handler, find_handler
-from tidelog.broker.request_context import ClientSession, RequestContext
+from tidelog.broker.request_context import ClientSession, RequestContext, RequestHolder
+from tidelog.broker.turns import AnswerTooLargeError, Turns
+from tidelog.common.steps import Steps
 from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import (
     ErrorCode,
     KafkaError,
     ProtocolError,
+    TooManyElementsError,
     decode,
     decode_client_id,
+    decode_in_steps,
+    encode_in_steps,
     encode_parts,
     response_class,
 )
@@ -43,11 +51,24 @@ _HEAD = struct.Struct(">ii")
 _HEAD_WITH_TAGS = struct.Struct(">iix")
 _SIZE_BYTES = 4
 
+# A request with more elements than this is decoded in steps; up to here, decoding takes less than a millisecond.
+_ELEMENTS_AT_ONCE_MAX = 512
+
+
+class FrameHolder(RequestHolder, Protocol):
+    """Whose memory a request is in while it waits to be decoded."""
+
+    def hold_frame(self, size_bytes: int) -> None: ...
+    def release_frame(self) -> None: ...
+
 
 class Exchange:
-    """One request and its answer. `parts` is the answer's frame once `answered`; None means that none is expected."""
+    """One request and its response. `parts` is the response frame once `answered`; None means that none is expected.
 
-    __slots__ = ("answered", "correlation_id", "future", "handler", "parts", "version")
+    While `is_in_steps`, the handler may not have finished, so nothing after it may start.
+    """
+
+    __slots__ = ("answered", "correlation_id", "future", "handler", "is_in_steps", "is_large", "parts", "version")
 
     def __init__(self, handler: Handler, version: int, correlation_id: int) -> None:
         self.handler = handler
@@ -56,6 +77,15 @@ class Exchange:
         self.future: asyncio.Future[Any] | None = None
         self.parts: list[Part] | None = None
         self.answered = False
+        self.is_in_steps = False
+        # Whether the response may be large, so that it has to be encoded in steps.
+        self.is_large = False
+
+
+class _Encoded(NamedTuple):
+    """A response frame, as steps return it; None if no response is expected."""
+
+    parts: list[Part] | None
 
 
 def api_key_of(buffer: bytearray, position: int) -> int:
@@ -64,39 +94,49 @@ def api_key_of(buffer: bytearray, position: int) -> int:
 
 
 class Dispatcher:
-    """Hands requests to their handlers and turns what these return into frames."""
+    """Passes requests to their handlers and turns the results into frames."""
 
-    def __init__(self, services: BrokerServices, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, services: BrokerServices, loop: asyncio.AbstractEventLoop, *, answer_bytes_max: int = 128 << 20
+    ) -> None:
         self._services = services
         self._loop = loop
+        self.answers = AnswerMemory(answer_bytes_max, loop)
+        self._turns = Turns(self.answers, loop)
         self._log = LimitedLog(logger)
         self.requests_total: Counter[str] = Counter()
 
-    def start(self, frame: memoryview, session: ClientSession) -> Exchange:
-        """Begin one request; the exchange is answered or has a future to wait for. Raises CloseConnection."""
+    def start(self, frame: memoryview, session: ClientSession, holder: FrameHolder) -> Exchange:
+        """Start a request; the exchange is answered or has a future to wait for. Raises CloseConnection."""
         try:
-            return self._start(frame, session)
+            return self._start(frame, session, holder)
         except CloseConnection:
             raise
         except (ProtocolError, struct.error) as error:
             raise CloseConnection(f"sent a malformed request: {error}") from error
         except Exception as error:
-            # A mistake of ours in reading it; without an end of the connection the client would wait for ever.
+            # A bug of ours in reading it; if the connection stayed open, the client would wait forever.
             self._log.log(logging.ERROR, "a request could not be read: %s", error, exc_info=error)
             raise CloseConnection("sent a request that could not be read") from error
 
     def finish(self, exchange: Exchange) -> None:
-        """Take the result of the exchange's future, which is done. Raises CloseConnection."""
+        """Take the result of the exchange's completed future; there may be another one to wait for then.
+
+        Raises CloseConnection.
+        """
         future = exchange.future
         assert future is not None  # only exchanges that wait are finished
         exchange.future = None
+        exchange.is_in_steps = False
         if future.cancelled():
             raise CloseConnection("its request was cancelled")
         error = future.exception()
         if error is None:
-            self._answer(exchange, future.result())
+            self._take(exchange, future.result())
         elif isinstance(error, CloseConnection):
             raise error
+        elif isinstance(error, AnswerTooLargeError):
+            raise CloseConnection(f"asked for too much by {exchange.handler.api.name}: {error}") from error
         elif isinstance(error, ProtocolError):
             raise CloseConnection(f"sent a malformed request: {error}") from error
         elif isinstance(error, Exception):
@@ -105,27 +145,39 @@ class Dispatcher:
             raise error
 
     def abandon(self, exchange: Exchange) -> None:
-        """The exchange's future is done, but its connection is gone: only a failure is worth a word."""
+        """The exchange's future is done, but its connection is gone: only a failure is worth logging."""
         future = exchange.future
         if future is None or future.cancelled():
             return
         error = future.exception()
-        if isinstance(error, Exception) and not isinstance(error, (CloseConnection, KafkaError, ProtocolError)):
+        if error is None:
+            result = future.result()
+            if isinstance(result, (CoroutineType, GeneratorType)):
+                result.close()
+        elif isinstance(error, Exception) and not isinstance(error, (CloseConnection, KafkaError, ProtocolError)):
             self._log_failure(exchange, error)
 
-    def _start(self, frame: memoryview, session: ClientSession) -> Exchange:
+    def _start(self, frame: memoryview, session: ClientSession, holder: FrameHolder) -> Exchange:
         api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
         handler = find_handler(api_key)
         if handler is None:
-            raise CloseConnection(f"asked for API key {api_key}, which is not served")
+            raise CloseConnection(f"asked for API key {api_key}, which is not supported")
         exchange = Exchange(handler, version, correlation_id)
         if not handler.version_min <= version <= handler.version_max and not self._is_unstable(handler, version):
             self._refuse_version(exchange)
             return exchange
         client_id, body_offset = decode_client_id(frame, has_tags=version >= handler.request_tags_from)
         body_offset = body_start(api_key, version, frame, body_offset)
-        request = decode(handler.request_class, frame, version, body_offset)
-        context = RequestContext(handler.api, version, self._services, correlation_id, client_id, session)
+        context = RequestContext(
+            handler.api, version, self._services, correlation_id, client_id, session, holder, len(frame)
+        )
+        try:
+            request = decode(handler.request_class, frame, version, body_offset, elements_max=_ELEMENTS_AT_ONCE_MAX)
+        except TooManyElementsError:
+            holder.hold_frame(len(frame))
+            exchange.is_large = True
+            self._run_in_steps(exchange, self._read_and_handle(exchange, frame, body_offset, context, holder))
+            return exchange
         self.requests_total[handler.api.name] += 1
         try:
             result = handler.handle(request, context)
@@ -134,13 +186,60 @@ class Dispatcher:
         except Exception as error:  # noqa: BLE001 - one failing request must not harm any other
             self._answer_failure(exchange, error)
             return exchange
+        self._take(exchange, result)
+        return exchange
+
+    def _take(self, exchange: Exchange, result: object) -> None:
+        """Continue with what a handler, or the steps of its work, returned."""
         if isinstance(result, asyncio.Future):
             exchange.future = result
         elif isinstance(result, CoroutineType):
             exchange.future = self._loop.create_task(result)
+        elif isinstance(result, GeneratorType):
+            self._run_in_steps(exchange, self._handle_and_encode(exchange, result))
+        elif isinstance(result, _Encoded):
+            exchange.answered = True
+            exchange.parts = result.parts
+        elif exchange.is_large and result is not None:
+            self._run_in_steps(exchange, self._encode_in_steps(exchange, result))
         else:
             self._answer(exchange, result)
-        return exchange
+
+    def _run_in_steps(self, exchange: Exchange, steps: Steps[object]) -> None:
+        exchange.future = self._turns.start(steps)
+        exchange.is_in_steps = True
+        if exchange.future.done():
+            self.finish(exchange)
+
+    def _read_and_handle(
+        self, exchange: Exchange, frame: memoryview, body_offset: int, context: RequestContext, holder: FrameHolder
+    ) -> Steps[object]:
+        handler = exchange.handler
+        request = yield from decode_in_steps(handler.request_class, frame, exchange.version, body_offset)
+        del frame
+        self.requests_total[handler.api.name] += 1
+        try:
+            result = handler.handle(request, context)
+        finally:
+            # Only now: the handler may need the bytes for longer, and then they have been counted all the time.
+            holder.release_frame()
+        if isinstance(result, GeneratorType):
+            return (yield from self._handle_and_encode(exchange, result))
+        return result
+
+    def _handle_and_encode(self, exchange: Exchange, steps: Steps[object]) -> Steps[object]:
+        result = yield from steps
+        if result is None or isinstance(result, (asyncio.Future, CoroutineType)):
+            exchange.is_large = True
+            return result
+        return (yield from self._encode_in_steps(exchange, result))
+
+    def _encode_in_steps(self, exchange: Exchange, response: object) -> Steps[_Encoded]:
+        try:
+            body: list[Any] = yield from encode_in_steps(response, exchange.version)
+            return _Encoded(self._frame(exchange, body))
+        except Exception as error:
+            raise self._not_encoded(exchange, error) from error
 
     def _is_unstable(self, handler: Handler, version: int) -> bool:
         return handler.version_max < version <= handler.last_version(self._services.settings)
@@ -150,11 +249,11 @@ class Dispatcher:
         if handler.api.key != _API_VERSIONS_KEY:
             raise CloseConnection(
                 f"asked for {handler.api.name} version {exchange.version}; "
-                f"served are {handler.version_min} to {handler.last_version(self._services.settings)}"
+                f"supported are {handler.version_min} to {handler.last_version(self._services.settings)}"
             )
         from tidelog.broker.handlers.k18_api_versions import refuse_version
 
-        # The client reads this answer as version 0, whatever it asked for.
+        # The client reads this response as version 0, whatever it asked for.
         exchange.version = 0
         self._answer(exchange, refuse_version())
 
@@ -163,25 +262,28 @@ class Dispatcher:
         if response is None:
             return
         try:
-            exchange.parts = self._encode(exchange, response)
+            exchange.parts = self._frame(exchange, encode_parts(response, exchange.version))
         except Exception as error:
-            # The response is ours, so this is our mistake, whatever it is.
-            self._log_failure(exchange, error)
-            raise CloseConnection(f"its answer of {exchange.handler.api.name} could not be encoded") from error
+            raise self._not_encoded(exchange, error) from error
 
-    def _encode(self, exchange: Exchange, response: object) -> list[Part]:
+    def _not_encoded(self, exchange: Exchange, error: Exception) -> CloseConnection:
+        # The response is ours, so whatever this is, it is our bug.
+        self._log_failure(exchange, error)
+        return CloseConnection(f"its answer of {exchange.handler.api.name} could not be encoded")
+
+    def _frame(self, exchange: Exchange, parts: list[Any]) -> list[Part]:
         head = _HEAD_WITH_TAGS if exchange.version >= exchange.handler.response_tags_from else _HEAD
-        parts: list[Any] = encode_parts(response, exchange.version)
         size = head.size - _SIZE_BYTES
         if len(parts) == 1:
             body = parts[0]
             return [head.pack(size + len(body), exchange.correlation_id) + body]
         for part in parts:
             size += len(part) if isinstance(part, (bytes, bytearray, memoryview)) else part.size_bytes
-        return [head.pack(size, exchange.correlation_id), *parts]
+        parts[0] = head.pack(size, exchange.correlation_id) + parts[0]
+        return parts
 
     def _answer_failure(self, exchange: Exchange, error: Exception) -> None:
-        """A handler let an exception out: say it in the response's own error field, or close."""
+        """A handler raised an exception: report it in the response's own error field, or close the connection."""
         if isinstance(error, KafkaError):
             code, message = error.code, error.message
         else:
@@ -196,7 +298,7 @@ class Dispatcher:
         self._answer(exchange, response)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:
-        # A store that can't be used says all there is to say; anything else is a mistake of ours, and where matters.
+        # A store that is unavailable has said all there is to say; anything else is a bug, and its traceback matters.
         is_known = isinstance(error, MetadataStoreError)
         self._log.log(
             logging.ERROR,

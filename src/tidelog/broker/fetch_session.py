@@ -1,8 +1,8 @@
-"""Fetch sessions (KIP-227): a client names its partitions once, later fetches say only what changed, both ways.
+"""Fetch sessions (KIP-227): a client names its partitions once; later requests and responses carry only changes.
 
-What always holds: the cache holds at most `slots` sessions and PARTITIONS_MAX partitions in them, whatever clients
-send; a session's partitions are read in an order in which those that just gave data come last, so that a small
-response limit starves none; a request with a wrong epoch changes nothing. It knows nothing of logs and of the wire.
+What always holds: the cache holds at most `slots` sessions with PARTITIONS_MAX partitions in all, whatever clients
+send. Partitions that just returned data are read last next time, so a small response limit starves none. A request with
+a wrong epoch changes nothing. This module knows nothing about logs or the wire format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FetchKey = tuple[Hashable, int]
 
 @dataclass(slots=True)
 class PartitionFetch:
-    """What a client wants of one partition, and what it was last told about it."""
+    """What a client wants from one partition, and what it was last sent about it."""
 
     topic: str
     topic_id: uuid.UUID
@@ -46,7 +46,7 @@ class PartitionFetch:
     current_leader_epoch: int = -1
     last_fetched_epoch: int = -1
     log_start_offset: int = -1
-    # Kept for sessions only; unknown makes the next response mention the partition.
+    # Used by sessions only; if unknown, the next response mentions the partition.
     sent_high_watermark: int = _UNKNOWN
     sent_log_start_offset: int = _UNKNOWN
 
@@ -55,7 +55,7 @@ class PartitionFetch:
         return (self.topic if self.topic_id == ZERO_UUID else self.topic_id, self.partition)
 
     def want(self, newer: PartitionFetch) -> None:
-        """Take over what a later request of the session says about the partition."""
+        """Apply what a later request of the session says about the partition."""
         self.fetch_offset = newer.fetch_offset
         self.max_bytes = newer.max_bytes
         self.current_leader_epoch = newer.current_leader_epoch
@@ -65,13 +65,13 @@ class PartitionFetch:
     def must_be_told(self, high_watermark: int, log_start_offset: int, *, has_news: bool, is_error: bool) -> bool:
         """Whether an incremental response has to mention the partition; remembers what it then says.
 
-        `has_news` is what is always worth telling: records, a divergence, an error.
+        `has_news` is true for what must always be reported: records, a divergence, an error.
         """
         changed = self.sent_high_watermark != high_watermark or self.sent_log_start_offset != log_start_offset
         self.sent_high_watermark = high_watermark
         self.sent_log_start_offset = log_start_offset
         if is_error:
-            # The end of an error is news too: forget what was sent, so that the next response tells.
+            # The end of an error is also news: forget what was sent, so that the next response reports it.
             self.sent_high_watermark = _UNKNOWN
         return changed or has_news or is_error
 
@@ -82,7 +82,7 @@ class FetchSession:
 
     session_id: int
     uses_topic_ids: bool
-    # Followers keep their sessions before consumers do: without them replication costs the most.
+    # Followers keep their sessions in preference to consumers: replication would suffer most without them.
     privileged: bool
     created_ms: float
     used_ms: float
@@ -101,7 +101,7 @@ class FetchExchange:
 
     fetches: Collection[PartitionFetch]
     session: FetchSession | None = None
-    # The first response of a session tells all, later ones what changed.
+    # The first response of a session is complete, later ones contain what changed.
     is_incremental: bool = False
 
     @property
@@ -118,7 +118,7 @@ class FetchSessionCache:
         self._partitions_max = partitions_max
         self._sessions: dict[int, FetchSession] = {}
         self._partitions_count = 0
-        # An id must not be guessed by one client from another's: it is all that ties a request to a session.
+        # Clients must not be able to guess each other's ids: the id is all that ties a request to a session.
         self._random = random.SystemRandom()
 
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class FetchSessionCache:
         uses_topic_ids: bool,
         privileged: bool,
     ) -> FetchExchange:
-        """Find out what a request asks for; raises KafkaError for a session that is unknown or out of step."""
+        """Work out what a request asks for; raises KafkaError if its session is unknown or out of sequence."""
         if session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._close(session_id)
             if session_epoch == FINAL_EPOCH or not wanted:
@@ -188,7 +188,7 @@ class FetchSessionCache:
         return session
 
     def _evict_for(self, privileged: bool, size: int, now_ms: float) -> bool:
-        """Make room: first the longest unused, else the least worth keeping among those that had their time."""
+        """Make room: evict the longest unused session, or else the least valuable one that is old enough."""
         if not self._sessions:
             return False
         sessions = self._sessions.values()

@@ -9,7 +9,7 @@ from tidelog.controller.image import ClusterImage
 
 
 class ClusterTopics:
-    """The topics of one image; it never changes, as the image does not."""
+    """The topics of one image; immutable, like the image itself."""
 
     __slots__ = ("_image",)
 

@@ -1,7 +1,7 @@
-"""Reads one partition of a coordinator's topic into its shard, while the event loop goes on serving.
+"""Loads one partition of a coordinator's topic into its shard, while the event loop keeps serving.
 
-What always holds: everything up to the end that the log had when loading began is replayed, in order; the log is asked
-on the event loop, what takes long (disk, decompression, replay) runs in a thread; nobody else uses the shard meanwhile.
+What always holds: everything up to the log's end at the start of loading is replayed, in order. The log is accessed on
+the event loop; slow work (disk, decompression, replay) runs in a thread. Nobody else uses the shard in the meantime.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INLINE_RECORDS_MAX: Final = 200
 
 
 class ReplayedShard(Protocol):
-    """What takes over records."""
+    """Something that records are replayed into."""
 
     def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None: ...
 
@@ -39,8 +39,8 @@ class ReplayedShard(Protocol):
 async def load_shard(shard: ReplayedShard, partition: Partition, buffer_bytes: int) -> int:
     """Replay the partition's log; returns how many records it holds. Raises KafkaError and others.
 
-    Of the records of one key only the last is replayed, as if the log had been compacted a moment ago: consumers commit
-    the same partitions over and over, and a record costs many times as much to replay as to read.
+    Only the last record of each key is replayed, as if the log had just been compacted: consumers commit the same
+    partitions over and over, and replaying a record costs many times as much as reading it.
     """
     log = partition.log
     end_offset = log.log_end_offset
@@ -63,7 +63,7 @@ async def load_shard(shard: ReplayedShard, partition: Partition, buffer_bytes: i
 
 
 def _take(shard: ReplayedShard, records: FileSlice | bytes, latest: dict[bytes, Record]) -> tuple[int, int]:
-    """Note the last record of each key in whole batches; the offset to go on with, and the number of records."""
+    """Note the last record of each key in complete batches; returns the next offset and the number of records."""
     data = records if isinstance(records, bytes) else records.read()
     next_offset, count = 0, 0
     for position, header in iter_headers(data, allow_partial=True):
@@ -72,7 +72,7 @@ def _take(shard: ReplayedShard, records: FileSlice | bytes, latest: dict[bytes, 
         decoded = decode_records(data, position, check_crc=False)
         count += len(decoded)
         if header.is_transactional:
-            # What a transaction holds back, and what it does not, must keep their order.
+            # Pending records of transactions and other records must keep their relative order.
             _replay_latest(shard, latest)
             _replay_transactional(shard, header, decoded)
             continue

@@ -1,7 +1,7 @@
 """Runs the group coordinators of this broker: one shard for each partition of __consumer_offsets that it leads.
 
-What always holds: what `coordinator_service` says of all coordinators; a write whose outcome is not known in
-offsets.commit.timeout.ms makes its shard be loaded anew. Shards see topics as they are in the newest image.
+What always holds: what `coordinator_service` says about all coordinators. If the outcome of a write is not known within
+offsets.commit.timeout.ms, its shard is reloaded. Shards see topics as they are in the newest image.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.broker.coordinator_service import KEY_CHARACTERS_MAX, CoordinatorService, Held
-from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.group_image import ClusterTopics
 from tidelog.broker.group_loading import load_shard
 from tidelog.broker.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
 from tidelog.broker.partition import ACKS_ALL, Partition
 from tidelog.coordinator.actions import Action, AppendInTransaction
 from tidelog.coordinator.config import GroupConfig
+from tidelog.coordinator.memory import GroupMemory
 from tidelog.coordinator.shard import GroupShard
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from tidelog.controller.requests import NewTopic
     from tidelog.protocol.messages.k28_txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
-# From this version of TxnOffsetCommit on, producers leave it to the broker to add the offsets to their transactions.
+# From this version of TxnOffsetCommit, producers leave it to the broker to add the offsets to their transactions.
 _ADDED_FROM: Final = 5
 
 _GROUP_SETTINGS: Final = (
@@ -51,6 +52,8 @@ _GROUP_SETTINGS: Final = (
     "offset.metadata.max.bytes",
     "offsets.retention.check.interval.ms",
     "offsets.retention.minutes",
+    "tidelog.group.coordinator.max.bytes",
+    "tidelog.group.max.bytes",
 )
 
 
@@ -71,6 +74,7 @@ class GroupService(CoordinatorService[GroupShard]):
         )
         self._settings = settings
         self._config = group_config(settings)
+        self._memory = GroupMemory(self._config.tidelog_group_coordinator_max_bytes)
         self._load_buffer_bytes = settings.get_int("offsets.load.buffer.size")
         self._topics = ClusterTopics(controller.image)
         self._unsubscribe: Callable[[], None] | None = None
@@ -90,14 +94,14 @@ class GroupService(CoordinatorService[GroupShard]):
 
     def _find(self, key: str) -> Held[GroupShard]:
         if len(key) > KEY_CHARACTERS_MAX:
-            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be written down")
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be stored")
         return super()._find(key)
 
     def _new_topic(self, image: ClusterImage) -> NewTopic:
         return new_offsets_topic(self._settings, image)
 
     def _make_shard(self, partition: Partition) -> GroupShard:
-        return GroupShard(partition.partition, self._config, self._topics)
+        return GroupShard(partition.partition, self._config, self._topics, self._memory)
 
     async def _replay(self, shard: GroupShard, partition: Partition) -> int:
         return await load_shard(shard, partition, self._load_buffer_bytes)
@@ -105,7 +109,7 @@ class GroupService(CoordinatorService[GroupShard]):
     # Offsets in transactions
 
     async def commit_in_transaction(self, request: TxnOffsetCommitRequest, version: int) -> TxnOffsetCommitResponse:
-        """Write offsets that count once their transaction is committed; raises KafkaError where nothing was tried."""
+        """Write offsets that take effect when their transaction commits; raises KafkaError if nothing was attempted."""
         partition = self._find(request.group_id).partition
         partition.check_leader()
         transactions = self._replicas.transactions
@@ -146,13 +150,15 @@ class GroupService(CoordinatorService[GroupShard]):
         held = self._held.get(partition.partition) if partition.topic == self.topic else None
         if held is None or held.partition is not partition or held.leader_epoch != partition.leader_epoch:
             return
-        if partition.acknowledgement(offset + 1, held.leader_epoch, ACKS_ALL) is None:
-            self._start(self._wait_for_marker(held, producer_id, commit, offset))
-        else:
+        tracked = track_append(partition, offset + 1, held.leader_epoch, ACKS_ALL, None)
+        if isinstance(tracked, ErrorCode):
             self._end_transaction(held, producer_id, commit)
+        else:
+            self._start(self._wait_for_marker(held, producer_id, commit, tracked))
 
-    async def _wait_for_marker(self, held: Held[GroupShard], producer_id: int, commit: bool, offset: int) -> None:
-        pending = PendingAppend(held.partition, offset + 1, held.leader_epoch, ACKS_ALL, None)
+    async def _wait_for_marker(
+        self, held: Held[GroupShard], producer_id: int, commit: bool, pending: PendingAppend[None]
+    ) -> None:
         await self._replicas.wait_for_acknowledgement([pending], self._commit_timeout_ms)
         if not pending.error:
             self._end_transaction(held, producer_id, commit)
@@ -163,7 +169,7 @@ class GroupService(CoordinatorService[GroupShard]):
         if held.is_loaded:
             held.shard.on_txn_marker(producer_id, committed=commit)
         elif held.is_active:
-            # The reading may have passed this place already, or may not come as far.
+            # The loader may already be past this point, or may not get this far.
             self._markers_while_loading.setdefault(held, []).append((producer_id, commit))
 
     # Topics and loading

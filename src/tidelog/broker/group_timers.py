@@ -1,8 +1,8 @@
-"""Timers of group coordinators: any number of them behind one timer of the event loop, by the broker's clock.
+"""Timers of group coordinators: any number of them behind a single event loop timer, on the broker's clock.
 
-What always holds: a timer that is set again counts from the last time it was set; one that is put off, as every
-heartbeat does, costs a look-up and no new entry; with a virtual clock nothing is due until the clock is advanced.
-A key is a pair of its owner, who may cancel all of his at once, and what he knows the timer by.
+What always holds: a timer that is set again counts from the last time it was set; postponing one, as every heartbeat
+does, costs a lookup but no new entry; with a virtual clock nothing is due until the clock is advanced. A timer is
+identified by its owner, which can cancel all of its timers together, and the owner's own key for it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Callable, Hashable
 
 from tidelog.common.clock import Clock
 
-# What is due close together is done in one turn of the loop, and a clock that stands still is not asked all the time.
+# Timers that are due close together run in one turn of the loop, and a stopped clock is not polled constantly.
 _PAUSE_MIN_S = 0.01
 _PAUSE_MAX_S = 60.0
+
+_STALE_ENTRIES_MIN = 100
+"""So many entries without a timer are always left alone, so that few timers do not rebuild the heap all the time."""
 
 
 TimerId = tuple[int, Hashable]
@@ -31,7 +34,7 @@ class TimerHeap:
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()
         self._due_ms: dict[TimerId, float] = {}
-        # An entry whose timer was put off is looked at when its old time comes, and put back with the new one.
+        # If a timer was postponed, its entry is checked at the old time and put back with the new one.
         self._heap: list[tuple[float, int, TimerId]] = []
         self._heap_due_ms: dict[TimerId, float] = {}
         self._order = itertools.count()
@@ -55,7 +58,7 @@ class TimerHeap:
         self._due_ms.pop(key, None)
 
     def cancel_all(self, owner: int) -> None:
-        """Forget every timer of this owner; rare, as it looks at all timers."""
+        """Forget every timer of this owner; used rarely, because it scans all timers."""
         for key in [key for key in self._due_ms if key[0] == owner]:
             del self._due_ms[key]
 
@@ -79,15 +82,26 @@ class TimerHeap:
             self._on_due(*key)
 
     def close(self) -> None:
-        """Call nobody any more."""
+        """Stop calling back."""
         self._is_closed = True
         self._stop_listening()
         if self._handle is not None:
             self._handle.cancel()
 
     def _push(self, key: TimerId, due_ms: float) -> None:
+        if len(self._heap) > 2 * len(self._due_ms) + _STALE_ENTRIES_MIN:
+            self._drop_stale()
         self._heap_due_ms[key] = due_ms
         heapq.heappush(self._heap, (due_ms, next(self._order), key))
+
+    def _drop_stale(self) -> None:
+        """Rebuild the heap without the entries of timers that were cancelled or set to an earlier time.
+
+        Their keys contain group and member names, which may be large, and they might not be due for half an hour.
+        """
+        self._heap_due_ms = {key: due_ms for key, due_ms in self._heap_due_ms.items() if key in self._due_ms}
+        self._heap = [(due_ms, next(self._order), key) for key, due_ms in self._heap_due_ms.items()]
+        heapq.heapify(self._heap)
 
     def _arm(self) -> None:
         if self._handle is not None:
@@ -107,5 +121,5 @@ class TimerHeap:
             self._arm()
 
     def _wake(self) -> None:
-        # A virtual clock may be turned from a test's own thread.
+        # A test may advance a virtual clock from its own thread.
         self._loop.call_soon_threadsafe(self._tick)

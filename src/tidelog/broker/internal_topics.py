@@ -1,7 +1,7 @@
-"""The topics that coordinators keep their records in: which partition an id belongs to, who leads it, how one is made.
+"""The coordinators' topics: which partition an id belongs to, who leads it, and how the topic is created.
 
-What always holds: an id's partition is the one that Kafka's own brokers and tools compute for it; a topic is made by
-the first client that looks for a coordinator, once, however many ask at the same time.
+What always holds: an id's partition is the one that Kafka's own brokers and tools compute for it. The first client that
+looks for a coordinator causes the topic to be created, once, however many ask at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CREATION_S_MAX: Final = 5.0
 
 
 def java_hash(text: str) -> int:
-    """Java's String.hashCode, which decides where Kafka keeps a group or a transactional id."""
+    """Java's String.hashCode, which determines where Kafka stores a group or a transactional id."""
     data = text.encode("utf-16-be")
     value = 0
     for unit in struct.unpack(f">{len(data) // 2}H", data):
@@ -41,7 +41,7 @@ def java_hash(text: str) -> int:
 
 
 def partition_for(key: str, partition_count: int) -> int:
-    """The partition of an id; those of usual ids are remembered, as every request asks for it."""
+    """The partition of an id; cached for ids of normal length, because every request needs it."""
     if len(key) <= _REMEMBERED_CHARACTERS_MAX:
         return _remembered_partition_for(key, partition_count)
     return _compute_partition_for(key, partition_count)
@@ -49,7 +49,7 @@ def partition_for(key: str, partition_count: int) -> int:
 
 def _compute_partition_for(key: str, partition_count: int) -> int:
     value = java_hash(key)
-    # The one number whose absolute value Java can't hold counts as 0.
+    # The one number whose absolute value doesn't fit in a Java int counts as 0.
     return (0 if value == -(1 << 31) else abs(value)) % partition_count
 
 
@@ -57,7 +57,7 @@ _remembered_partition_for = functools.lru_cache(maxsize=4096)(_compute_partition
 
 
 def coordinator_of(key: str, topic_name: str, image: ClusterImage) -> BrokerInfo | None:
-    """The broker that coordinates what this topic has under that id, or None while there is none."""
+    """The broker that coordinates this id, or None if there is none at the moment."""
     topic = image.topics.get(topic_name)
     if topic is None:
         return None
@@ -70,12 +70,12 @@ def replication_factor(setting: str, settings: Settings, image: ClusterImage) ->
     factor = settings.get_int(setting)
     if settings.is_set(setting):
         return factor
-    # A number that was asked for must be met; the default may not keep a small cluster from having coordinators.
+    # An explicit number must be met, but the default must not keep a small cluster from having coordinators.
     return min(factor, sum(not broker.fenced for broker in image.brokers.values()))
 
 
 class InternalTopicCreation:
-    """Makes the topic when it is first needed."""
+    """Creates the topic when it is first needed."""
 
     def __init__(
         self, new_topic: Callable[[ClusterImage], NewTopic], controller: Controller, replicas: ReplicaManager
@@ -87,11 +87,11 @@ class InternalTopicCreation:
 
     @property
     def is_running(self) -> bool:
-        """Whether the topic is being made; it may be in the image already while its files are not there."""
+        """Whether the topic is being created; it may already be in the image while its files don't exist yet."""
         return self._task is not None
 
     async def ensure(self) -> None:
-        """Wait until the topic is there and its partitions on this broker can be used, or could not be made in time."""
+        """Wait until the topic exists and its partitions on this broker are ready, or creating it timed out."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._create())
             self._task.add_done_callback(self._on_done)

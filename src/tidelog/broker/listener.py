@@ -1,8 +1,8 @@
-"""A listening socket: accepts connections and hands them on.
+"""A listening socket that accepts connections and passes them on.
 
-What always holds: it accepts a bounded number at a time, so that a storm of connects doesn't hold up requests; it stops
-accepting while max.connections are open or the process has no file descriptors left but those it needs for its logs,
-and goes on when there is room; each such stop is one line in the log. Clients wait in the kernel's backlog meanwhile.
+What always holds: it accepts a limited number at a time, so that a burst of connects doesn't hold up requests. It stops
+accepting while max.connections are open or the only file descriptors left are those needed for logs, and resumes when
+there is room; each such stop is logged in one line. Meanwhile, clients wait in the kernel's backlog.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _WITHOUT_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def bind(endpoint: Endpoint, *, backlog: int, receive_buffer_bytes: int = -1) -> socket.socket:
-    """A listening socket; raises OSError when the address can't be had.
+    """A listening socket; raises OSError if the address can't be used.
 
-    A broker does this before it opens anything else, so that a busy port is the first thing it notices. Clients that
-    connect while it still loads wait in the backlog.
+    A broker does this before it opens anything else, so that it notices a port conflict first. Clients that connect
+    while it is loading wait in the backlog.
     """
     host = endpoint.host or "0.0.0.0"
     family, kind, protocol, _, address = socket.getaddrinfo(
@@ -36,7 +36,7 @@ def bind(endpoint: Endpoint, *, backlog: int, receive_buffer_bytes: int = -1) ->
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setblocking(False)
-        # A restarted broker gets its port back while connections of the one before linger.
+        # A restarted broker gets its port back while connections of its previous run linger.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if receive_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
@@ -85,11 +85,13 @@ class Listener:
     def _on_connect(self) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             if self._connections.is_full:
-                logger.warning("max.connections=%d are open; others wait", self._connections.limits.connections_max)
+                logger.warning(
+                    "max.connections=%d reached; new connections have to wait", self._connections.limits.connections_max
+                )
                 self._set_accepting(False)
                 return
             if not OPEN_FILES.leaves_room_for(len(self._connections)):
-                self._pause_accepting("the file descriptors that are left are kept for the logs")
+                self._pause_accepting("the remaining file descriptors are reserved for logs")
                 return
             try:
                 sock, address = self._sock.accept()
@@ -110,7 +112,7 @@ class Listener:
         if not self._is_short_of_descriptors:
             self._is_short_of_descriptors = True
             logger.error(
-                "can't accept connections: %s; %d are open, others wait; raise ulimit -n, or lower max.open.files",
+                "can't accept connections: %s; %d are open, new ones wait; raise ulimit -n, or lower max.open.files",
                 reason,
                 len(self._connections),
             )

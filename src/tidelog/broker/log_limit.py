@@ -1,7 +1,7 @@
 """Keeps peers from filling the log: a misbehaving client can repeat its mistake thousands of times a second.
 
-What always holds: the first lines of an interval are written as they come; what was left out is counted and said with
-the first line of a later interval.
+What always holds: the first lines of an interval are written as they come; suppressed lines are counted, and the first
+line of a later interval reports how many there were.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _INTERVAL_S = 10.0
 
 
 class LimitedLog:
-    """A logger that says at most so many lines an interval."""
+    """A logger that writes a limited number of lines per interval."""
 
     def __init__(self, logger: logging.Logger, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -32,7 +32,7 @@ class LimitedLog:
             self._interval_ends_s = now_s + _INTERVAL_S
             self._lines = 0
             if self._left_out:
-                self._logger.log(level, "%d more lines about connections were left out", self._left_out)
+                self._logger.log(level, "%d more lines about connections were suppressed", self._left_out)
                 self._left_out = 0
         if self._lines >= _LINES_PER_INTERVAL_MAX:
             self._left_out += 1

@@ -1,4 +1,4 @@
-"""The topic __consumer_offsets: how it is made when it is first needed."""
+"""The topic __consumer_offsets, and how it is created when it is first needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 def new_offsets_topic(settings: Settings, image: ClusterImage) -> NewTopic:
-    """The topic as its settings want it."""
+    """The topic according to its settings."""
     return NewTopic(
         OFFSETS_TOPIC,
         partitions=settings.get_int("offsets.topic.num.partitions"),

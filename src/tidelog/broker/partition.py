@@ -1,21 +1,21 @@
-"""One partition as this broker holds it: replicas and leader as the controller decided, its log, its high watermark.
+"""One partition on this broker: replicas and leader as decided by the controller, its log, its high watermark.
 
-What always holds: only the leader appends, and its log writes down an epoch and where it starts before the epoch's
-first batch (KIP-101); the high watermark is the smallest log end offset in the ISR and never goes back within one
-leadership; an offset counts for the leader itself only as far as its flush settings allow it to be acknowledged. One
-path serves one replica and many. It does no IO but through its log, starts no threads and wakes nobody: the replica
-manager does.
+What always holds: only the leader appends, and its log records an epoch and its start offset before the epoch's first
+batch (KIP-101). The high watermark is the smallest log end offset in the ISR and never goes back within one leadership;
+the leader's own offset counts only as far as its flush settings allow acknowledgement. The same code serves one replica
+and many. All I/O goes through its log; it starts no threads and wakes nobody: the replica manager does.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tidelog.controller.image import INTERNAL_TOPICS
-from tidelog.log import AppendOrigin
+from tidelog.log import AppendOrigin, LogStorageError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import Compression, iter_headers
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from tidelog.controller.image import PartitionState
     from tidelog.log import AppendResult, FileSlice, PartitionLog, TimestampOffset
     from tidelog.log.txn_guard import TransactionGuard
+    from tidelog.log.validation import ValidatedBatch
+
+logger = logging.getLogger(__name__)
 
 ACKS_ALL: Final = -1
 ACKS_LEADER: Final = 1
@@ -37,16 +40,18 @@ CONSUMER_REPLICA_ID: Final = -1
 
 @dataclass(slots=True)
 class PartitionRead:
-    """What one read of a partition gave; after an error only the error counts."""
+    """The result of reading a partition; if there is an error, only the error counts."""
 
     records: FileSlice | memoryview | bytes = b""
     size_bytes: int = 0
+    # The records come from an older segment than the active one: waiting would not add any.
+    ends_segment: bool = False
     high_watermark: int = NO_OFFSET
     last_stable_offset: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
-    # (producer id, first offset), for those who read committed records only.
+    # (producer id, first offset), for read_committed only.
     aborted_transactions: Sequence[tuple[int, int]] | None = None
-    # The follower's or consumer's log parted from this one where this epoch (first) ended (second).
+    # The follower's or consumer's log diverged from this one where this epoch (first) ended (second).
     diverging_epoch: tuple[int, int] | None = None
     error: ErrorCode = ErrorCode.NONE
 
@@ -99,7 +104,7 @@ class Partition:
         self.partition_epoch = -1
         self.is_leader = False
         self.leader_epoch_start_offset = 0
-        # Where the followers' logs end, by what their fetches said in this leadership.
+        # Where the followers' logs end, according to their fetches in this leadership.
         self.remote_log_end_offsets: dict[int, int] = {}
         # Why the replica can't be used at all: its topic was deleted, its disk failed.
         self.unavailable = ErrorCode.NONE
@@ -113,7 +118,7 @@ class Partition:
     # What the controller decided
 
     def apply(self, state: PartitionState) -> bool:
-        """Take over a newer state; True when the leadership changed, so that waiting requests must look again."""
+        """Apply a newer state; True if the leadership changed, so that waiting requests must check again."""
         if state.partition_epoch <= self.partition_epoch:
             return False
         was_leader, old_epoch = self.is_leader, self.leader_epoch
@@ -133,20 +138,26 @@ class Partition:
     def _make_leader(self, state: PartitionState) -> None:
         if state.leader_epoch == self.leader_epoch and self.is_leader:
             return
-        # What followers had fetched from the former leader proves nothing about what they hold now.
-        # The log writes down the epoch with the first append of it and not before: a broker that starts leads thousands
-        # of partitions at once, most of which get no append for a long time.
         self.leader_epoch_start_offset = self.log.log_end_offset
+        if state.replicas != (self.node_id,):
+            # Followers compare their history with this one from now on. A sole replica has none, and records the epoch
+            # with its first append: a starting broker leads thousands of partitions, most of them idle.
+            try:
+                self.log.assign_epoch(state.leader_epoch, self.leader_epoch_start_offset)
+            except LogStorageError as error:
+                # The first append tries again, and is refused if that also fails.
+                logger.warning("leader epoch %d could not be saved yet: %s", state.leader_epoch, error.message)
+        # What followers fetched from the previous leader says nothing about what they hold now.
         self._acknowledgeable_end_offset = self.log.high_watermark
         self.remote_log_end_offsets.clear()
 
     def stop(self, reason: ErrorCode) -> None:
-        """Serve nothing any more: the topic was deleted or the disk failed."""
+        """Stop serving: the topic was deleted or the disk failed."""
         self.unavailable = reason
         self.is_leader = False
 
     def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
-        """Raise KafkaError unless this broker leads, in the epoch that the client believes in (KIP-320)."""
+        """Raise KafkaError unless this broker is the leader, in the epoch that the client expects (KIP-320)."""
         if self.unavailable:
             raise KafkaError(self.unavailable)
         if current_leader_epoch != NO_EPOCH:
@@ -161,14 +172,15 @@ class Partition:
 
     def append(
         self,
-        records: memoryview | None,
+        records: memoryview | ValidatedBatch | None,
         required_acks: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = None,
     ) -> AppendResult:
-        """Append one batch as leader; raises KafkaError and changes nothing when it can't be taken.
+        """Append one batch as leader; raises KafkaError and changes nothing if the batch is rejected.
 
-        `guard` lets it begin a transaction, once the transaction's coordinator has confirmed it.
+        `guard` lets it start a transaction, once the transaction's coordinator has confirmed it. Raises LongCheckError
+        for a batch that must be validated in a thread first, see `record_checks`.
         """
         if origin is AppendOrigin.CLIENT:
             self.check_writable()
@@ -177,13 +189,15 @@ class Partition:
         if required_acks == ACKS_ALL and len(self.isr) < self.log.config.min_insync_replicas:
             raise self._not_enough_replicas()
         if records is None:
-            raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request must hold one record batch a partition")
-        result = self.log.append_as_leader(records, leader_epoch=self.leader_epoch, origin=origin, guard=guard)
+            raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request must contain one record batch per partition")
+        result = self.log.append_as_leader(
+            records, leader_epoch=self.leader_epoch, origin=origin, guard=guard, on_loop=origin is AppendOrigin.CLIENT
+        )
         self.advance_high_watermark()
         return result
 
     def check_writable(self) -> None:
-        """Raise KafkaError unless clients may write to it here."""
+        """Raise KafkaError unless clients may write to this partition here."""
         if not self.is_leader:
             self.check_leader()
         if self.is_internal:
@@ -215,10 +229,10 @@ class Partition:
 
     @property
     def acknowledgeable_end_offset(self) -> int:
-        """Where the records end that this replica alone may vouch for.
+        """The end of the records that this replica may count towards the high watermark.
 
-        With flush.messages=N at most N-1 messages are acknowledged before they are on disk: once N are not, nothing
-        further counts until a flush is done. It lies between batches always, as both ends of a flush do.
+        With flush.messages=N at most N-1 messages are acknowledged before they are on disk: once N are unflushed,
+        nothing more counts until a flush completes. It is always a batch boundary, as both ends of a flush are.
         """
         log = self.log
         if log.flush_is_due:
@@ -228,7 +242,7 @@ class Partition:
         return self._acknowledgeable_end_offset
 
     def acknowledgement(self, end_offset: int, leader_epoch: int, required_acks: int) -> ErrorCode | None:
-        """What to tell the producer of records that end before `end_offset`; None while it is not decided."""
+        """The result for the producer of records that end before `end_offset`; None while that is undecided."""
         if self.unavailable:
             return self.unavailable
         if not self.is_leader or self.leader_epoch != leader_epoch:
@@ -244,9 +258,9 @@ class Partition:
     # The high watermark
 
     def update_follower(self, replica_id: int, log_end_offset: int, current_leader_epoch: int) -> bool:
-        """A follower asked for what comes after its log's end; True when the high watermark moved."""
+        """A follower fetched from the end of its log; True if the high watermark moved."""
         if replica_id == self.node_id or replica_id not in self.replicas:
-            # The follower may have heard of an assignment that has not arrived here; then it shall ask again.
+            # The follower may know of an assignment that has not arrived here yet; then it has to retry.
             if current_leader_epoch != NO_EPOCH:
                 raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -254,7 +268,7 @@ class Partition:
         return self.advance_high_watermark()
 
     def advance_high_watermark(self) -> bool:
-        """Move the high watermark to the smallest log end offset of the ISR; True when it moved."""
+        """Move the high watermark to the smallest log end offset of the ISR; True if it moved."""
         log = self.log
         end_offset = self.acknowledgeable_end_offset
         if not self._is_sole_replica:
@@ -271,15 +285,16 @@ class Partition:
     # Reading
 
     def visible_end_offset(self, replica_id: int, read_committed: bool) -> int:
-        """Where the records end that a reader may see: followers all, consumers what is committed."""
+        """The end of what a reader may see: everything for followers, what is committed for consumers."""
         if replica_id >= 0:
             return self.log.log_end_offset
         return self.log.last_stable_offset if read_committed else self.log.high_watermark
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest epoch not above this one and the offset at which it ended; (-1, -1) when that can't be known.
+        """The largest epoch up to this one, and the offset at which it ended; (-1, -1) if that is unknown.
 
-        For leaders. The leader's own epoch counts from its start, though the log learns it with the first append only.
+        For leaders. The leader's own epoch counts from its start, although the log only learns it with the first
+        append.
         """
         latest_epoch = self.log.latest_epoch
         if latest_epoch < epoch <= self.leader_epoch and latest_epoch < self.leader_epoch:
@@ -293,7 +308,7 @@ class Partition:
         return self.leader_epoch if offset >= self.leader_epoch_start_offset else self.log.epoch_for_offset(offset)
 
     def find_divergence(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
-        """Where this log parted from that of a reader whose last record is of that epoch (KIP-595), or None."""
+        """Where this log diverged from that of a reader whose last record has this epoch (KIP-595), or None."""
         epoch, end_offset = self.end_offset_for_epoch(last_fetched_epoch)
         if epoch == NO_EPOCH or end_offset == NO_OFFSET:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -311,7 +326,7 @@ class Partition:
         min_one_batch: bool,
         in_memory: bool = False,
     ) -> PartitionRead:
-        """Read what the reader may see from an offset on; raises KafkaError when the offset is outside the log.
+        """Read what the reader may see, starting at an offset; raises KafkaError if the offset is outside the log.
 
         `in_memory`: raise NotInMemoryError rather than wait for the disk.
         """
@@ -325,8 +340,8 @@ class Partition:
         )
         end_offset = self.visible_end_offset(replica_id, read_committed)
         if fetch_offset >= end_offset or (max_bytes <= 0 and not min_one_batch):
-            # The common case of a consumer that has everything; an offset between the end it may see and the end of
-            # the log is no error, the records it waits for are on their way.
+            # The common case of a consumer that is up to date; an offset between the end it may see and the end of
+            # the log is not an error: those records will become visible.
             if not log.log_start_offset <= fetch_offset <= log.log_end_offset:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             return result
@@ -335,6 +350,7 @@ class Partition:
         )
         result.records = read.records
         result.size_bytes = read.size_bytes
+        result.ends_segment = read.ends_segment
         if read_committed:
             aborted = log.aborted_in(read, fetch_offset, end_offset)
             result.aborted_transactions = [(entry.producer_id, entry.first_offset) for entry in aborted]
@@ -353,7 +369,7 @@ class Partition:
         return ListedOffset(log.log_start_offset, leader_epoch=self.epoch_for_offset(log.log_start_offset))
 
     def offset_by_timestamp(self, timestamp: int, replica_id: int, read_committed: bool) -> ListedOffset:
-        """The first record at or after that time, as far as the reader may see; nothing found is no error."""
+        """The first visible record at or after this time; finding none is not an error."""
         return self._visible(self.log.offset_for_timestamp(timestamp), replica_id, read_committed)
 
     def offset_of_max_timestamp(self, replica_id: int, read_committed: bool) -> ListedOffset:
@@ -368,12 +384,12 @@ class Partition:
         return ListedOffset(found.offset, found.timestamp, found.leader_epoch)
 
     def _check_high_watermark_is_current(self) -> None:
-        """Raise while a new leader's high watermark lags behind what its predecessor may have told (KIP-207)."""
+        """Raise while a new leader's high watermark lags behind what its predecessor may have reported (KIP-207)."""
         if self.log.high_watermark < self.leader_epoch_start_offset:
             raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
 
     def delete_records_before(self, offset: int) -> int:
-        """Move the log's start up to an offset (-1: the high watermark); returns the low watermark."""
+        """Move the log start up to an offset (-1: the high watermark); returns the low watermark."""
         log = self.log
         if "delete" not in log.config.cleanup_policy:
             raise KafkaError(ErrorCode.POLICY_VIOLATION, "records of a topic that is only compacted can't be deleted")
@@ -386,7 +402,7 @@ class Partition:
 
 
 def cut_before_zstd(read: PartitionRead) -> None:
-    """Keep zstd from a client too old to read it: give what comes before, or an error where nothing does (KIP-110)."""
+    """Hide zstd from a client too old to read it: return what comes before, or an error if nothing does (KIP-110)."""
     records = read.records if isinstance(read.records, (bytes, memoryview)) else read.records.read()
     for position, header in iter_headers(records, allow_partial=True):
         if header.compression is Compression.ZSTD:

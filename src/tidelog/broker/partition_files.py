@@ -1,16 +1,17 @@
-"""The files of partitions, made, opened and removed by one thread while the event loop goes on serving.
+"""Creates, opens and removes partitions' files in one thread, while the event loop keeps serving.
 
-What always holds: what concerns one topic name happens in the order it was asked for, so a topic that is deleted and
-made anew never meets its old files; topics take turns, so a small one does not wait for all of a large one's
-partitions; results are handed over on the event loop, a few at a time. One thread and not more: this is many short
-system calls, and threads that pass the interpreter's lock to each other between them get less done, not more. It
-decides nothing about leaders and serves nothing.
+What always holds: work on one topic name is done in the order requested, so a topic that is deleted and recreated never
+meets its old files; topics take turns, so a small one does not wait for all of a large one's partitions; results are
+delivered on the event loop, a few at a time. There is only one thread, because this is many short system calls, and
+several threads that pass the interpreter's lock back and forth get less done, not more. It makes no decisions about
+leaders and serves nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -29,7 +30,7 @@ STEPS_PER_TURN: Final = 64
 
 
 class Opened(NamedTuple):
-    """A partition whose log is open; without a log the disk did not let it be."""
+    """A partition whose log is open; without a log, opening it failed."""
 
     topic_id: uuid.UUID
     partition: int
@@ -37,7 +38,7 @@ class Opened(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A partition to open with its settings, or without settings to delete."""
+    """A partition to open, with its settings; or, without settings, one to delete."""
 
     topic: TopicImage
     partition: int
@@ -54,12 +55,14 @@ class _Work:
 
 
 class _Opening:
-    """The partitions of a topic that are not open yet, and those who wait for them."""
+    """The partitions of a topic that are not open yet, and who waits for them."""
 
-    __slots__ = ("done", "indexes")
+    __slots__ = ("done", "first", "indexes")
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.indexes: set[int] = set()
+        # The first partition to be opened; those before it were already open.
+        self.first = sys.maxsize
         self.done = done
 
 
@@ -67,12 +70,12 @@ class PartitionFiles:
     """Work on partitions' files, with its queue on the event loop."""
 
     def __init__(self, logs: LogManager, on_opened: Callable[[Collection[Opened]], None]) -> None:
-        """To be made on the running event loop; `on_opened` is called there, before those who wait are woken."""
+        """Create it on the running event loop; `on_opened` is called there, before waiters are woken."""
         self._logs = logs
         self._on_opened = on_opened
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="partition-files")
-        # Work by topic name, whoever's turn it is first.
+        # Work by topic name; the topic whose turn it is comes first.
         self._queue: dict[str, deque[_Work]] = {}
         self._opening: dict[uuid.UUID, _Opening] = {}
         self._running: asyncio.Future[list[Opened]] | None = None
@@ -81,15 +84,35 @@ class PartitionFiles:
         self._is_closed = False
 
     def open(self, topic: TopicImage, indexes: Collection[int], config: LogConfig) -> None:
-        """Open the logs of these partitions, made anew where they are not there yet."""
+        """Open the logs of these partitions, creating those that don't exist yet.
+
+        Logs that were loaded at startup are delivered immediately.
+        """
+        ready = [opened for opened in (self._find_loaded(topic, index) for index in indexes) if opened is not None]
+        if ready:
+            self._on_opened(ready)
+            loaded = {opened.partition for opened in ready}
+            indexes = [index for index in indexes if index not in loaded]
+            if not indexes:
+                return
         opening = self._opening.get(topic.topic_id)
         if opening is None:
             opening = self._opening[topic.topic_id] = _Opening(self._loop.create_future())
         opening.indexes.update(indexes)
+        opening.first = min((opening.first, *indexes))
         self._add(_Work(topic, deque(indexes), config))
 
+    def _find_loaded(self, topic: TopicImage, index: int) -> Opened | None:
+        try:
+            log = self._logs.get(topic.name, index)
+        except LogStorageError:
+            return None
+        if log is None or log.topic_id != topic.topic_id:
+            return None
+        return Opened(topic.topic_id, index, log)
+
     def delete(self, topic: TopicImage, indexes: Iterable[int]) -> None:
-        """Take away the files of these partitions, and all that was still to be done for that topic."""
+        """Remove the files of these partitions, and cancel all outstanding work for that topic."""
         queued = self._queue.get(topic.name, ())
         self._queue[topic.name] = deque(work for work in queued if work.topic.topic_id != topic.topic_id)
         self._forget(topic.topic_id)
@@ -99,9 +122,14 @@ class PartitionFiles:
         return index in self.opening(topic_id)
 
     def opening(self, topic_id: uuid.UUID) -> Collection[int]:
-        """The partitions of a topic that are still to be opened."""
+        """The partitions of a topic that have yet to be opened."""
         opening = self._opening.get(topic_id)
         return opening.indexes if opening is not None else ()
+
+    def opening_from(self, topic_id: uuid.UUID) -> int | None:
+        """The partition from which a topic is still being opened, though some may be open already; None: all are."""
+        opening = self._opening.get(topic_id)
+        return opening.first if opening is not None else None
 
     async def wait_until_opened(
         self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
@@ -114,11 +142,11 @@ class PartitionFiles:
         return {topic_id for topic_id, done in awaited.items() if not done.done()}
 
     async def settled(self) -> None:
-        """Wait until nothing is left to be done."""
+        """Wait until there is nothing left to do."""
         await self._settled.wait()
 
     async def close(self) -> None:
-        """Finish what runs and all deletions; what is still to be opened, the next start opens."""
+        """Finish running work and all deletions; what has yet to be opened is left to the next start."""
         self._is_closed = True
         for name, works in self._queue.items():
             self._queue[name] = deque(work for work in works if work.config is None)
@@ -170,7 +198,7 @@ class PartitionFiles:
         self._run_next()
 
     def _hand_over(self, opened: Iterable[Opened]) -> None:
-        # A topic that was deleted meanwhile is waited for no more, and its files go next.
+        # Nobody waits any longer for a topic that was deleted meanwhile; its files are removed next.
         opened = [one for one in opened if self.is_opening(one.topic_id, one.partition)]
         self._on_opened(opened)
         for topic_id, index, _ in opened:
@@ -198,8 +226,8 @@ class PartitionFiles:
         try:
             return self._get_or_create(topic, index, config)
         except LogStorageError as error:
-            # Whoever asks for the partition is told KAFKA_STORAGE_ERROR; the others go on. A missing data directory is
-            # told once, and not for each of its thousands of partitions.
+            # Requests for the partition get KAFKA_STORAGE_ERROR; the others are served. A missing data directory is
+            # logged once, and not for each of its thousands of partitions.
             if not self._logs.is_withheld(topic.name, index):
                 logger.error("partition %s-%d is offline: %s", topic.name, index, error)
             return None
@@ -210,7 +238,7 @@ class PartitionFiles:
         except KafkaError as error:
             if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
                 raise
-            # The files are of a topic of that name that was deleted while this broker was away.
+            # The files belong to a topic of that name that was deleted while this broker was down.
             self._logs.delete(topic.name, index)
             return self._logs.create(topic.name, index, topic.topic_id, config)
 
@@ -218,4 +246,4 @@ class PartitionFiles:
         try:
             self._logs.delete(topic.name, index)
         except LogStorageError as error:
-            logger.error("the files of %s-%d stay behind: %s", topic.name, index, error)
+            logger.error("the files of %s-%d could not be removed: %s", topic.name, index, error)

@@ -58,4 +58,4 @@ class ProducerIdAllocator:
 def _log_failure(refill: asyncio.Task[None]) -> None:
     error = None if refill.cancelled() else refill.exception()
     if error is not None:
-        logger.warning("no block of producer ids came from the controller, the next producer asks again: %s", error)
+        logger.warning("could not get producer ids from the controller; trying again for the next producer: %s", error)

@@ -16,6 +16,10 @@ KeyT = TypeVar("KeyT")
 KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
 
 
+# An operation with more keys than these is parked in pieces of so many; one takes a fraction of a millisecond.
+_KEYS_AT_ONCE_MAX = 256
+
+
 class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
@@ -73,6 +77,8 @@ class Purgatory(Generic[KeyT]):
 
     async def wait(self, operation: Operation[KeyT], keys: Collection[KeyT], timeout_ms: float) -> bool:
         """Wait until the operation is satisfied (True) or its time is over (False)."""
+        if len(keys) > _KEYS_AT_ONCE_MAX:
+            return await self._wait_for_many(operation, keys, timeout_ms)
         # The caller looked before this coroutine was started, and whatever happened since woke nobody.
         if any(operation.is_satisfied(key) for key in keys):
             return True
@@ -85,6 +91,27 @@ class Purgatory(Generic[KeyT]):
         finally:
             timer.cancel()
             for key in keys:
+                self._leave(key, parked)
+
+    async def _wait_for_many(self, operation: Operation[KeyT], keys: Collection[KeyT], timeout_ms: float) -> bool:
+        """As `wait`, with pauses: whatever happens to a key in one of them is noticed as soon as it is waited for."""
+        parked = _Parked(operation, self._timers.create_future())
+        timer = self._timers.call_later(timeout_ms / 1000, lambda: parked.end(False))
+        entered: list[KeyT] = []
+        try:
+            for key in keys:
+                self._parked.setdefault(key, {})[parked] = None
+                entered.append(key)
+                if not parked.future.done() and operation.is_satisfied(key):
+                    parked.end(True)
+                if parked.future.done():
+                    break
+                if not len(entered) % _KEYS_AT_ONCE_MAX:
+                    await asyncio.sleep(0)
+            return await parked.future
+        finally:
+            timer.cancel()
+            for key in entered:
                 self._leave(key, parked)
 
     def _leave(self, key: KeyT, parked: _Parked[KeyT]) -> None:

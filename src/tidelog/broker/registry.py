@@ -30,6 +30,10 @@ _OVERLAPPING_API_KEYS = frozenset({0})
 # Nor for members that wait for others in JoinGroup and SyncGroup: they join again, and may wait for minutes.
 _CUTTABLE_API_KEYS = frozenset({1, 11, 14})
 
+# A client that joins a group has to send more requests after the answer, so one that has closed its side is gone for
+# good. Others may have closed it after their last request, and still read the answer.
+_ENDED_BY_EOF_API_KEYS = frozenset({11})
+
 
 class CloseConnection(Exception):  # noqa: N818 - it is a request to close, raised by choice, and the peer's fault
     """Raised by a handler (or the dispatcher) to close the connection without an answer; the text is the reason."""
@@ -48,6 +52,7 @@ class Handler:
     unstable_version: int | None = None
     may_overlap: bool = False
     may_be_cut: bool = False
+    is_ended_by_eof: bool = False
     # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
     request_class: type[Message] = field(init=False)
     request_tags_from: int = field(init=False)
@@ -79,7 +84,8 @@ def handles(api: Api, versions: str, *, unstable: int | None = None) -> Callable
 
     `unstable` is the one after these if Kafka has not settled it yet.
     The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
-    peer expects no answer. A future is cancelled when its connection goes away.
+    peer expects no answer. A future is cancelled when its connection goes away. Whoever may have much to answer is a
+    generator function that yields after each small piece of work (`tidelog.common.steps`) and returns any of these.
     """
     version_min, version_max = _parse_versions(versions)
     declared_min, declared_max = api.versions
@@ -104,6 +110,7 @@ def handles(api: Api, versions: str, *, unstable: int | None = None) -> Callable
             unstable,
             may_overlap=api.key in _OVERLAPPING_API_KEYS,
             may_be_cut=api.key in _CUTTABLE_API_KEYS,
+            is_ended_by_eof=api.key in _ENDED_BY_EOF_API_KEYS,
         )
         return handle
 

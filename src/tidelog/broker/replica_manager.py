@@ -1,9 +1,9 @@
-"""The partitions of this broker: found by name and by topic id, kept as the cluster image says, written and read.
+"""The partitions of this broker: looked up by name and topic id, kept in line with the cluster image, written and read.
 
-What always holds: a partition is served only while the image has its topic (by id, so that a topic made anew under an
-old name never answers with the old one's records) and its disk works; whatever changes a partition wakes those who wait
-for it. It runs on the event loop; disk waits run in threads: flushes, one for a partition at a time, each serving all
-that was appended before it began, and the making and removing of files, by `partition_files`.
+What always holds: a partition is served only while the image has its topic (by id, so that a recreated topic never
+returns its predecessor's records) and its disk works; every change to a partition wakes those who wait for it. It runs
+on the event loop; what waits for the disk runs in threads: flushes, one per partition at a time, each covering
+everything appended before it started, and creating and removing files, which `partition_files` does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import functools
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -20,17 +20,21 @@ from typing import TypeVar
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
 from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
 from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
+from tidelog.broker.log_opening import LogOpening
 from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
+from tidelog.broker.record_checks import RecordChecks
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.broker.txn_verification import TransactionVerification
 from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
+from tidelog.common.steps import Steps, run_through
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError, NotInMemoryError
 from tidelog.log.txn_guard import TransactionGuard
+from tidelog.log.validation import ValidatedBatch
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -40,8 +44,42 @@ ResponseT = TypeVar("ResponseT")
 LOOKUP_THREADS = 4
 """Look-ups that wait for the disk. Apart from the flushes, which producers wait for."""
 
+_COLD_LOOKUPS_MAX = 2
+"""Each partition is looked up twice, for its start and its end. More than that means that pages are evicted as fast as
+they are read, or that the disk fails, and then the loop may as well find out."""
+
 DISK_THREADS = 16
 """Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
+
+
+class LargeRead:
+    """A read of many partitions in steps, as far as it has come."""
+
+    def __init__(self, params: FetchParams, fetches: Collection[PartitionFetch]) -> None:
+        self.params = params
+        self.fetches = tuple(fetches)
+        self.reads: list[PartitionRead] = []
+        self.size_bytes = 0
+        # Whether there is something that is told at once, and whether any partition could give more than it gave.
+        self.has_news = False
+        self.has_room = False
+        # Of the partition that comes next: how often a thread read it first, and whether that failed.
+        self.cold_lookups = 0
+        self.may_wait_for_disk = False
+
+    def add(self, fetch: PartitionFetch, read: PartitionRead) -> None:
+        self.reads.append(read)
+        self.size_bytes += read.size_bytes
+        self.has_news = self.has_news or _is_told_at_once(read)
+        self.has_room = self.has_room or _has_room(fetch, read)
+        self.cold_lookups = 0
+        self.may_wait_for_disk = False
+
+    @property
+    def must_wait(self) -> bool:
+        """As `ReplicaManager.must_wait`."""
+        params = self.params
+        return params.max_wait_ms > 0 and not self.has_news and self.has_room and self.size_bytes < params.min_bytes
 
 
 class ReplicaManager:
@@ -50,7 +88,7 @@ class ReplicaManager:
     def __init__(
         self, *, node_id: int, logs: LogManager, settings: Settings, table: SettingsTable, clock: Clock
     ) -> None:
-        """To be made on the running event loop that the broker serves from."""
+        """Create it on the running event loop that the broker serves from."""
         self.node_id = node_id
         self.image: ClusterImage = EMPTY_IMAGE
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
@@ -59,23 +97,26 @@ class ReplicaManager:
         self._log_configs = LogConfigs(settings, table)
         self._by_name: dict[tuple[str, int], Partition] = {}
         self._by_id: dict[tuple[uuid.UUID, int], Partition] = {}
-        # Told of partitions that begin or cease to be led here, are led in another epoch, or are gone.
+        # Called for partitions that this broker starts or stops leading, that change their epoch, or that are gone.
         self.leadership_listeners: list[Callable[[Partition], None]] = []
-        # Told of markers that were appended to partitions led here: producer id, whether it commits, its offset.
+        # Called for markers appended to partitions led here: producer id, whether it commits, its offset.
         self.on_txn_marker: Callable[[Partition, int, bool, int], None] | None = None
         self.transactions = TransactionVerification(
             is_enabled=settings.get_bool("transaction.partition.verification.enable")
         )
         self._loop = asyncio.get_running_loop()
+        self.checks = RecordChecks(self._loop, clock)
         self._purgatory: Purgatory[Partition] = Purgatory(self._loop)
         self._files = PartitionFiles(logs, self._on_opened)
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="partition-disk")
         self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="cold-lookups")
+        self.log_opening = LogOpening(logs, self._loop, self._lookup_threads)
         self._unsubscribe = logs.directories.subscribe(self._on_directory_offline)
 
     async def close(self) -> None:
-        """Wait for what threads are doing; the logs are closed by their manager."""
+        """Wait for running threads; the log manager closes the logs."""
         await self._files.close()
+        self.checks.close()
         await self._loop.run_in_executor(None, self._threads.shutdown)
         self._lookup_threads.shutdown(wait=False)
         self._unsubscribe()
@@ -83,10 +124,10 @@ class ReplicaManager:
     # The cluster image
 
     def apply(self, old: ClusterImage, new: ClusterImage) -> None:
-        """Make the replicas what the new image says; whatever did not change since the old one is not looked at.
+        """Bring the replicas in line with the new image; anything that did not change since the old one is skipped.
 
-        Deleted topics are gone when this returns. New partitions are served once their files are there, which this
-        does not wait for: see `wait_until_opened`.
+        Deleted topics are gone when this returns. New partitions are served once their files exist, which this does not
+        wait for: see `wait_until_opened`.
         """
         self.image = new
         if old.topics_by_id is not new.topics_by_id:
@@ -107,15 +148,19 @@ class ReplicaManager:
     async def wait_until_opened(
         self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
     ) -> set[uuid.UUID]:
-        """Wait until all partitions of these topics can be used or have failed; the topics left at the deadline."""
+        """Wait until all partitions of these topics are ready or have failed; returns those left at the deadline."""
         return await self._files.wait_until_opened(topic_ids, deadline_s)
 
     def opening(self, topic_id: uuid.UUID) -> Collection[int]:
-        """The partitions of a topic that can't be used yet because their files are being made."""
+        """The partitions of a topic that are not ready because their files are being created."""
         return self._files.opening(topic_id)
 
+    def opening_from(self, topic_id: uuid.UUID) -> int | None:
+        """The first partition of a topic that clients can't see yet, until all from it on are open; None: all are."""
+        return self._files.opening_from(topic_id)
+
     async def settled(self) -> None:
-        """Wait until the files of all partitions are as the image says."""
+        """Wait until the files of all partitions match the image."""
         await self._files.settled()
 
     def _apply_topic(self, topic: TopicImage) -> None:
@@ -135,13 +180,13 @@ class ReplicaManager:
         self._progress(partition)
 
     def _on_leadership_changed(self, partition: Partition) -> None:
-        """Whoever waits for the partition, or goes by its leadership, must look again."""
+        """Wake whoever waits for the partition or depends on its leadership."""
         self._purgatory.check(partition)
         for listener in self.leadership_listeners:
             listener(partition)
 
     def _on_opened(self, opened: Iterable[Opened]) -> None:
-        """Serve partitions whose logs were opened, in the states that they have by now."""
+        """Serve partitions whose logs have been opened, in their current states."""
         for topic_id, index, log in opened:
             if log is None:
                 continue
@@ -162,11 +207,11 @@ class ReplicaManager:
             partition = self._by_id.get((topic.topic_id, index))
             if partition is not None and partition.log.config != config:
                 partition.log.update_config(config)
-                # Another min.insync.replicas or flush.messages may let the high watermark go on.
+                # A new min.insync.replicas or flush.messages may let the high watermark advance.
                 self._progress(partition)
 
     def _delete(self, topic: TopicImage) -> None:
-        """Serve the topic no more, and tell those who wait for it; its files follow."""
+        """Stop serving the topic, and answer those who wait for it; its files are removed later."""
         for index in range(len(topic.partitions)):
             partition = self._by_id.pop((topic.topic_id, index), None)
             if partition is not None:
@@ -180,7 +225,7 @@ class ReplicaManager:
     # Finding partitions
 
     def find(self, topic: str, index: int) -> Partition:
-        """The partition of that name; raises KafkaError saying why this broker has none."""
+        """The partition of this name; raises a KafkaError that says why this broker has none."""
         partition = self._by_name.get((topic, index))
         if partition is None:
             raise self._missing(self.image.topics.get(topic), index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -200,13 +245,14 @@ class ReplicaManager:
             return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         is_replica = self.node_id in topic.partitions[index].replicas
         if is_replica and not self._files.is_opening(topic.topic_id, index):
-            # It should be here, so its log could not be opened.
+            # It belongs here, so its log could not be opened.
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
-        # Also while its files are being made: every client asks again after this error, some give up after others.
+        # Also while its files are being created: every client retries after this error, while some give up after
+        # others.
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def find_leader(self, topic: str, index: int, current_leader_epoch: int = -1) -> Partition:
-        """The partition, if this broker leads it in that epoch (-1: in any)."""
+        """The partition, if this broker leads it in this epoch (-1: in any)."""
         partition = self.find(topic, index)
         partition.check_leader(current_leader_epoch)
         return partition
@@ -219,10 +265,10 @@ class ReplicaManager:
         return self._purgatory.waiting(partition)
 
     def leader_state(self, topic: str, topic_id: uuid.UUID, index: int) -> PartitionState | None:
-        """Who leads a partition, named by id or by name where the id is zero, for clients to be sent there (KIP-951).
+        """Who leads a partition, to redirect clients (KIP-951); found by id, or by name if the id is zero.
 
-        None while this broker is to lead it and does not yet: a client sent here again would go in circles, and without
-        being sent anywhere it waits a little.
+        None while this broker is about to become the leader: a client redirected here would go in circles; without a
+        redirect it waits a little.
         """
         image = self.image
         found = image.topics.get(topic) if topic_id == ZERO_UUID else image.topics_by_id.get(topic_id)
@@ -231,7 +277,7 @@ class ReplicaManager:
         return found.partitions[index]
 
     def endpoints(self, node_ids: Iterable[int]) -> list[BrokerInfo]:
-        """The brokers of these ids that are known, for clients to be sent to (KIP-951)."""
+        """The known brokers among these ids, so that clients can be redirected (KIP-951)."""
         brokers = self.image.brokers
         return [brokers[node_id] for node_id in sorted(set(node_ids)) if node_id in brokers]
 
@@ -240,14 +286,15 @@ class ReplicaManager:
     def append(
         self,
         partition: Partition,
-        records: memoryview | None,
+        records: memoryview | ValidatedBatch | None,
         required_acks: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = None,
     ) -> AppendResult:
-        """Append one batch; raises KafkaError. Whether it may be acknowledged, the partition tells.
+        """Append one batch; raises KafkaError. The partition knows when it may be acknowledged.
 
-        `guard` lets it begin a transaction, once the transaction's coordinator has confirmed it.
+        `guard` lets it begin a transaction, once the transaction's coordinator has confirmed it. Raises LongCheckError
+        when the batch has to go through `checks` first.
         """
         try:
             result = partition.append(records, required_acks, origin, guard)
@@ -272,9 +319,9 @@ class ReplicaManager:
         *,
         epoch_is_bumped: bool = False,
     ) -> AppendResult:
-        """End a producer's transaction in a partition; raises KafkaError. Acknowledged as by acks=all.
+        """End a producer's transaction in a partition; raises KafkaError. Acknowledged as with acks=all.
 
-        `epoch_is_bumped`: the epoch is the one that the end of the transaction raised it to (transaction.version 2).
+        `epoch_is_bumped`: the end of the transaction has already raised the epoch (transaction.version 2).
         """
         try:
             result = partition.write_txn_marker(
@@ -289,7 +336,7 @@ class ReplicaManager:
         return result
 
     async def wait_for_acknowledgement(self, appends: Collection[PendingAppend[ResponseT]], timeout_ms: int) -> None:
-        """Wait until every append has its `error` decided, or the time is over."""
+        """Wait until the `error` of every append is decided, or the time is up."""
         delayed = DelayedProduce(appends)
         await self._purgatory.wait(delayed, delayed.partitions, max(0, timeout_ms))
 
@@ -304,7 +351,7 @@ class ReplicaManager:
         return low_watermark
 
     async def save_log_start_offsets(self) -> None:
-        """Write where logs start, so that records deleted on request do not come back after a crash."""
+        """Save where logs start, so that records deleted on request do not come back after a crash."""
         await asyncio.to_thread(self._logs.checkpoint)
 
     # Reading
@@ -312,12 +359,12 @@ class ReplicaManager:
     def read(
         self, params: FetchParams, fetches: Iterable[PartitionFetch], *, in_memory: bool = False
     ) -> list[PartitionRead]:
-        """Read every partition in the order given, within the fetch's limit; errors are in the results.
+        """Read all partitions in the given order, within the fetch's limit; errors are in the results.
 
-        `in_memory`: raise NotInMemoryError rather than wait for the disk; `read_patiently` goes on from there.
+        `in_memory`: raise NotInMemoryError rather than wait for the disk; `read_patiently` continues from there.
         """
         left_bytes = params.max_bytes
-        # The first partition that has records gives at least one whole batch, or a consumer with a small limit would
+        # The first partition with records returns at least one whole batch, or a consumer with a small limit would
         # never get past a large one.
         min_one_batch = True
         reads = []
@@ -329,18 +376,36 @@ class ReplicaManager:
             reads.append(read)
         return reads
 
+    def read_in_steps(self, read: LargeRead) -> Steps[None]:
+        """As `read` from memory, with pauses; after a NotInMemoryError, another call goes on where this one stopped."""
+        params = read.params
+        for fetch in read.fetches[len(read.reads) :]:
+            max_bytes = max(0, min(params.max_bytes - read.size_bytes, fetch.max_bytes))
+            in_memory = not read.may_wait_for_disk
+            read.add(fetch, self._read_one(params, fetch, max_bytes, not read.size_bytes, in_memory))
+            yield 0
+
+    async def bring_in(self, read: LargeRead, cold: NotInMemoryError) -> None:
+        """Have a thread read what a large read stopped at."""
+        read.cold_lookups += 1
+        try:
+            await self._loop.run_in_executor(self._lookup_threads, cold.bring_in)
+        except OSError:
+            # The read meets the same error and tells it.
+            read.may_wait_for_disk = True
+        if read.cold_lookups >= _COLD_LOOKUPS_MAX:
+            read.may_wait_for_disk = True
+
     async def read_patiently(self, params: FetchParams, fetches: Collection[PartitionFetch]) -> list[PartitionRead]:
-        """As `read`; where the disk has to be waited for, a thread does, and everybody else is served meanwhile."""
-        # Each partition is looked up twice, where to start and where to end; more means that memory is lost as fast as
-        # it is filled, or that the disk fails, and then the loop may as well find out.
-        for _ in range(2 * len(fetches)):
+        """Like `read`, but a thread waits for the disk where needed, and everyone else is served in the meantime."""
+        for _ in range(_COLD_LOOKUPS_MAX * len(fetches)):
             try:
                 return self.read(params, fetches, in_memory=True)
             except NotInMemoryError as cold:
                 try:
                     await self._loop.run_in_executor(self._lookup_threads, cold.bring_in)
                 except OSError:
-                    # The read below meets the same error and tells it.
+                    # The read below meets the same error and reports it.
                     break
         return self.read(params, fetches)
 
@@ -387,39 +452,65 @@ class ReplicaManager:
     def _update_follower(self, partition: Partition, params: FetchParams, fetch: PartitionFetch) -> None:
         broker = self.image.brokers.get(params.replica_id)
         if params.replica_epoch != -1 and (broker is None or broker.epoch != params.replica_epoch):
-            # A former life of that broker: what it held then says nothing about what it holds now (KIP-903).
+            # An earlier incarnation of that broker: what it held then says nothing about what it holds now (KIP-903).
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if partition.update_follower(params.replica_id, fetch.fetch_offset, fetch.current_leader_epoch):
             self._purgatory.check(partition)
 
-    def must_wait(self, params: FetchParams, reads: Collection[PartitionRead]) -> bool:
-        """Whether a fetch that gave these reads is to be answered later."""
+    def must_wait(
+        self, params: FetchParams, fetches: Iterable[PartitionFetch], reads: Collection[PartitionRead]
+    ) -> bool:
+        """Whether a fetch with these results should wait.
+
+        As in Kafka, a reader that is still in an older segment does not wait: one response never spans two segments, so
+        there would be nothing to gain. Nor does one whose partitions have all reached their limits.
+        """
         if params.max_wait_ms <= 0 or not reads:
             return False
         size_bytes = 0
-        for read in reads:
-            if read.error or read.diverging_epoch is not None:
+        has_room = False
+        for fetch, read in zip(fetches, reads, strict=True):
+            if _is_told_at_once(read):
                 return False
             size_bytes += read.size_bytes
-        return size_bytes < params.min_bytes
+            has_room = has_room or _has_room(fetch, read)
+        return has_room and size_bytes < params.min_bytes
 
     async def wait_for_data(
         self, params: FetchParams, fetches: Iterable[PartitionFetch], reads: Iterable[PartitionRead]
     ) -> None:
-        """Wait until a fetch that must wait would give enough, has an error to tell, or its time is over."""
+        """Wait until a waiting fetch would return enough, has an error to report, or its time is up."""
         delayed = DelayedFetch(params, functools.partial(_measure, params))
+        if run_through(self._add_in_steps(delayed, fetches, reads)):
+            await self._purgatory.wait(delayed, delayed.partitions, params.max_wait_ms)
+
+    def delay_in_steps(self, read: LargeRead) -> Steps[Coroutine[None, None, None]]:
+        """As `wait_for_data`; what is prepared in steps ends in the wait itself."""
+        delayed = DelayedFetch(read.params, functools.partial(_measure, read.params))
+        is_complete = yield from self._add_in_steps(delayed, read.fetches, read.reads)
+        return self._wait_for(delayed, read.params.max_wait_ms if is_complete else 0)
+
+    async def _wait_for(self, delayed: DelayedFetch, max_wait_ms: int) -> None:
+        if max_wait_ms > 0:
+            await self._purgatory.wait(delayed, delayed.partitions, max_wait_ms)
+
+    def _add_in_steps(
+        self, delayed: DelayedFetch, fetches: Iterable[PartitionFetch], reads: Iterable[PartitionRead]
+    ) -> Steps[bool]:
+        """Have a fetch wait for its partitions; False when one went away since it was read."""
         for fetch, read in zip(fetches, reads, strict=True):
             try:
                 delayed.add(self._find_fetched(fetch), fetch, read)
             except KafkaError:
-                # It went away since it was read, which is to be told now; the next read tells why.
-                return
-        await self._purgatory.wait(delayed, delayed.partitions, params.max_wait_ms)
+                # It has disappeared since it was read, which has to be reported now; the next read says why.
+                return False
+            yield 0
+        return True
 
     # Flushing, and disks that fail
 
     def _progress(self, partition: Partition) -> None:
-        """Something that holds back the high watermark of a partition has changed."""
+        """Something that was holding back the high watermark of a partition has changed."""
         if partition.is_leader:
             partition.advance_high_watermark()
             self._purgatory.check(partition)
@@ -443,29 +534,45 @@ class ReplicaManager:
             self._progress(partition)
 
     def _check_storage(self, partition: Partition) -> None:
-        """After a storage error: if the log gave up, so does everything in its directory, whose disk can't be trusted.
+        """After a storage error: if the log went offline, so does its whole directory, whose disk can't be trusted.
 
-        A log that could undo what failed, as on a full disk, goes on: the next append may find room.
+        A log that could undo the failed write, as on a full disk, stays online: the next append may find room.
         """
         if partition.unavailable or not partition.log.is_offline:
             return
-        directory = partition.log.directory.parent
+        if partition.log.health.is_damaged:
+            partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+            self._on_leadership_changed(partition)
+            return
+        directory = partition.log.parent
         self._logs.directories.fail(directory, f"{partition.topic}-{partition.partition} failed")
         self._stop_serving(directory)
 
     def _on_directory_offline(self, directory: Path) -> None:
-        """Called from whichever thread met the error: a flush by time, a checkpoint, an append."""
+        """Called from whichever thread met the error: a timed flush, a checkpoint, an append."""
         self._loop.call_soon_threadsafe(self._stop_serving, directory)
 
     def _stop_serving(self, directory: Path) -> None:
         for partition in tuple(self._by_id.values()):
-            if partition.log.directory.parent == directory and not partition.unavailable:
+            if partition.log.parent == directory and not partition.unavailable:
                 partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
                 self._on_leadership_changed(partition)
 
 
+def _is_told_at_once(read: PartitionRead) -> bool:
+    return bool(read.error) or read.ends_segment or read.diverging_epoch is not None
+
+
+def _has_room(fetch: PartitionFetch, read: PartitionRead) -> bool:
+    """Whether the fetch takes more of the partition than it got."""
+    return read.size_bytes < max(1, fetch.max_bytes)
+
+
 def _measure(params: FetchParams, partition: Partition, fetch: PartitionFetch) -> int:
-    """How many bytes a fetch would get from the partition now, its other partitions aside."""
+    """How many bytes a fetch would get from this partition now, regardless of its other partitions.
+
+    `min_bytes` if waiting is pointless, so that the fetch is answered.
+    """
     try:
         read = partition.read(
             fetch.fetch_offset,
@@ -476,6 +583,6 @@ def _measure(params: FetchParams, partition: Partition, fetch: PartitionFetch) -
             in_memory=True,
         )
     except NotInMemoryError:
-        # What is on disk only is old, and a reader of old records need not wait for more of them.
+        # What is only on disk is old, and a reader of old records need not wait for more.
         return params.min_bytes
-    return read.size_bytes
+    return params.min_bytes if read.ends_segment else read.size_bytes

@@ -1,4 +1,4 @@
-"""What a handler knows about the request besides its body: who asked, in which version, and what may be used to answer.
+"""What a handler knows about a request besides its body: the client, the version, and the services it may use.
 
 What always holds: a context belongs to one request; the session belongs to the connection and outlives it.
 """
@@ -6,9 +6,10 @@ What always holds: a context belongs to one request; the session belongs to the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tidelog.broker.memory import HeldRequest
     from tidelog.broker.services import BrokerServices
     from tidelog.protocol import Api
 
@@ -17,19 +18,25 @@ ANONYMOUS = "User:ANONYMOUS"
 
 @dataclass(slots=True)
 class ClientSession:
-    """What is known of the client at the other end of one connection."""
+    """What is known about the client of one connection."""
 
     client_host: str = ""
     listener_name: str = "PLAINTEXT"
     principal: str = ANONYMOUS
-    # As the client names itself in ApiVersions (KIP-511); "unknown" until it did.
+    # As the client identifies itself in ApiVersions (KIP-511); "unknown" until then.
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
 
 
+class RequestHolder(Protocol):
+    """The connection that a request came over: it counts the memory that its requests take."""
+
+    def hold_request(self, size_bytes: int) -> HeldRequest: ...
+
+
 @dataclass(slots=True)
 class RequestContext:
-    """One request's surroundings."""
+    """The context of one request."""
 
     api: Api
     version: int
@@ -37,6 +44,19 @@ class RequestContext:
     correlation_id: int = 0
     client_id: str | None = None
     session: ClientSession = field(default_factory=ClientSession)
+    holder: RequestHolder | None = None
+    request_bytes: int = 0
+    _held: HeldRequest | None = None
+
+    def hold_request(self) -> None:
+        """Count the request's bytes as memory in use, as its handler needs them after it has returned."""
+        if self._held is None and self.holder is not None:
+            self._held = self.holder.hold_request(self.request_bytes)
+
+    def release_request(self) -> None:
+        """The request's bytes are not needed any more, and nothing refers to them; may be called again."""
+        if self._held is not None:
+            self._held.release()
 
     @property
     def client_host(self) -> str:

@@ -1,4 +1,4 @@
-"""What handlers may use: one object per broker, put together by the server and handed to every request.
+"""The services that handlers may use: one object per broker, assembled by the server and passed to every request.
 
 What always holds: the fields are set before the first client is accepted and keep their identity until the broker
 stops; values that change (the cluster image, settings) change inside them.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FeatureRange:
-    """The levels of one cluster feature (KIP-584) this broker supports, and the one in force; 0 means off."""
+    """The supported levels of one cluster feature (KIP-584), and the active one; 0 means off."""
 
     version_min: int
     version_max: int
@@ -47,7 +47,7 @@ class BrokerServices:
     producer_ids: ProducerIdAllocator
     groups: GroupService
     transactions: TransactionService
-    # The address that clients are told, from advertised.listeners; it need not be the one that is bound.
+    # The address that clients get, from advertised.listeners; it need not be the one that is bound.
     host: str
     port: int
     features: dict[str, FeatureRange] = field(default_factory=dict)

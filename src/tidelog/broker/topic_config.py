@@ -1,8 +1,8 @@
-"""Which values a topic's settings have: its own, else the broker's run-time settings, else its static ones.
+"""The effective values of a topic's settings: its own, else the broker's run-time settings, else its static ones.
 
-What always holds: the order is topic, this broker at run time, all brokers at run time, the broker's start, the table's
-default; every value has the type that its row says. How values are shown to clients, with where they come from, is in
-`config_description`.
+What always holds: the order is topic, this broker at run time, all brokers at run time, this broker's startup
+configuration, the table's default; every value has the type given in its row. `config_description` shows values and
+their sources to clients.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _KNOWN_MAX: Final = 1_000
 
 
 def effective_log_config(settings: Settings, table: SettingsTable, image: ClusterImage, topic: str) -> LogConfig:
-    """What the logs of this topic's partitions go by on this broker."""
+    """The configuration of this topic's logs on this broker."""
     return LogConfig.from_values(topic_values(settings, table, image, image.topic_configs(topic)))
 
 
 class LogConfigs:
-    """The same, remembered: most topics set nothing or the same, and there may be thousands of them."""
+    """The same, cached: most topics have the same settings or none, and there may be thousands of them."""
 
     def __init__(self, settings: Settings, table: SettingsTable) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ def topic_default(settings: Settings, image: ClusterImage, row: Setting) -> Any:
 
 
 def broker_value(settings: Settings, image: ClusterImage, name: str) -> Any:
-    """The value of a broker setting that counts on this broker now, its synonyms included."""
+    """The current value of a broker setting on this broker, synonyms included."""
     for dynamic in (image.broker_configs(settings["node.id"]), image.broker_configs(None)):
         if name in dynamic:
             return settings.table.get(name, SettingScope.BROKER).parse(dynamic[name])

@@ -1,7 +1,7 @@
 """Writes the markers of decided transactions into partitions that this broker leads.
 
-What always holds: a marker counts as written when it is committed, as by acks=all; a partition that the cluster does
-not have any more needs none. Partitions that others lead are answered NOT_LEADER_OR_FOLLOWER, and asked for again.
+What always holds: a marker counts as written when it is committed, as with acks=all. A partition that no longer exists
+needs none. Partitions that other brokers lead give NOT_LEADER_OR_FOLLOWER, and the coordinator tries again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.partition import ACKS_ALL
 from tidelog.coordinator.actions import TopicPartition, TxnMarker
 from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
@@ -25,10 +25,10 @@ _TIMEOUT_MS: Final = 30_000
 
 
 class MarkerWriter(Protocol):
-    """Whoever reaches the leaders of partitions."""
+    """Something that can reach the leaders of partitions."""
 
     def write(self, marker: TxnMarker, partitions: Sequence[TopicPartition]) -> MarkerErrors | Awaitable[MarkerErrors]:
-        """Write a marker to each partition; the error of each, NONE where it is committed or needed no more."""
+        """Write a marker to each partition; returns the error of each, NONE if it is committed or no longer needed."""
         ...
 
 
@@ -61,11 +61,10 @@ class LocalMarkerWriter:
             )
         except KafkaError as error:
             return error.code
-        end_offset, leader_epoch = result.last_offset + 1, partition.leader_epoch
-        error_code = partition.acknowledgement(end_offset, leader_epoch, ACKS_ALL)
-        if error_code is not None:
-            return error_code
-        pending.append(PendingAppend(partition, end_offset, leader_epoch, ACKS_ALL, name))
+        tracked = track_append(partition, result.last_offset + 1, partition.leader_epoch, ACKS_ALL, name)
+        if isinstance(tracked, ErrorCode):
+            return tracked
+        pending.append(tracked)
         return ErrorCode.REQUEST_TIMED_OUT
 
     async def _wait(

@@ -1,8 +1,8 @@
 """Runs the transaction coordinators of this broker: a shard for each partition of __transaction_state that it leads.
 
-What always holds: what `coordinator_service` says of all coordinators. Markers go out by a MarkerWriter, whose outcome
-comes back to the shard that wants them; producer ids come from the broker's allocator. It is also the one whom
-partitions ask whether a transaction may begin in them.
+What always holds: what `coordinator_service` says about all coordinators. A MarkerWriter writes the markers and reports
+the outcome to the shard that asked for them; producer ids come from the broker's allocator. Partitions ask this service
+whether a transaction may start in them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidelog.broker.partition import Partition
 from tidelog.broker.txn_markers import MarkerErrors, MarkerWriter
 from tidelog.controller.requests import NewTopic
 from tidelog.coordinator.actions import Action, AllocateProducerId, Now, SendMarkers, TopicPartition
+from tidelog.coordinator.memory import MemoryBudget
 from tidelog.coordinator.transaction import NO_PRODUCER_ID, TRANSACTION_VERSION_2, ProducerIdentity
 from tidelog.coordinator.txn_requests import AddPartitions
 from tidelog.coordinator.txn_shard import TransactionShard
@@ -43,6 +44,7 @@ _COMMIT_TIMEOUT_MS: Final = 30_000
 """How long a write may be undecided: Kafka takes its request.timeout.ms, of this default."""
 
 _SETTINGS: Final = (
+    "tidelog.transaction.coordinator.max.bytes",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms",
     "transaction.max.timeout.ms",
     "transaction.remove.expired.transaction.cleanup.interval.ms",
@@ -66,7 +68,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         producer_ids: ProducerIdAllocator,
         markers: MarkerWriter,
     ) -> None:
-        """To be made on the running event loop."""
+        """Create it on the running event loop."""
         super().__init__(
             clock=clock,
             controller=controller,
@@ -80,6 +82,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
             transaction_two_phase_commit_enable=settings.get_bool("transaction.two.phase.commit.enable"),
             **{name.replace(".", "_"): settings.get_int(name) for name in _SETTINGS},
         )
+        self._memory = MemoryBudget(self._config.tidelog_transaction_coordinator_max_bytes)
         self._load_buffer_bytes = settings.get_int("transaction.state.log.load.buffer.size")
         self._producer_ids = producer_ids
         self._markers = markers
@@ -93,7 +96,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
     # Requests
 
     def ask(self, transactional_id: str, ask: Callable[[TransactionShard, Now, int], list[Action]]) -> Any:
-        """Ask the id's shard; returns its answer, or the future of it. Raises KafkaError as `shard_of`."""
+        """Send a request to the id's shard; returns its answer or a future. Raises KafkaError as `shard_of` does."""
         return self._submit(transactional_id, ask)
 
     async def add_partitions(
@@ -103,7 +106,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         partitions: Sequence[TopicPartition],
         client_version: int,
     ) -> ErrorCode:
-        """Make partitions part of the producer's transaction, which begins with the first; raises KafkaError."""
+        """Add partitions to the producer's transaction, which starts with the first one; raises KafkaError."""
         request = AddPartitions(transactional_id, producer, frozenset(partitions), client_version)
         answer = self._submit(
             transactional_id, lambda shard, now, exchange: shard.add_partitions(request, now, exchange)
@@ -119,9 +122,9 @@ class TransactionService(CoordinatorService[TransactionShard]):
         partitions: Sequence[TopicPartition],
         add: bool,
     ) -> Mapping[TopicPartition, ErrorCode]:
-        """Whether each partition is part of the producer's open transaction; `add` makes it so. Raises KafkaError."""
+        """Whether each partition is part of the producer's open transaction; `add` adds it. Raises KafkaError."""
         if self.topic not in self._controller.image.topics:
-            # Nobody has looked for a coordinator yet, so no producer has been given a transaction.
+            # Nobody has looked for a coordinator yet, so no producer has a transaction.
             return dict.fromkeys(partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         producer = ProducerIdentity(producer_id, producer_epoch)
         if not add:
@@ -131,7 +134,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def _find(self, key: str) -> Held[TransactionShard]:
         if not key or len(key) > KEY_CHARACTERS_MAX:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty, or too long to be written down")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty, or too long to be stored")
         return super()._find(key)
 
     # What shards ask for
@@ -143,15 +146,15 @@ class TransactionService(CoordinatorService[TransactionShard]):
             task.add_done_callback(self._allocating.discard)
             return []
         if isinstance(action, SendMarkers):
-            # Behind the answer to whoever decided the end, which is sent when this turn of the loop is over; what it
-            # asks next comes in a later one.
+            # After the response to the producer that ended the transaction, which is sent at the end of this turn of
+            # the loop; its next request comes in a later turn.
             self._loop.call_soon(self._send_markers, held, action)
             return []
         return super()._perform(held, action)
 
     def _send_markers(self, held: Held[TransactionShard], action: SendMarkers) -> None:
         if not held.is_active:
-            return  # whoever coordinates them now sends them
+            return  # their new coordinator sends them
         written = self._markers.write(action.marker, action.partitions)
         if isinstance(written, Awaitable):
             self._start(self._wait_for_markers(held, action.token, written))
@@ -163,8 +166,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
         try:
             producer_id = await self._producer_ids.allocate()
         except (KafkaError, MetadataStoreError) as error:
-            logger.warning("no producer id for a transactional id: %s", error)
-            # Producers ask the same coordinator again after this one.
+            logger.warning("could not allocate a producer id: %s", error)
+            # Producers retry with the same coordinator after this error.
             code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         self._run(held, held.shard.on_producer_id(token, producer_id, code, self._now()))
 
@@ -197,7 +200,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         )
 
     def _make_shard(self, partition: Partition) -> TransactionShard:
-        return TransactionShard(partition.partition, partition.leader_epoch, self._config)
+        return TransactionShard(partition.partition, partition.leader_epoch, self._config, self._memory)
 
     async def _replay(self, shard: TransactionShard, partition: Partition) -> int:
         return await load_shard(shard, partition, self._load_buffer_bytes)

@@ -1,9 +1,9 @@
-"""Asks the coordinator of a transaction whether a partition is part of it, before it begins there (KIP-890).
+"""Asks a transaction's coordinator whether a partition is part of it, before the transaction starts there (KIP-890).
 
-What always holds: a transaction is asked about once for each partition, however many of its batches arrive meanwhile,
-and no more once it has begun there; batches that wait are appended in the order in which they came, and none that came
-later gets ahead of them; an answer that comes after the transaction was ended opens nothing (`log/txn_guard`). Plain
-batches never come here. Who coordinates a transaction, the verifier knows.
+What always holds: there is one question per transaction and partition, however many of its batches arrive in the
+meantime, and none once the transaction has started there. Waiting batches are appended in the order of their arrival,
+and later ones do not overtake them. An answer that arrives after the transaction has ended opens nothing
+(`log/txn_guard`). Non-transactional batches never come here. The verifier knows who coordinates a transaction.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tidelog.broker.arrival_order import ArrivalOrder, Place
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -37,7 +38,7 @@ _UNREACHABLE: Final = frozenset(
 
 
 class TransactionVerifier(Protocol):
-    """Whoever reaches the coordinators of transactions."""
+    """Something that can reach transaction coordinators."""
 
     def verify(
         self,
@@ -47,33 +48,32 @@ class TransactionVerifier(Protocol):
         partitions: Sequence[TopicPartition],
         add: bool,
     ) -> Awaitable[Mapping[TopicPartition, ErrorCode]]:
-        """Whether each partition is part of the producer's open transaction; `add`: make it so (transaction.version 2).
+        """Whether each partition is part of the producer's open transaction; `add`: add it (transaction.version 2).
 
-        The errors are those of AddPartitionsToTxn, NONE for partitions that may be written to.
+        The errors are those of AddPartitionsToTxn, NONE for partitions that the producer may write to.
         """
         ...
 
 
 @dataclass(slots=True)
 class BeginningTransaction:
-    """A batch that would begin its producer's transaction in a partition, or that waits behind one that would."""
+    """A batch that would start its producer's transaction in a partition, or that waits behind one that would."""
 
     partition: Partition
     producer_id: int
     producer_epoch: int
     guard: TransactionGuard | None  # None: it goes on with the transaction, and must not begin it
     error: ErrorCode = ErrorCode.NONE
-    before: asyncio.Future[None] | None = None  # done once the batch that came before is appended or refused
-    is_through: asyncio.Future[None] | None = None
+    turn: Place | None = None  # among the batches of its producer that wait
 
     async def wait_for_turn(self) -> None:
-        if self.before is not None:
-            await asyncio.shield(self.before)
+        if self.turn is not None:
+            await self.turn.wait()
 
     def end_turn(self) -> None:
-        """It is appended or refused; whoever waits behind it may go on."""
-        if self.is_through is not None and not self.is_through.done():
-            self.is_through.set_result(None)
+        """It has been appended or refused; the next one may continue."""
+        if self.turn is not None:
+            self.turn.end()
 
     @property
     def name(self) -> TopicPartition:
@@ -81,45 +81,39 @@ class BeginningTransaction:
 
 
 class TransactionVerification:
-    """What is being asked, and of whom."""
+    """The questions that are pending."""
 
     def __init__(self, *, is_enabled: bool) -> None:
-        self._is_enabled = is_enabled
-        # None: no transaction can begin, as there are no coordinators.
+        self.is_enabled = is_enabled
+        # None: no transaction can start, because there are no coordinators.
         self.verifier: TransactionVerifier | None = None
         self._asking: dict[TransactionGuard, asyncio.Task[Mapping[TopicPartition, ErrorCode]]] = {}
-        # The last batch of each producer that waits for its turn in a partition.
-        self._waiting: dict[tuple[TopicPartition, int], asyncio.Future[None]] = {}
+        # Of the batches of each producer that wait in a partition.
+        self._turns = ArrivalOrder()
 
     def begin(
         self, partition: Partition, producer_id: int, producer_epoch: int, first_sequence: int
     ) -> BeginningTransaction | None:
-        """What has to be confirmed before a batch may be appended; None when it goes on with a transaction.
+        """What has to be confirmed before a batch may be appended; None if it continues a transaction.
 
-        `first_sequence`: the lowest with which the transaction may begin here, as far as the batch tells.
+        `first_sequence`: the lowest sequence number with which the transaction may start here, as far as the batch
+        shows.
         """
         guard: TransactionGuard | None = NOT_ASKED
         if partition.log.has_open_transaction(producer_id, producer_epoch):
-            if ((partition.topic, partition.partition), producer_id) not in self._waiting:
+            if ((partition.topic, partition.partition), producer_id) not in self._turns:
                 return None
             guard = None
-        elif self._is_enabled:
+        elif self.is_enabled:
             guard = partition.log.begin_verification(producer_id, producer_epoch, first_sequence)
         return BeginningTransaction(partition, producer_id, producer_epoch, guard)
 
     def take_turn(self, item: BeginningTransaction) -> None:
-        """Let the batch wait behind those of its producer that wait already, and others behind it until `end_turn`."""
-        key = item.name, item.producer_id
-        item.before = self._waiting.get(key)
-        item.is_through = self._waiting[key] = asyncio.get_running_loop().create_future()
-        item.is_through.add_done_callback(functools.partial(self._on_through, key))
-
-    def _on_through(self, key: tuple[TopicPartition, int], is_through: asyncio.Future[None]) -> None:
-        if self._waiting.get(key) is is_through:
-            del self._waiting[key]
+        """Queue the batch behind earlier ones of its producer; later ones wait behind it until `end_turn`."""
+        item.turn = self._turns.take((item.name, item.producer_id))
 
     async def confirm(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> None:
-        """Ask about all of them; each has its error then."""
+        """Ask about all of them and set the error of each."""
         unasked: dict[tuple[int, int], list[BeginningTransaction]] = {}
         asked = [(item, item.guard) for item in begun if item.guard is not None and item.guard is not NOT_ASKED]
         for item, guard in asked:
@@ -127,7 +121,7 @@ class TransactionVerification:
                 unasked.setdefault((item.producer_id, item.producer_epoch), []).append(item)
         for (producer_id, producer_epoch), items in unasked.items():
             ask = self._ask(transactional_id, producer_id, producer_epoch, [item.name for item in items], add)
-            # Other requests may come to wait for it, so it goes on when the connection of this one is gone.
+            # Other requests may be waiting for it as well, so it continues even if this one's connection is gone.
             task = asyncio.get_running_loop().create_task(ask)
             task.add_done_callback(functools.partial(self._on_asked, items))
             for item in items:
@@ -154,7 +148,7 @@ class TransactionVerification:
 
 
 def first_sequence(base_sequence: int, produce_version: int) -> int:
-    """With which sequence the transaction of a batch begins: 0 where every transaction has an epoch of its own."""
+    """The sequence number with which a batch's transaction starts: 0 if every transaction has its own epoch."""
     return 0 if produce_version >= _EPOCH_BUMP_FROM else base_sequence
 
 
@@ -164,14 +158,14 @@ def adds_partitions(produce_version: int) -> bool:
 
 
 def produce_error(error: ErrorCode, produce_version: int) -> KafkaError | None:
-    """What to tell a producer whose transaction could not be confirmed: an error that its version knows how to take."""
+    """The error for a producer whose transaction could not be confirmed, one that its version can handle."""
     if not error:
         return None
     message = f"the transaction could not be confirmed: {error.name}"
     if error is ErrorCode.PRODUCER_FENCED:
         return KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, message)
     if error in _UNREACHABLE or (error is ErrorCode.CONCURRENT_TRANSACTIONS and produce_version < _EPOCH_BUMP_FROM):
-        # Every producer sends again after this one.
+        # Every producer retries after this error.
         return KafkaError(ErrorCode.NOT_ENOUGH_REPLICAS, message)
     if error is ErrorCode.TRANSACTION_ABORTABLE and produce_version < _ABORTABLE_FROM:
         return KafkaError(ErrorCode.INVALID_TXN_STATE, message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ class Interruption:
     def check(self) -> None:
         """Raise if the command is to end."""
         if self._number is not None:
-            self._raise(self._number)
+            _raise_for(self._number)
 
     @property
     def has_come(self) -> bool:
@@ -50,10 +51,47 @@ class Interruption:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._number is not None:
-            self._raise(number)
+            _raise_for(number)
         self._number = number
 
-    def _raise(self, number: int) -> NoReturn:
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + number)  # as a shell counts it
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let a signal raise where the command is, so that its `finally` blocks run; later ones do not disturb those."""
+    has_come = False
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        if not has_come:
+            has_come = True
+            _raise_for(number)
+
+    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep signals back until the work inside is done, such as starting a process and noting that it is there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread
+        return
+    kept_back: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: kept_back.append(number)) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for came in kept_back:
+            signal.raise_signal(came)
+
+
+def _raise_for(number: int) -> NoReturn:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)  # as a shell counts it

@@ -63,6 +63,8 @@ class Setting:
     # Broker settings of the same meaning that are asked, in this order, when this one has no value: log.retention.ms
     # has log.retention.minutes and log.retention.hours. Each counts in the unit that ends its name.
     synonyms: tuple[str, ...] = ()
+    # Gives a checked value the one form that it is kept and shown in.
+    normalize: Callable[[Any], Any] | None = None
 
     @property
     def sensitive(self) -> bool:
@@ -81,7 +83,7 @@ class Setting:
         problem = self.check(value) if self.check is not None else None
         if problem is not None:
             raise SettingError(f"{self.name}={raw}: {problem}")
-        return value
+        return value if self.normalize is None else self.normalize(value)
 
     def format(self, value: Any) -> str | None:
         """The text that clients are shown; the reverse of `parse`."""
@@ -89,6 +91,9 @@ class Setting:
             return None
         if isinstance(value, bool):
             return "true" if value else "false"
+        if isinstance(value, float):
+            # As Java writes it: 1.7976931348623157E308.
+            return repr(value).replace("e+", "E").replace("e", "E")
         if isinstance(value, (list, tuple)):
             return ",".join(str(item) for item in value)
         return str(value)
@@ -143,7 +148,7 @@ class SettingsTable:
         self._rows: dict[SettingScope, dict[str, Setting]] = {scope: {} for scope in SettingScope}
         for row in rows:
             if row.name in self._rows[row.scope]:
-                raise ValueError(f"setting {row.name} stands twice in the table")
+                raise ValueError(f"setting {row.name} appears twice in the table")
             self._rows[row.scope][row.name] = row
 
     def rows(self, scope: SettingScope) -> Iterator[Setting]:

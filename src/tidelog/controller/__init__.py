@@ -1,4 +1,4 @@
-"""The controller: the cluster image, the decisions about it, and the one writer of it."""
+"""The controller: the cluster image, the decisions about it, and its only writer."""
 
 from __future__ import annotations
 

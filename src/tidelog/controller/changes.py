@@ -1,7 +1,7 @@
-"""What a request changes: from an image and a request to results, records to write, and the image after it.
+"""What a request changes: computes the results, the records to write and the new image from an image and a request.
 
-What always holds: these are pure functions, so a request that is only to be validated goes the whole way and is then
-dropped; records come in the order in which they must be written, so that whatever a crash leaves is recognised as
+What always holds: these are pure functions, so a validate-only request goes through all of it and the result is
+dropped; records come in the order in which they must be written, so what a crash leaves behind is recognised as
 unfinished (see `layout`); a refused item adds no record.
 """
 
@@ -18,7 +18,12 @@ from tidelog.common.ids import random_uuid
 from tidelog.common.settings import Settings, SettingScope
 from tidelog.controller import configs as config_rules
 from tidelog.controller import layout
-from tidelog.controller.decisions import check_request_size, decide_new_partitions, decide_new_topic
+from tidelog.controller.decisions import (
+    check_partitions_count,
+    check_request_size,
+    decide_new_partitions,
+    decide_new_topic,
+)
 from tidelog.controller.elections import registration_changes
 from tidelog.controller.image import BrokerInfo, ClusterImage, TopicImage
 from tidelog.controller.ledger import Write
@@ -64,10 +69,11 @@ def create_topics(
             continue
         try:
             if counts[new.name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{new.name}' stands in the request more than once.")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"The request names topic '{new.name}' more than once.")
             decision = decide_new_topic(new, random_uuid(), now_ms, image, accepted, settings)
             topic = decision.topic
             check_request_size(partitions + len(topic.partitions))
+            check_partitions_count(topic.name, partitions + len(topic.partitions), image, settings)
         except KafkaError as error:
             results[new.name] = TopicResult(new.name, error=error.code, message=error.message)
             continue
@@ -96,7 +102,7 @@ def delete_topics(topics: Sequence[str | uuid.UUID], image: ClusterImage) -> Cha
         if topic is None:
             results.append(_not_found(asked))
         elif counts[topic.name] > 1:
-            message = f"Topic '{topic.name}' stands in the request more than once."
+            message = f"The request names topic '{topic.name}' more than once."
             results.append(DeleteResult(topic.name, topic.topic_id, ErrorCode.INVALID_REQUEST, message))
         else:
             deleted.append(topic)
@@ -107,7 +113,9 @@ def delete_topics(topics: Sequence[str | uuid.UUID], image: ClusterImage) -> Cha
     return Change(results, writes, image.with_topics((), deleted))
 
 
-def create_partitions(topics: Sequence[NewPartitions], image: ClusterImage) -> Change[list[PartitionsResult]]:
+def create_partitions(
+    topics: Sequence[NewPartitions], image: ClusterImage, settings: Settings
+) -> Change[list[PartitionsResult]]:
     counts = Counter(new.name for new in topics)
     results: dict[str, PartitionsResult] = {}
     writes: list[Write] = []
@@ -118,12 +126,13 @@ def create_partitions(topics: Sequence[NewPartitions], image: ClusterImage) -> C
             continue
         try:
             if counts[new.name] > 1:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{new.name}' stands in the request more than once.")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"The request names topic '{new.name}' more than once.")
             old = image.topics.get(new.name)
             if old is None:
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{new.name}' does not exist.")
             topic = decide_new_partitions(new, old, image)
             check_request_size(added + len(topic.partitions) - len(old.partitions))
+            check_partitions_count(topic.name, added + len(topic.partitions) - len(old.partitions), image, settings)
         except KafkaError as error:
             results[new.name] = PartitionsResult(new.name, error.code, error.message)
             continue
@@ -167,7 +176,7 @@ def alter_configs(
 def register_broker(
     broker: BrokerInfo, image: ClusterImage, settings: Settings, *, clean_shutdown: bool
 ) -> Change[int]:
-    """The change when a broker has started; its epoch is set here and is the result."""
+    """The change when a broker has started; the result is its new epoch."""
     before = image.brokers.get(broker.node_id)
     broker = replace(broker, epoch=1 if before is None else before.epoch + 1)
     brokers = {**image.brokers, broker.node_id: broker}
@@ -180,7 +189,7 @@ def register_broker(
         changed.append(new)
         indexes = {index for index, state in enumerate(new.partitions) if state is not old.partitions[index]}
         writes += [Write(*chunk) for chunk in layout.chunk_records(new.topic_id, new.partitions, indexes)]
-    # Last, so that a replica which may have lost records is out of every ISR before its broker counts as alive.
+    # Last, so that a replica that may have lost records is out of every ISR before its broker counts as alive.
     writes.append(Write(layout.broker_key(broker.node_id), layout.broker_record(broker)))
     after = image.with_topics(changed) if changed else image
     return Change(broker.epoch, writes, replace(after, brokers=brokers))

@@ -1,8 +1,8 @@
-"""What the controller answers when settings are changed: pure checks of names and values, and the new set of overrides.
+"""How the controller checks changed settings: pure functions from names and values to the new set of overrides.
 
 What always holds: overrides are kept as the text the client gave, and every one of them parses by its row of the
-settings table; a refusal is a KafkaError with the code and reason that the client is shown. What an override does is
-up to who reads the image.
+settings table; a refusal is a KafkaError with the code and reason for the client. What an override does is up to
+the code that reads the image.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tidelog.common.checks import topic_name_problem
 from tidelog.common.settings import Setting, SettingError, Settings, SettingScope, SettingsTable, SettingType
 from tidelog.controller.image import ClusterImage
 from tidelog.protocol import ErrorCode, KafkaError
@@ -22,7 +23,7 @@ _LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
 def check_topic_configs(configs: Mapping[str, str | None], image: ClusterImage, settings: Settings) -> dict[str, str]:
-    """The settings of a new topic, or KafkaError."""
+    """The settings of a new topic; raises KafkaError."""
     overrides = {
         name: _checked_value(_row(name, SettingScope.TOPIC, settings.table), value, ErrorCode.INVALID_CONFIG)
         for name, value in configs.items()
@@ -33,13 +34,18 @@ def check_topic_configs(configs: Mapping[str, str | None], image: ClusterImage, 
 
 def check_resource(resource: ConfigResource, image: ClusterImage) -> None:
     if resource.type is ResourceType.TOPIC:
+        if not resource.name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "A topic's name is missing.")
+        problem = topic_name_problem(resource.name)
+        if problem is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if resource.name not in image.topics:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist.")
     elif resource.name:
         if not resource.name.isdecimal():
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{resource.name!r} is not the id of a broker.")
         if int(resource.name) not in image.brokers:
-            raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"No broker with id {resource.name} is registered.")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"No broker with id {resource.name} is registered.")
 
 
 def replace_configs(
@@ -76,7 +82,7 @@ def alter_configs(
 
 
 def _check_lags(overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> None:
-    """A record of a topic can't have to wait for compaction for longer than it may."""
+    """The minimum lag before compaction can't exceed the maximum."""
     if not any(name in overrides for name in _LAGS):
         return
     low, high = (_topic_value(name, overrides, image, settings) for name in _LAGS)
@@ -87,7 +93,7 @@ def _check_lags(overrides: Mapping[str, str], image: ClusterImage, settings: Set
 
 
 def _topic_value(name: str, overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> Any:
-    """What a topic with these overrides goes by, as far as the whole cluster agrees on it."""
+    """The value for a topic with these overrides, as far as it is the same on all brokers."""
     row = settings.table.get(name, SettingScope.TOPIC)
     if name in overrides:
         return row.parse(overrides[name])
@@ -115,7 +121,7 @@ def _altered_list(
 
 
 def _inherited_list(row: Setting, image: ClusterImage, settings: Settings) -> list[str]:
-    """What a list holds where nothing is set: appending to a default must not lose the default."""
+    """The value of a list that is not set: appending to a default must not lose the default."""
     broker_name = row.broker_name if row.scope is SettingScope.TOPIC else row.name
     if broker_name is not None and settings.table.find(broker_name, SettingScope.BROKER) is not None:
         dynamic = image.broker_configs(None).get(broker_name)
@@ -138,7 +144,7 @@ def _changeable_row(name: str, resource: ConfigResource, table: SettingsTable) -
     row = _row(name, _SCOPES[resource.type], table)
     if resource.type is ResourceType.BROKER and not row.dynamic:
         raise KafkaError(
-            ErrorCode.INVALID_CONFIG,
+            ErrorCode.INVALID_REQUEST,
             f"{name} can't be changed while the broker runs; set it where the broker is started.",
         )
     return row

@@ -1,10 +1,11 @@
 """The controller: the one writer of the cluster's metadata.
 
-What always holds: changes are made one after another, in the store first and in the image after, so the image never
-shows what could be lost; subscribers see every image in order, on the event loop; whoever calls may be cancelled
-without leaving a change half known. When a write fails in a way that leaves doubt about the store's state (another
-controller was elected, the session ended, the store failed), this controller resigns, answers NOT_CONTROLLER, and
-stands for election again, which loads everything anew.
+What always holds: changes are made one after another, first in the store and then in the image, so the image never
+shows what could be lost; subscribers see every image in order, on the event loop; a caller can be cancelled without
+leaving the image and the store out of step. When a write fails in a way that leaves doubt about the store's state
+(another controller was elected, the session ended, the store failed), this controller resigns and stands for election
+again, which reloads everything. Requests that arrive meanwhile wait for the outcome: they proceed once this controller
+is elected again, and are answered NOT_CONTROLLER if another one is or their time is up.
 
 What a request changes is decided by pure functions in `changes`; the store's ways are in `ledger`.
 """
@@ -15,12 +16,12 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tidelog.common.clock import Clock
-from tidelog.common.ids import ZERO_UUID, random_uuid, uuid_to_text
+from tidelog.common.ids import random_uuid, uuid_to_text
 from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
@@ -46,7 +47,11 @@ PRODUCER_IDS_PER_BLOCK: Final = 1000
 """As in Kafka: one write serves a thousand idempotent producers, and a crash loses at most as many of 2^63 ids."""
 
 SESSION_TTL_MS: Final = 6_000
-"""How long a controller may be silent before another takes its place: longer than a disk stalls now and then."""
+"""How long a controller may be silent before another one takes over: longer than a disk occasionally stalls."""
+
+ELECTION_WAIT_S: Final = 10.0
+"""How long a change waits for an election where its request sets no time-out: an election takes milliseconds, but a
+machine that has just been woken up may be slow."""
 
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
@@ -54,6 +59,10 @@ _RECOVERY_PAUSE_S: Final = 1.0
 Subscriber = Callable[[ClusterImage, ClusterImage], None]
 _T = TypeVar("_T")
 _Result = TypeVar("_Result", TopicResult, DeleteResult, PartitionsResult, ConfigResult)
+
+
+class _ResignedError(Exception):
+    """The controller resigned while a change was waiting its turn; nothing was written."""
 
 
 class Controller:
@@ -77,7 +86,7 @@ class Controller:
         self._next_producer_id = 0
         # Topics that the store remembered as deleted when it was last loaded.
         self.deleted_topic_ids: frozenset[uuid.UUID] = frozenset()
-        # Epochs of the brokers that registered with this object; whoever is not in it may be dead.
+        # Epochs of the brokers that registered with this object; any other broker may be dead.
         self._registered: dict[int, int] = {}
         self._subscribers: list[Subscriber] = []
         # Taken by every change, for as long as it is being written.
@@ -85,6 +94,11 @@ class Controller:
         self._ledger: Ledger | None = None
         self._session: Session | None = None
         self._resigned = asyncio.Event()
+        # Set while it is known who the controller is, or that there can't be one; changes wait for it.
+        self._is_decided = asyncio.Event()
+        # Why the last election came to nothing; None once one succeeded.
+        self._election_error: MetadataStoreError | None = None
+        self._is_closed = False
         self._keeper: asyncio.Task[None] | None = None
         self._writing: set[asyncio.Task[Any]] = set()
 
@@ -109,7 +123,7 @@ class Controller:
         return lambda: self._subscribers.remove(subscriber)
 
     async def start(self, timeout_s: float = 30) -> None:
-        """Become controller and load the image; waits while another one holds the place."""
+        """Become controller and load the image; waits while another controller is active."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._campaign()
@@ -124,10 +138,12 @@ class Controller:
         self._keeper = asyncio.get_running_loop().create_task(self._stay_elected(), name="controller")
 
     async def close(self) -> None:
-        """Finish what is being written, give up the place at once, and answer NOT_CONTROLLER from now on."""
+        """Finish pending writes, resign immediately, and answer NOT_CONTROLLER from now on."""
+        self._is_closed = True
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
+        self._is_decided.set()
         async with self._lock:
             self._ledger = None
             await self._close_session()
@@ -142,18 +158,18 @@ class Controller:
         *,
         clean_shutdown: bool,
     ) -> int:
-        """Take in a broker that has started; returns its new epoch. Raises KafkaError NOT_CONTROLLER."""
+        """Register a broker that has started; returns its new epoch. Raises KafkaError NOT_CONTROLLER."""
         broker = BrokerInfo(node_id, -1, host, port, rack, False, tuple(directories))
 
         def plan(image: ClusterImage) -> Change[int]:
             return changes.register_broker(broker, image, self._settings, clean_shutdown=clean_shutdown)
 
-        epoch = await self._shielded(self._commit(plan))
+        epoch = await self._commit(plan)
         self._registered[node_id] = epoch
         return epoch
 
     async def allocate_producer_ids(self) -> range:
-        """A block of producer ids that nobody else ever gets. Raises KafkaError NOT_CONTROLLER."""
+        """A block of producer ids that are never given out again. Raises KafkaError NOT_CONTROLLER."""
 
         def plan(image: ClusterImage) -> Change[range]:
             block = range(self._next_producer_id, self._next_producer_id + PRODUCER_IDS_PER_BLOCK)
@@ -161,25 +177,31 @@ class Controller:
             self._next_producer_id = block.stop
             return Change(block, [Write(layout.PRODUCER_IDS, {"next": block.stop})], image)
 
-        return await self._shielded(self._commit(plan))
+        return await self._commit(plan)
 
-    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[TopicResult]:
-        """One result a name, in the order asked."""
-        results = await self._change(
-            lambda image: changes.create_topics(topics, image, self._settings, self._clock.now_ms()), validate_only
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, validate_only: bool = False, timeout_s: float = ELECTION_WAIT_S
+    ) -> list[TopicResult]:
+        """One result a name, in the order asked; an election is waited for until the time-out, as in all changes."""
+        return await self._change(
+            lambda image: changes.create_topics(topics, image, self._settings, self._clock.now_ms()),
+            validate_only,
+            timeout_s,
         )
-        # The id of a topic that was not made would be taken for that of a topic that exists.
-        return [replace(result, topic_id=ZERO_UUID) for result in results] if validate_only else results
 
-    async def delete_topics(self, topics: Sequence[str | uuid.UUID]) -> list[DeleteResult]:
+    async def delete_topics(
+        self, topics: Sequence[str | uuid.UUID], *, timeout_s: float = ELECTION_WAIT_S
+    ) -> list[DeleteResult]:
         """One result for every name or topic id, in the order asked."""
-        return await self._change(lambda image: changes.delete_topics(topics, image))
+        return await self._change(lambda image: changes.delete_topics(topics, image), timeout_s=timeout_s)
 
     async def create_partitions(
-        self, topics: Sequence[NewPartitions], *, validate_only: bool = False
+        self, topics: Sequence[NewPartitions], *, validate_only: bool = False, timeout_s: float = ELECTION_WAIT_S
     ) -> list[PartitionsResult]:
         """One result a name, in the order asked."""
-        return await self._change(lambda image: changes.create_partitions(topics, image), validate_only)
+        return await self._change(
+            lambda image: changes.create_partitions(topics, image, self._settings), validate_only, timeout_s
+        )
 
     async def alter_configs(
         self, replacements: Sequence[ConfigReplacement], *, validate_only: bool = False
@@ -198,32 +220,54 @@ class Controller:
         )
 
     async def _change(
-        self, plan: Callable[[ClusterImage], Change[list[_Result]]], validate_only: bool = False
+        self,
+        plan: Callable[[ClusterImage], Change[list[_Result]]],
+        validate_only: bool = False,
+        timeout_s: float = ELECTION_WAIT_S,
     ) -> list[_Result]:
         """Carry out a change with a result an item; items that could not be written are refused, not raised."""
         if validate_only:
             return plan(self._image).results
         try:
-            return await self._shielded(self._commit(plan))
+            return await self._commit(plan, timeout_s)
         except KafkaError as error:
             return [_refused(result, error) for result in plan(self._image).results]
         except MetadataStoreError as error:
-            # The disk is full or fails. Some of it may have been written, which asking again finds out.
+            # The disk is full or failing. Some of the change may have been written; a retry finds out.
             refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
             return [_refused(result, refusal) for result in plan(self._image).results]
 
-    async def _shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
-        """Finish a change even if its caller goes away: the store would have it, and the image would not."""
-        task = asyncio.get_running_loop().create_task(change)
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-        return await asyncio.shield(task)
+    async def _commit(self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S) -> _T:
+        """Carry out a change; raises KafkaError NOT_CONTROLLER, or MetadataStoreError."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            await self._wait_until_decided(deadline_s)
+            # Finished even if its caller goes away: the store would have it, and the image would not.
+            task = asyncio.get_running_loop().create_task(self._write_change(plan))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+            with contextlib.suppress(_ResignedError):
+                return await asyncio.shield(task)
 
-    async def _commit(self, plan: Callable[[ClusterImage], Change[_T]]) -> _T:
+    async def _wait_until_decided(self, deadline_s: float) -> None:
+        """Wait until this is the controller; raises when it can't be, or not in time."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._is_decided.wait()
+        except TimeoutError:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "No controller was elected in time.") from None
+        if self._is_closed:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is shutting down.")
+        if self._election_error is not None:
+            raise MetadataStoreError(str(self._election_error)) from self._election_error
+        if self._ledger is None:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
+
+    async def _write_change(self, plan: Callable[[ClusterImage], Change[_T]]) -> _T:
         async with self._lock:
             ledger = self._ledger
             if ledger is None:
-                raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
+                raise _ResignedError
             change = plan(self._image)
             if change.writes:
                 try:
@@ -245,10 +289,11 @@ class Controller:
     def _resign(self, reason: str) -> None:
         logger.warning("no longer the controller: %s", reason)
         self._ledger = None
+        self._is_decided.clear()
         self._resigned.set()
 
     async def _stay_elected(self) -> None:
-        """Stand for election again whenever the place is lost."""
+        """Stand for election again whenever the role is lost."""
         while True:
             await self._wait_for_loss()
             async with self._lock:
@@ -261,6 +306,8 @@ class Controller:
                     break
                 except MetadataStoreError as error:
                     logger.error("can't stand for election: %s", error)
+                    self._election_error = error
+                    self._is_decided.set()
                     await asyncio.sleep(_RECOVERY_PAUSE_S)
 
     async def _wait_for_loss(self) -> None:
@@ -283,11 +330,15 @@ class Controller:
                     await self._take_over(ledger)
                     return
             except NotControllerError as error:
-                logger.info("election is to be repeated: %s", error)
+                logger.info("repeating the election: %s", error)
                 await self._close_session()
                 await asyncio.sleep(_ELECTION_PAUSE_S)
                 continue
+            # Another one is elected: changes that wait need not wait any longer.
+            self._election_error = None
+            self._is_decided.set()
             await self._wait_for_vacancy()
+            self._is_decided.clear()
 
     async def _wait_for_vacancy(self) -> None:
         async with contextlib.aclosing(self._store.watch(layout.CONTROLLER)) as snapshots:
@@ -308,6 +359,8 @@ class Controller:
             self.deleted_topic_ids = loaded.deleted_topic_ids
             self._resigned.clear()
             self._ledger = ledger
+            self._election_error = None
+            self._is_decided.set()
             self._publish(replace(image, revision=rev))
 
     async def _close_session(self) -> None:

@@ -1,7 +1,7 @@
-"""What the controller answers when topics are to be made, to grow or to go: pure checks and placements.
+"""How the controller decides on new topics and partitions: pure checks and placements.
 
 What always holds: nothing here touches the store or the clock; a refusal is a KafkaError with the code and the reason
-that the client is shown; a Decision that is returned can be carried out as it is.
+for the client; a decision that is returned can be carried out as it is.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from tidelog.controller.requests import NewPartitions, NewTopic
 from tidelog.protocol import ErrorCode, KafkaError
 
 PARTITIONS_PER_REQUEST_MAX: Final = 10_000
-"""As in Kafka's controller: a single request can't make the cluster's metadata outgrow the memory of its brokers."""
+"""As in Kafka's controller: a single request can't make the metadata too large for the brokers' memory."""
+
+RESERVED_TOPICS: Final = frozenset({"__cluster_metadata"})
+"""Names that tools take for parts of a Kafka broker, and that Kafka lets nobody create."""
 
 Replicas = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDecision:
-    """A topic that may be made, and its own settings."""
+    """A topic that may be created, and its own settings."""
 
     topic: TopicImage
     configs: Mapping[str, str]
@@ -40,7 +43,7 @@ def decide_new_topic(
     accepted: Mapping[str, str],
     settings: Settings,
 ) -> TopicDecision:
-    """How to make this topic; raises KafkaError. `accepted` are names of the same request, by collision key."""
+    """How to create this topic; raises KafkaError. `accepted` are names in the same request, by collision key."""
     check_new_name(new.name, image, accepted)
     if new.assignments:
         replicas = _given_assignment(new, image)
@@ -57,6 +60,8 @@ def check_new_name(name: str, image: ClusterImage, accepted: Mapping[str, str]) 
     problem = topic_name_problem(name)
     if problem is not None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    if name in RESERVED_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{name}' can't be created: Kafka keeps its metadata in it.")
     if name in image.topics:
         raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
     key = collision_key(name)
@@ -102,12 +107,23 @@ def check_request_size(partitions: int) -> None:
     if partitions > PARTITIONS_PER_REQUEST_MAX:
         raise KafkaError(
             ErrorCode.POLICY_VIOLATION,
-            f"{partitions} partitions in one request; at most {PARTITIONS_PER_REQUEST_MAX} can be made at once.",
+            f"{partitions} partitions in one request; at most {PARTITIONS_PER_REQUEST_MAX} can be created at once.",
+        )
+
+
+def check_partitions_count(topic: str, added: int, image: ClusterImage, settings: Settings) -> None:
+    """Refuse partitions beyond tidelog.max.partitions, save those of topics that the brokers keep for themselves."""
+    count_max = settings.get_int("tidelog.max.partitions")
+    if image.partitions_count + added > count_max and topic not in INTERNAL_TOPICS:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"The cluster has {image.partitions_count} partitions, and {added} more would exceed "
+            f"tidelog.max.partitions={count_max}. Delete topics that are not needed, or raise the limit.",
         )
 
 
 def new_partition(replicas: Replicas, image: ClusterImage) -> PartitionState:
-    """The first state of a partition: everyone alive is in sync, since there is nothing to copy yet."""
+    """The first state of a partition: all live replicas are in sync, since there is nothing to copy yet."""
     isr = tuple(node_id for node_id in replicas if not image.brokers[node_id].fenced)
     if not isr:
         raise KafkaError(

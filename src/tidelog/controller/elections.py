@@ -40,10 +40,10 @@ def _with_leader(state: PartitionState, leader: int) -> PartitionState:
 def after_registration(
     state: PartitionState, node_id: int, live: Collection[int], *, clean_shutdown: bool, unclean: bool = False
 ) -> PartitionState:
-    """The state once this broker has started anew; the same object when it has no part in it.
+    """The state after this broker has restarted; the same object if it is not a replica.
 
-    What it led, it leads (or hands over) under a new leader epoch, so that whatever is still on its way for its
-    former life is refused.
+    What it led, it leads (or hands over) under a new leader epoch, so requests that were meant for the broker before
+    its restart are refused.
     """
     if node_id not in state.replicas:
         return state
@@ -85,7 +85,7 @@ def registration_changes(
     clean_shutdown: bool,
     unclean_allowed: Callable[[str], bool],
 ) -> Iterator[tuple[TopicImage, TopicImage]]:
-    """The topics that change when this broker has started anew, as they were and as they become."""
+    """The topics that change when this broker has restarted, before and after the change."""
     for topic in topics.values():
         unclean = unclean_allowed(topic.name)
         partitions = tuple(

@@ -2,7 +2,7 @@
 
 What always holds: an image never changes after it was made, so it may be read from anywhere without a lock; a newer
 image has a greater `revision`; whatever did not change between two images is the same object in both. The image only
-holds state: decisions about it are in `decisions`, its form in the store is in `layout`.
+holds state: decisions about it are in `decisions`, its format in the store is in `layout`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_LEADER: Final = -1
 """The leader of a partition that has none, as Kafka's requests carry it."""
 
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-"""Topics that the brokers keep for themselves; clients see them marked."""
+"""Topics that brokers use themselves; clients see them marked as internal."""
 
 
 class LeaderRecoveryState(enum.IntEnum):
@@ -46,7 +46,7 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """What the controller has decided about one partition; only the controller makes new ones.
+    """What the controller has decided about one partition; only the controller creates new states.
 
     `partition_epoch` grows with every change, `leader_epoch` when the leader changes or a replica is removed.
     """
@@ -88,8 +88,10 @@ class ClusterImage:
     topics: Mapping[str, TopicImage] = field(default_factory=dict)
     topics_by_id: Mapping[uuid.UUID, TopicImage] = field(default_factory=dict)
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
-    # Topic names by what they look like in metrics, so that a new name is checked without a pass over all topics.
+    # Topic names by what they look like in metrics, so that checking a new name doesn't go through all topics.
     names_by_collision_key: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    # Of all topics together, counted as they come and go.
+    partitions_count: int = field(default=0, repr=False, compare=False)
 
     def partition(self, topic: str, index: int) -> PartitionState | None:
         """The state of one partition, or None when the topic or the partition is unknown."""
@@ -99,18 +101,29 @@ class ClusterImage:
         return found.partitions[index]
 
     def with_topics(self, changed: Iterable[TopicImage], deleted: Sequence[TopicImage] = ()) -> ClusterImage:
-        """This image with topics added or replaced, and others gone with their settings."""
+        """This image with topics added or replaced, and others removed with their settings."""
         topics, by_id = dict(self.topics), dict(self.topics_by_id)
         names, configs = dict(self.names_by_collision_key), self.configs
+        partitions_count = self.partitions_count
         for topic in changed:
+            before = topics.get(topic.name)
+            partitions_count += len(topic.partitions) - (0 if before is None else len(before.partitions))
             topics[topic.name] = by_id[topic.topic_id] = topic
             names[collision_key(topic.name)] = topic.name
         gone = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in deleted]
         for topic in deleted:
+            partitions_count -= len(topic.partitions)
             del topics[topic.name], by_id[topic.topic_id], names[collision_key(topic.name)]
         if any(resource in configs for resource in gone):
             configs = {resource: values for resource, values in configs.items() if resource not in set(gone)}
-        return replace(self, topics=topics, topics_by_id=by_id, names_by_collision_key=names, configs=configs)
+        return replace(
+            self,
+            topics=topics,
+            topics_by_id=by_id,
+            names_by_collision_key=names,
+            configs=configs,
+            partitions_count=partitions_count,
+        )
 
     def with_configs(self, changed: Mapping[ConfigResource, Mapping[str, str]]) -> ClusterImage:
         """This image with the overrides of some resources replaced; an empty set of overrides is left out."""

@@ -1,4 +1,4 @@
-"""How the cluster's state lies in the metadata store: the keys, and the JSON records under them.
+"""How the cluster's state is stored in the metadata store: the keys, and the JSON records under them.
 
     cluster                         the cluster id and the version of this layout
     controller                      who is controller; owned by its session
@@ -11,8 +11,8 @@
 
 What always holds: a topic exists if and only if `topics/<name>` says so, which is written last when it is made and
 first when it is deleted, so partition chunks without a topic are garbage. A key that comes and goes under the same name
-is never removed while a controller serves: a tombstone or an empty record stands in for it, because an old token must
-never be good again. Chunks carry the topic id, which is never used twice, so they are removed.
+is never removed while a controller serves: a tombstone or an empty record replaces it, because an old token must
+never become valid again. Chunks carry the topic id, which is never used twice, so they are removed.
 """
 
 from __future__ import annotations

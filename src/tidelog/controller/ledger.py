@@ -40,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 NONCE: Final = "nonce"
 SETTLE_ATTEMPTS_MAX: Final = 200
-"""How often an unknown outcome is looked into before the store is called unusable.
+"""How often to investigate an unknown outcome before giving up on the store.
 
-With the pauses some 20 s, in which a ZooKeeper ensemble has long elected its next leader."""
+With the pauses this takes some 20 s, far longer than a ZooKeeper ensemble needs to elect its next leader."""
 
 SETTLE_PAUSE_S_MAX: Final = 0.1
 _BATCH_BYTES_MAX: Final = VALUE_BYTES_MAX
-"""Bytes a transaction: ZooKeeper takes 1 MB a request, keys and framing included."""
+"""Bytes per transaction: ZooKeeper accepts 1 MB per request, including keys and framing."""
 
 
 class NotControllerError(Exception):
@@ -55,14 +55,14 @@ class NotControllerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One record to put, or with None to remove."""
+    """A record to write; None removes it."""
 
     key: str
     record: Record | None
 
 
 class Ledger:
-    """Fenced access of one controller to the store; made anew for every election."""
+    """Fenced access of one controller to the store; each election creates a new one."""
 
     def __init__(self, store: Store, epoch: int, epoch_token: Token, elected_rev: int) -> None:
         self._store = store
@@ -74,7 +74,7 @@ class Ledger:
 
     @classmethod
     async def elect(cls, store: Store, node_id: int, session: Session) -> Ledger | None:
-        """Try to become controller; None when somebody else is. Raises NotControllerError when the session is gone."""
+        """Try to become controller; None if somebody else is. Raises NotControllerError if the session has ended."""
         current = await store.get(layout.CONTROLLER_EPOCH)
         epoch = 1 if current is None else int(layout.decode(current.value)["epoch"]) + 1
         nonce = uuid.uuid4().hex
@@ -91,7 +91,7 @@ class Ledger:
             return None
         # After Unknown this may well be the controller, barred by its own key until its session ends: the caller
         # closes the session and starts over with a new one.
-        raise NotControllerError(f"the election did not come to an end: {result}")
+        raise NotControllerError(f"the election was inconclusive: {result}")
 
     async def read(self, prefix: str) -> dict[str, Record]:
         """All records under a prefix; remembers their tokens for later writes."""

@@ -1,9 +1,9 @@
-"""From records of the store to an image: what a newly elected controller starts with.
+"""Builds the image that a newly elected controller starts with from the records of the store.
 
-What always holds: a topic is taken as `topics/<name>` says; partition chunks that belong to no topic are what an
-interrupted creation or deletion left, and are named as garbage, as are the tombstones of deleted topics. Removing them
-is safe only now, at the start of a new controller epoch, when no write that compares an old token can pass any more.
-A topic whose chunks are missing is damage, and stops the controller.
+What always holds: `topics/<name>` decides whether a topic exists; partition chunks that belong to no topic were left by
+an interrupted creation or deletion and count as garbage, and so do the tombstones of deleted topics. Removing them is
+safe only now, at the start of a new controller epoch, when no write that compares an old token can succeed any more. A
+topic with missing chunks means damage, and stops the controller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]
     """Everything in the store.
 
     A broker counts as alive only if it registered with this controller under that epoch (`registered`): the others
-    may have died since, and register anew when they have not.
+    may have died since, and register again if they haven't.
     """
     cluster = (await ledger.read(layout.CLUSTER)).get(layout.CLUSTER, {})
     if cluster.get("version", layout.LAYOUT_VERSION) > layout.LAYOUT_VERSION:
@@ -93,6 +93,6 @@ def _topic(name: str, record: layout.TopicRecord, states: list[PartitionState]) 
             f"the metadata of topic {name!r} is damaged: it should have {record.partitions} partitions, "
             f"the states of {len(states)} are there. Restore the metadata store from a backup."
         )
-    # More states than partitions are what an interrupted CreatePartitions left; the next one overwrites them.
+    # An interrupted CreatePartitions leaves more states than partitions; the next one overwrites them.
     partitions = tuple(states[: record.partitions])
     return TopicImage(name, record.topic_id, partitions, name in INTERNAL_TOPICS, record.created_ms)

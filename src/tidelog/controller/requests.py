@@ -1,4 +1,4 @@
-"""What the controller is asked to do and what it answers, as plain values.
+"""Requests to the controller and its results, as plain values.
 
 What always holds: an expected refusal is an error code and a message in a result, never an exception, and one item's
 refusal leaves the others alone. These are not wire types: the broker's handlers translate.
@@ -9,15 +9,19 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
+NO_TIME: Final = "The request leaves no time to carry it out."
+"""What a request with a time-out of 0 or less is told; nothing is done for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to make. -1 asks for the broker's default; with `assignments` (partition to replicas) both must be -1."""
+    """A topic to create. -1 means the broker's default; with `assignments` (partition to replicas) both must be -1."""
 
     name: str
     partitions: int = -1
@@ -28,7 +32,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicResult:
-    """What became of one NewTopic; the last three fields tell what it is made of, and are empty after an error."""
+    """The result for one NewTopic; the last three fields describe the topic, and are empty after an error."""
 
     name: str
     topic_id: uuid.UUID = ZERO_UUID
@@ -41,7 +45,7 @@ class TopicResult:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult:
-    """What became of one topic to delete; the name is None when an id was asked for that no topic has."""
+    """The result for one topic to delete; the name is None for an id that no topic has."""
 
     name: str | None
     topic_id: uuid.UUID = ZERO_UUID
@@ -75,7 +79,7 @@ class ConfigAlteration:
 
 @dataclass(frozen=True, slots=True)
 class ConfigReplacement:
-    """All that is to be set on one resource; whatever is not named goes back to its default."""
+    """All overrides of one resource; settings that are not named go back to their defaults."""
 
     resource: ConfigResource
     configs: Mapping[str, str | None]

@@ -1,8 +1,8 @@
-"""What a coordinator asks the broker to do, and what the broker hands in besides the request.
+"""What a coordinator asks the broker to do, and what the broker passes in besides the request.
 
-What always holds: actions are carried out in the order in which they are returned; an `Append` is one batch, and its
-outcome comes back by `on_appended` in the order of the appends, before anything else reaches the coordinator when the
-log takes it at once. An exchange is answered once: answers to one that is gone are dropped without harm.
+What always holds: actions are carried out in the order in which they are returned. An `Append` is one batch, and
+`on_appended` reports outcomes in the order of the appends; if the log accepts a batch immediately, the outcome arrives
+before anything else reaches the coordinator. An exchange is answered once; an answer to one that is gone is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TopicPartition = tuple[str, int]
 
 
 class Now(NamedTuple):
-    """The two times of one moment: the monotonic one for time-outs, the wall clock's for what is written down."""
+    """One moment on two clocks: monotonic for timeouts, wall clock for what is stored."""
 
     monotonic_ms: float
     wall_ms: int
@@ -31,21 +31,21 @@ class Client(NamedTuple):
 
 
 class GroupRecord(NamedTuple):
-    """One record of a coordinator's topic; without a value it is a tombstone, which deletes what its key stands for."""
+    """One record of a coordinator's topic; without a value it is a tombstone, which deletes its key."""
 
     key: bytes
     value: bytes | None
 
 
 class Answer(NamedTuple):
-    """Send this response to the request that waits under this number."""
+    """Send this response to the waiting request with this number."""
 
     exchange: int
     response: object
 
 
 class Append(NamedTuple):
-    """Write these records as one batch; `on_appended` is called with the token when they are committed or refused."""
+    """Write these records as one batch; `on_appended` is called with the token once they are committed or refused."""
 
     records: tuple[GroupRecord, ...]
     token: int
@@ -54,7 +54,7 @@ class Append(NamedTuple):
 class AppendInTransaction(NamedTuple):
     """Write these records as one batch of a producer's transaction; `on_txn_appended` is called with the token.
 
-    The permit is what the broker handed in with the request: that the transaction may write to the partition.
+    The permit came with the request: it confirms that the transaction may write to the partition.
     """
 
     records: tuple[GroupRecord, ...]
@@ -65,7 +65,7 @@ class AppendInTransaction(NamedTuple):
 
 
 class SetTimer(NamedTuple):
-    """Call `on_timer` with this key at that monotonic time, unless it is set anew or cancelled before."""
+    """Call `on_timer` with this key at this monotonic time, unless it is set again or cancelled before."""
 
     key: TimerKey
     due_ms: float
@@ -78,7 +78,7 @@ class CancelTimer(NamedTuple):
 
 
 class TxnMarker(NamedTuple):
-    """How a transaction ended, to be written into its partitions; `transaction_version` 2 says its epoch was raised."""
+    """How a transaction ended, to be written to its partitions; `transaction_version` 2 means its epoch was raised."""
 
     producer_id: int
     producer_epoch: int
@@ -88,7 +88,7 @@ class TxnMarker(NamedTuple):
 
 
 class SendMarkers(NamedTuple):
-    """Write this marker to these partitions; `on_markers_written` is called with the token and what came of each."""
+    """Write this marker to these partitions; `on_markers_written` is called with the token and the outcome of each."""
 
     marker: TxnMarker
     partitions: tuple[TopicPartition, ...]
@@ -96,7 +96,7 @@ class SendMarkers(NamedTuple):
 
 
 class AllocateProducerId(NamedTuple):
-    """Get a producer id that nobody has; `on_producer_id` is called with the token and the id, or why there is none."""
+    """Get an unused producer id; `on_producer_id` is called with the token and the id, or with the error."""
 
     token: int
 

@@ -1,6 +1,6 @@
-"""Writes that are on their way: for each the function that says what follows from its outcome.
+"""Unfinished writes, each with the function to call when its outcome is known.
 
-What always holds: a write is finished once; what it decides takes effect when it is committed and not before, so that a
+What always holds: a write is finished once. What it decides takes effect when it is committed and not before, so that a
 crash or another leader never finds less than what was answered.
 """
 
@@ -16,7 +16,7 @@ Outcome = Callable[[ErrorCode, Now], list[Action]]
 """Takes NONE once the records are committed, or the error of the log when they are not, and the time of it."""
 
 _BATCH_BYTES_MAX: Final = 256 * 1024
-"""How large a batch becomes that may as well be several: far below any max.message.bytes that people set."""
+"""Where records that need not be one batch are split: far below any max.message.bytes that people set."""
 _RECORD_OVERHEAD_BYTES: Final = 24
 
 
@@ -42,6 +42,8 @@ class Appends:
 
         `outcome` is called when all are decided, with the first error.
         """
+        if not records:
+            raise ValueError("a write without records would never complete")
         batches = tuple(split_batches(records))
         left = len(batches)
         first_error = ErrorCode.NONE

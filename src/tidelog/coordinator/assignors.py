@@ -1,9 +1,9 @@
-"""Who gets which partitions: the coordinator's own assignors for groups of the new protocol (KIP-848).
+"""The coordinator's own assignors for groups of the new protocol (KIP-848): who gets which partitions.
 
 What always holds: every partition of a subscribed topic goes to exactly one of the members that subscribe to it; the
-result depends on nothing but the input. `uniform` evens out counts and moves as little as possible from where
-partitions are; `range` gives each member a run of every topic, the same run of topics with the same members and counts,
-so that records of one key of several topics meet in one member.
+result depends only on the input. `uniform` balances the counts and moves as few partitions as possible; `range` gives
+each member a contiguous range of every topic, and the same range of topics with the same members and partition counts,
+so that records with the same key in several topics go to the same member.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Partitions = Mapping[uuid.UUID, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member as the assignors see it; `current` is what it was meant to have so far."""
+    """A member as the assignors see it; `current` is its target so far."""
 
     topic_ids: frozenset[uuid.UUID]
     instance_id: str | None = None
@@ -34,7 +34,7 @@ Assignor = Callable[[Mapping[str, Subscriber], Mapping[uuid.UUID, int]], dict[st
 def assign_range(
     members: Mapping[str, Subscriber], partition_counts: Mapping[uuid.UUID, int]
 ) -> dict[str, dict[uuid.UUID, frozenset[int]]]:
-    # Static members sort by their instance ids, so that one that comes back under another member id gets the same.
+    # Static members sort by their instance ids, so that one that comes back with a new member id gets the same.
     ordered = sorted(members, key=lambda member_id: (members[member_id].instance_id or member_id, member_id))
     assigned: dict[str, dict[uuid.UUID, frozenset[int]]] = {member_id: {} for member_id in members}
     for topic_id, count in partition_counts.items():
@@ -70,7 +70,7 @@ _Kept = dict[str, dict[uuid.UUID, set[int]]]
 
 
 def _keep_current(members: Mapping[str, Subscriber], partition_counts: Mapping[uuid.UUID, int]) -> _Kept:
-    """What members have and may keep; a partition that two claim stays with the first."""
+    """What members have and may keep; a partition claimed by two stays with the first."""
     taken: set[tuple[uuid.UUID, int]] = set()
     kept: _Kept = {}
     for member_id in sorted(members):
@@ -88,9 +88,9 @@ def _keep_current(members: Mapping[str, Subscriber], partition_counts: Mapping[u
 def _place_free(
     members: Mapping[str, Subscriber], partition_counts: Mapping[uuid.UUID, int], kept: _Kept, owned: dict[str, int]
 ) -> None:
-    """Give every partition that nobody has to the subscriber that has fewest."""
+    """Give every unassigned partition to the subscriber with the fewest."""
     subscribers = _subscribers(members, partition_counts)
-    # Topics with few subscribers first: the others have more ways to even out.
+    # Topics with few subscribers first: the others leave more ways to balance.
     for topic_id in sorted(partition_counts, key=lambda topic_id: (len(subscribers[topic_id]), topic_id)):
         ready = [(owned[member_id], member_id) for member_id in subscribers[topic_id]]
         if not ready:
@@ -109,9 +109,9 @@ def _place_free(
 def _even_out(
     members: Mapping[str, Subscriber], partition_counts: Mapping[uuid.UUID, int], kept: _Kept, owned: dict[str, int]
 ) -> None:
-    """Move partitions one by one from members that have two more than another that could have them.
+    """Move partitions one by one from members that have at least two more than another eligible member.
 
-    Each move lessens the sum of squares of the counts, so it ends; a topic is looked at again only after a move.
+    Each move reduces the sum of the squared counts, so this terminates; a topic is revisited only after a move.
     """
     subscribers = _subscribers(members, partition_counts)
     unsettled = True

@@ -1,11 +1,11 @@
-"""What moves a classic group from state to state: generations, heartbeats and time-outs.
+"""A classic group: its generations and members, and what moves it from state to state.
 
     Empty -> PreparingRebalance -> CompletingRebalance -> Stable -> PreparingRebalance ...
 
-While preparing, members join until all have, or until the time to join again is over. Then a generation begins: every
-member is told of it, and its leader alone who the others are. While it completes, members wait for the leader's
-assignment, which is written down before anyone gets it. What requests do is in `classic_join`, `classic_sync` and
-`classic_leave`; what can be asked of a group is in `classic_state`.
+While the group prepares a rebalance, members join until all have, or until the time to rejoin is over. Then a
+generation begins: every member is told about it, and its leader learns who the others are. While the rebalance
+completes, members wait for the leader's assignment, which is written to the log before anyone gets it. What requests do
+is in `classic_join`, `classic_sync` and `classic_leave`.
 
 What always holds: a generation has one leader, who is one of its members; generations only grow; every request that
 waits is answered when the phase ends, at the latest by a time-out. The group is Dead once it was deleted or moved to
@@ -15,22 +15,30 @@ another coordinator: then nothing can change it any more.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidelog.coordinator.actions import Action, Answer, CancelTimer, Now, SetTimer, TimerKey
-from tidelog.coordinator.classic_member import ClassicMember
-from tidelog.coordinator.classic_records import group_record
-from tidelog.coordinator.classic_state import ClassicGroupState, ClassicState
-from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigger
+from tidelog.coordinator.actions import Action, Answer, CancelTimer, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.classic_member import ClassicMember, subscribed_topics
+from tidelog.coordinator.classic_members import ClassicMembers
+from tidelog.coordinator.classic_records import group_record, members_of
+from tidelog.coordinator.group import CONSUMER_PROTOCOL_TYPE, GroupType
+from tidelog.coordinator.group_records import GroupMetadataKey, GroupMetadataValue, encode_record
+from tidelog.coordinator.memory import GROUP_BYTES, Footprint
+from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceHistory, RebalanceTrigger
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k11_join_group import JoinGroupResponse, JoinGroupResponseMember
 from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest
 from tidelog.protocol.messages.k14_sync_group import SyncGroupResponse
+from tidelog.protocol.messages.k15_describe_groups import DescribedGroup, DescribedGroupMember
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidelog.coordinator.config import GroupImage
+    from tidelog.coordinator.offsets import CommittedOffset
     from tidelog.coordinator.shard_state import ShardState
 
 logger = logging.getLogger(__name__)
@@ -40,15 +48,174 @@ _SYNC: Final = "sync"
 _SESSION: Final = "session"
 
 
-class ClassicGroup(ClassicGroupState):
-    """One group, and what moves it."""
+class ClassicState(StrEnum):
+    """The states by the names that clients see."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class ComingBack(NamedTuple):
+    """A join of an instance that waits for a write; `again` looks at it anew."""
+
+    exchange: int
+    again: Callable[[Now], list[Action]]
+
+
+class ClassicGroup:
+    """One group; it satisfies `group.Group`."""
+
+    type = GroupType.CLASSIC
 
     def __init__(self, group_id: str, shard: ShardState, now_ms: int) -> None:
-        super().__init__(group_id, shard, now_ms)
+        self.group_id = group_id
+        self.shard = shard
+        self.config = shard.config
+        self.state = ClassicState.EMPTY
+        # When the group came into its state, by the wall clock; -1 where records of old brokers don't tell.
+        self.state_since_ms = now_ms
+        self.generation_id = 0
+        self.protocol_type = ""
+        self.protocol_name: str | None = None
+        self.footprint = Footprint(GROUP_BYTES + len(group_id))
+        self.members = ClassicMembers(group_id, self.footprint, shard.pending_ids)
+        self.history = RebalanceHistory()
+        # Whether the record that the group was restored from is of members that were to join again.
+        self.is_rebalance_due = False
+        # Whether the assignment of this generation is being written.
+        self.is_storing_assignment = False
+        # Instances that come back; the first one's write is under way, the others wait for it.
+        self.coming_back: deque[ComingBack] = deque()
+        # The topics of all members, None where that can't be known, with the partitions they had when this generation
+        # was formed.
+        self.partition_counts: dict[str, int] | None = None
         # The first join phase of a group goes by a time of its own, which those who come late prolong.
         self._is_initial = False
         self._initial_remaining_ms = 0.0
         self._has_newcomers = False
+
+    # What it is
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is ClassicState.EMPTY
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing would be lost with this object: nobody ever was a member, and nobody is about to be."""
+        return self.is_empty and self.generation_id == 0 and not self.members.pending_join
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        if self.partition_counts is None:
+            return self.protocol_type == CONSUMER_PROTOCOL_TYPE and not self.is_empty
+        return topic in self.partition_counts
+
+    def expires_from_ms(self, offset: CommittedOffset) -> int | None:
+        if not self.protocol_type:
+            return offset.commit_timestamp_ms
+        if self.is_empty:
+            return offset.commit_timestamp_ms if self.state_since_ms < 0 else self.state_since_ms
+        if self.state is ClassicState.STABLE and self.partition_counts is not None:
+            return offset.commit_timestamp_ms
+        return None
+
+    def check_offset_commit(
+        self, member_id: str, group_instance_id: str | None, generation_or_epoch: int, api_version: int
+    ) -> ErrorCode:
+        if generation_or_epoch < 0 and self.is_empty:
+            # A tool, or a consumer that assigned itself its partitions: nobody is here whom it could disturb.
+            return ErrorCode.NONE
+        if generation_or_epoch < 0 and not member_id and group_instance_id is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = self._check_generation(member_id, group_instance_id, generation_or_epoch)
+        # The member has joined but has no partitions yet; what it had may be another's by now.
+        return error or (
+            ErrorCode.REBALANCE_IN_PROGRESS if self.is_in(ClassicState.COMPLETING_REBALANCE) else ErrorCode.NONE
+        )
+
+    def _check_generation(self, member_id: str, group_instance_id: str | None, generation_id: int) -> ErrorCode:
+        member = self.members.find(member_id, group_instance_id)
+        if isinstance(member, ErrorCode):
+            return member
+        return ErrorCode.NONE if generation_id == self.generation_id else ErrorCode.ILLEGAL_GENERATION
+
+    def check_txn_offset_commit(
+        self, member_id: str, group_instance_id: str | None, generation_or_epoch: int
+    ) -> ErrorCode:
+        if generation_or_epoch < 0 and (self.is_empty or (not member_id and group_instance_id is None)):
+            return ErrorCode.NONE
+        return self._check_generation(member_id, group_instance_id, generation_or_epoch)
+
+    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> ErrorCode:
+        return ErrorCode.NONE
+
+    def check_offset_delete(self) -> ErrorCode:
+        # What members of other kinds are about to read is known to none but themselves.
+        may = self.is_empty or self.protocol_type == CONSUMER_PROTOCOL_TYPE
+        return ErrorCode.NONE if may else ErrorCode.NON_EMPTY_GROUP
+
+    def check_delete(self) -> ErrorCode:
+        return ErrorCode.NONE if self.is_empty else ErrorCode.NON_EMPTY_GROUP
+
+    def tombstones(self) -> list[GroupRecord]:
+        return [encode_record(GroupMetadataKey(group=self.group_id), None)]
+
+    def describe(self) -> DescribedGroup:
+        stable = self.state is ClassicState.STABLE
+        return DescribedGroup(
+            group_id=self.group_id,
+            group_state=self.state,
+            protocol_type=self.protocol_type,
+            # What members say of themselves is told only where it is known which protocol they say it in.
+            protocol_data=(self.protocol_name or "") if stable else "",
+            members=[
+                DescribedGroupMember(
+                    member_id=member.member_id,
+                    group_instance_id=member.group_instance_id,
+                    client_id=member.client_id,
+                    client_host=member.client_host,
+                    member_metadata=member.metadata(self.protocol_name) if stable else b"",
+                    member_assignment=member.assignment,
+                )
+                for member in self.members
+            ],
+        )
+
+    def restore(self, value: GroupMetadataValue) -> None:
+        """Become what a record says; for a group that was just made."""
+        self.generation_id = value.generation
+        self.protocol_type = value.protocol_type
+        self.protocol_name = value.protocol
+        self.state_since_ms = value.current_state_timestamp
+        for member in members_of(value):
+            self.members.add(member)
+        if value.leader is not None and value.leader in self.members:
+            self.members.leader_id = value.leader
+        self.is_rebalance_due = bool(value.members) and value.leader is None
+        self.state = ClassicState.STABLE if len(self.members) else ClassicState.EMPTY
+        self.partition_counts = self.count_partitions()
+
+    def partitions_grew(self) -> bool:
+        """Whether a topic of the members has more partitions than when this generation was formed."""
+        counts = self.partition_counts or {}
+        return any(self.shard.image.partition_count(topic) > count for topic, count in counts.items())
+
+    def count_partitions(self) -> dict[str, int] | None:
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        topics: set[str] = set()
+        for member in self.members:
+            subscribed = subscribed_topics(member.metadata(self.protocol_name))
+            if subscribed is None:
+                return None
+            topics |= subscribed
+        return {topic: self.shard.image.partition_count(topic) for topic in topics}
+
+    def is_in(self, *states: ClassicState) -> bool:
+        return self.state in states
 
     # What happens to the group as a whole
 
@@ -76,17 +243,18 @@ class ClassicGroup(ClassicGroupState):
         return self._end(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def on_replaced(self) -> list[Action]:
-        """A group of the new protocol took its place, in which its members go on."""
+        """A group of the new protocol took its place; the members continue there."""
         return self._end(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def _end(self, error: ErrorCode) -> list[Action]:
         out: list[Action] = [CancelTimer((self.group_id, _JOIN)), CancelTimer((self.group_id, _SYNC))]
         for member_id in (*self.members.pending_join, *(member.member_id for member in self.members)):
             out.append(CancelTimer((self.group_id, _SESSION, member_id)))
+        self.members.take_back_ids()
         return out + self.on_unloaded(error)
 
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
-        # Members of a classic group watch their topics themselves, and its leader joins again when they change.
+        # Members of a classic group watch their topics themselves, and the leader rejoins when they change.
         return []
 
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
@@ -120,21 +288,21 @@ class ClassicGroup(ClassicGroupState):
     def expect_heartbeat(
         self, member: ClassicMember, now: Now, out: list[Action], timeout_ms: float | None = None
     ) -> None:
-        """The member showed that it lives; it has its session's time from now on to do so again."""
+        """The member is alive; its session starts over."""
         member.session_due_ms = now.monotonic_ms + (member.session_timeout_ms if timeout_ms is None else timeout_ms)
         if member.timer_due_ms is None or member.session_due_ms < member.timer_due_ms:
             member.timer_due_ms = member.session_due_ms
             out.append(SetTimer((self.group_id, _SESSION, member.member_id), member.session_due_ms))
 
     def expect_join(self, member_id: str, timeout_ms: float, now: Now, out: list[Action]) -> None:
-        """An id was given out; whoever has it must join with it by then."""
+        """An id was given out; its owner must join with it within this time."""
         out.append(SetTimer((self.group_id, _SESSION, member_id), now.monotonic_ms + timeout_ms))
 
     def forget_session(self, member_id: str, out: list[Action]) -> None:
         out.append(CancelTimer((self.group_id, _SESSION, member_id)))
 
     def _on_session_timer(self, member_id: str, now: Now, out: list[Action]) -> None:
-        if self.members.pending_join.pop(member_id, None) is not None:
+        if self.members.take_back_id(member_id):
             self.complete_join_when_all_have(now, out, even_initial=True)
             return
         member = self.members.get(member_id)
@@ -145,12 +313,32 @@ class ClassicGroup(ClassicGroupState):
             member.timer_due_ms = member.session_due_ms
             out.append(SetTimer((self.group_id, _SESSION, member_id), member.session_due_ms))
         elif member.is_new or not member.is_waiting:
-            # One that waits can't send heartbeats on some clients, and its time begins anew when it is answered.
+            # Some clients can't send heartbeats while they wait; their session starts over when they are answered.
             logger.info("group %s: member %s timed out", self.group_id, member_id)
             self.remove_member(member, out)
             self.after_removal(member.trigger(RebalanceCause.MEMBER_TIMED_OUT), now, out, even_initial=True)
 
+    def forget_id(self, member_id: str, now: Now, out: list[Action]) -> None:
+        """An id that was given out is not valid any more; others may have waited for its owner to join."""
+        if self.members.take_back_id(member_id):
+            self.forget_session(member_id, out)
+            self.complete_join_when_all_have(now, out)
+
     # Members
+
+    def on_abandoned(self, exchange: int, now: Now) -> list[Action]:
+        """The connection of a request that waits is gone.
+
+        A member whose first join is not answered yet goes with it: its client can't send heartbeats, and would join as
+        another member. Any other member has its session to come back in.
+        """
+        out: list[Action] = []
+        member = self.members.joining_with(exchange)
+        if member is not None and member.is_new:
+            logger.info("group %s: member %s went away before it was answered", self.group_id, member.member_id)
+            self.remove_member(member, out)
+            self.after_removal(member.trigger(RebalanceCause.MEMBER_LEFT), now, out)
+        return out
 
     def remove_member(self, member: ClassicMember, out: list[Action]) -> None:
         """Take a member out and tell it so where it waits; `after_removal` must follow."""
@@ -159,7 +347,7 @@ class ClassicGroup(ClassicGroupState):
         self.forget_session(member.member_id, out)
 
     def after_removal(self, trigger: RebalanceTrigger, now: Now, out: list[Action], even_initial: bool = False) -> None:
-        """Members are gone: those who are left share out anew, or wait for one less."""
+        """Members are gone: the others rebalance, or wait for fewer."""
         if self.is_in(ClassicState.STABLE, ClassicState.COMPLETING_REBALANCE):
             self.prepare_rebalance(trigger, now, out)
         else:
@@ -180,14 +368,14 @@ class ClassicGroup(ClassicGroupState):
     # Rebalances
 
     def rebalance(self, trigger: RebalanceTrigger, now: Now, out: list[Action]) -> None:
-        """Somebody joined, or joined anew: begin a rebalance, or go on with the one there is."""
+        """Somebody joined or rejoined: begin a rebalance, or continue the current one."""
         if self.is_in(ClassicState.PREPARING_REBALANCE):
             self.complete_join_when_all_have(now, out)
         else:
             self.prepare_rebalance(trigger, now, out)
 
     def prepare_rebalance(self, trigger: RebalanceTrigger, now: Now, out: list[Action]) -> None:
-        """Have everybody join again."""
+        """Have everybody rejoin."""
         who = trigger.group_instance_id or trigger.member_id or "nobody"
         logger.info(
             "group %s rebalances after generation %d: %s (%s)", self.group_id, self.generation_id, trigger.cause, who
@@ -199,7 +387,7 @@ class ClassicGroup(ClassicGroupState):
         self.history.needed(trigger, now)
         self._become(ClassicState.PREPARING_REBALANCE, now)
         if self._is_initial:
-            # The first of many is rarely alone for long; waiting saves a rebalance for each of them.
+            # The first member is rarely alone for long; waiting saves a rebalance for each of the others.
             delay_ms = self.config.group_initial_rebalance_delay_ms
             self._initial_remaining_ms = max(self.members.rebalance_timeout_ms - delay_ms, 0)
             self._has_newcomers = False
@@ -228,10 +416,14 @@ class ClassicGroup(ClassicGroupState):
         for member in self.members:
             # Static members are given until the end of their session: a bounce is not to move anything.
             if member.joining is None and not member.is_static:
-                logger.info("group %s: member %s did not join again in time", self.group_id, member.member_id)
+                logger.info("group %s: member %s did not rejoin in time", self.group_id, member.member_id)
                 self.remove_member(member, out)
+        if not len(self.members) and self.generation_id == 0:
+            # Nobody was ever told about this group, so there is nothing to write down.
+            self._become(ClassicState.EMPTY, now)
+            return
         if len(self.members) and not self.members.elect_joined_leader():
-            # Nobody is here who could make an assignment; sessions will end, or somebody comes back.
+            # There is nobody who could make an assignment. Sessions will end, or somebody will come back.
             self._set_join_timer(self.members.rebalance_timeout_ms, now, out)
             return
         self.generation_id += 1
@@ -287,8 +479,8 @@ class ClassicGroup(ClassicGroupState):
 
         def outcome(error: ErrorCode, now: Now) -> list[Action]:
             if error is not ErrorCode.NONE:
-                # After a crash the last generation would be back, whose members time out: no harm is done.
-                logger.warning("group %s: could not write that it is empty: %s", self.group_id, error.name)
+                # After a crash the last generation would come back, and its members time out. That does no harm.
+                logger.warning("group %s: could not record that it is empty: %s", self.group_id, error.name)
             return []
 
         out.append(self.shard.appends.start([group_record(self, (), None, {})], outcome))
@@ -310,7 +502,7 @@ class ClassicGroup(ClassicGroupState):
     # Assignments
 
     def refuse_syncs(self, error: ErrorCode, now: Now, out: list[Action]) -> None:
-        """There will be no assignment for this generation: whoever waits for it is told why."""
+        """There will be no assignment for this generation: tell everyone who waits for it why."""
         for member in self.members:
             member.assignment = b""
             if member.syncing is not None:
@@ -318,7 +510,7 @@ class ClassicGroup(ClassicGroupState):
                 self.expect_heartbeat(member, now, out)
 
     def hand_out(self, assignment: Mapping[str, bytes], now: Now, out: list[Action]) -> None:
-        """The assignment of this generation is known and written: give everybody who waits its part."""
+        """The assignment of this generation is in the log: give each waiting member its part."""
         for member in self.members:
             member.assignment = assignment.get(member.member_id, b"")
             if member.syncing is not None:

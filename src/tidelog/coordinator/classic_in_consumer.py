@@ -1,8 +1,8 @@
 """Members of the classic protocol in a group of the new one: joins, assignments, heartbeats and leaves (KIP-848).
 
-What always holds: such a member is one of the group like any other; its generation is its member epoch, and the
-coordinator makes its assignment. A join is a step towards what is meant for the member, by what it says that it still
-owns; the sync after it tells what it has. It is asked to join again when there is more for it, or something to give up.
+What always holds: such a member is a member like any other; its generation is its member epoch, and the coordinator
+computes its assignment. A join is a step towards the member's target, based on what it reports to own; the sync after
+it returns what it has now. It is asked to rejoin when there is more for it, or something to give up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FinishLeave = Callable[[list[ErrorCode]], list[Action]]
 
 
 class ClassicInConsumer:
-    """What members of the classic protocol ask of groups of the new one."""
+    """Requests from members of the classic protocol to groups of the new one."""
 
     def __init__(self, state: ShardState, writer: GroupWriter) -> None:
         self._state = state
@@ -55,7 +55,7 @@ class ClassicInConsumer:
         def handle(now: Now) -> list[Action]:
             current = self._state.groups.get(request.group_id)
             if current is not group:
-                # It became another group while the request waited; the client asks again.
+                # The group was replaced while the request waited; the client retries.
                 return refuse(ErrorCode.REBALANCE_IN_PROGRESS)
             try:
                 return self._join(group, request, client, now, exchange)
@@ -70,14 +70,14 @@ class ClassicInConsumer:
     ) -> list[Action]:
         protocols = protocols_of(request.protocols)
         _check_protocols(group, request, protocols)
-        try:
-            subscription = subscription_of(protocols[0][1])
-        except ProtocolError as error:
-            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
         if not request.member_id and request.group_instance_id is None and client.api_version >= _ID_REQUIRED_FROM:
             member_id = f"{client.client_id}-{uuid.uuid4()}"
             response = JoinGroupResponse(error_code=ErrorCode.MEMBER_ID_REQUIRED, member_id=member_id)
             return [Answer(exchange, response)]
+        try:
+            subscription = subscription_of(protocols[0][1])
+        except ProtocolError as error:
+            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, str(error)) from None
         draft = GroupDraft(group, self._state.image)
         member = self._find_member(draft, request, client)
         updated = replace(
@@ -94,6 +94,7 @@ class ClassicInConsumer:
                 supported_protocols=[ClassicProtocol(name=name, metadata=data) for name, data in protocols],
             ),
         )
+        draft.check_room(updated, self._state)
         draft.put(member, updated)
         draft.note_topics(now)
         draft.assign(now)
@@ -131,7 +132,7 @@ class ClassicInConsumer:
         exchange: int,
         now: Now,
     ) -> list[Action]:
-        """This join took the place of the last member of the new protocol: it goes on in the classic group."""
+        """This join replaced the last member of the new protocol: it continues in the classic group."""
         if draft.trigger is None:
             draft.trigger = trigger_of(RebalanceCause.MEMBER_REJOINED, member)
 
@@ -147,7 +148,7 @@ class ClassicInConsumer:
         return self._writer.write(draft, now, done, instead=classic)
 
     def _find_member(self, draft: GroupDraft, request: JoinGroupRequest, client: Client) -> ConsumerMember:
-        """The member as it is, or as it begins; raises KafkaError when it may not join."""
+        """The existing member, or a new one; raises KafkaError if it may not join."""
         group = draft.group
         if request.group_instance_id is not None:
             static = group.static_member(request.group_instance_id)
@@ -233,7 +234,10 @@ class ClassicInConsumer:
     def leave(
         self, group: ConsumerGroup, leaving: Sequence[MemberIdentity], now: Now, finish: FinishLeave
     ) -> list[Action]:
-        """Take members out; `finish` makes the answer of an error for each of them."""
+        """Remove members of either protocol: an administrator may remove anyone.
+
+        `finish` makes the response from an error for each of them.
+        """
 
         def handle(now: Now) -> list[Action]:
             if self._state.groups.get(group.group_id) is not group:
@@ -241,13 +245,16 @@ class ClassicInConsumer:
             draft = GroupDraft(group, self._state.image)
             errors = [_take_out(draft, identity) for identity in leaving]
             gone = [member_id for member_id in group.members if member_id not in draft.members]
+            classic = downgrade(draft, self._state, now) if gone else None
 
             def done(error: ErrorCode, now: Now) -> list[Action]:
                 told = [error or own for own in errors]
-                cancelled = [] if error else [action for name in gone for action in group.cancelled_timers(name)]
-                return [*cancelled, *finish(told)]
+                actions = [] if error else [action for name in gone for action in group.cancelled_timers(name)]
+                if classic is not None and not error:
+                    actions += rebalance_downgraded(classic, draft, now)
+                return [*actions, *finish(told)]
 
-            return self._writer.write(draft, now, done)
+            return self._writer.write(draft, now, done, instead=classic)
 
         def refuse(error: ErrorCode) -> list[Action]:
             return finish([error for _ in leaving])
@@ -262,9 +269,10 @@ def _take_out(draft: GroupDraft, identity: MemberIdentity) -> ErrorCode:
             return ErrorCode.FENCED_INSTANCE_ID
     else:
         member = draft.group.members.get(identity.member_id)
-    if member is None or member.classic is None or member.member_id not in draft.members:
+    if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
-    draft.remove(member, RebalanceCause.MEMBER_LEFT)
+    if member.member_id in draft.members:  # a request may name a member twice
+        draft.remove(member, RebalanceCause.MEMBER_LEFT)
     return ErrorCode.NONE
 
 
@@ -280,7 +288,7 @@ def _is_to_join(group: ConsumerGroup, member: ConsumerMember) -> bool:
 
 
 def _expect_join(group: ConsumerGroup, member: ConsumerMember, now: Now) -> list[Action]:
-    """The member is told to join again and has its rebalance time for it, counted from the first time it was told."""
+    """Ask the member to rejoin; it has its rebalance timeout for that, counted from the first time it was asked."""
     key = (group.group_id, JOIN_TIMER, member.member_id)
     if member.member_id in group.told_to_join:
         return []
@@ -297,7 +305,7 @@ def _check_static(static: ConsumerMember | None, member_id: str) -> ConsumerMemb
 
 
 def _check_protocols(group: ConsumerGroup, request: JoinGroupRequest, protocols: Protocols) -> None:
-    """All members of the classic protocol must be able to go back to a classic group together."""
+    """All members of the classic protocol must be able to return to a classic group together."""
     if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not protocols:
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     common = {name for name, _ in protocols}

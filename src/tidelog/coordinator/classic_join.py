@@ -1,11 +1,11 @@
-"""JoinGroup to a classic group: who may join, and what each state of the group makes of it.
+"""JoinGroup to a classic group: who may join, and what happens in each state of the group.
 
-A first join of a dynamic member gets an id to come back with (KIP-394), so that a client that is gone before it sees
-the answer leaves nothing but that id behind. Clients from before that become members at once. Instances that come back
-(KIP-345) are in `classic_static`.
+The first join of a dynamic member gets an id to rejoin with (KIP-394), so a client that disappears before it sees the
+answer leaves nothing but that id behind. Older clients become members immediately. Static members that come back
+(KIP-345) are handled in `classic_static`.
 
-What always holds: an exchange that comes in here is answered at once, waits as its member's only one, or waits for a
-write. A client that sends its join again is answered on the newest; the older one gets REBALANCE_IN_PROGRESS.
+What always holds: an exchange is answered immediately, waits as its member's only one, or waits for a write. If a
+client repeats its join, the newest is answered; the older one gets REBALANCE_IN_PROGRESS.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Final
 
 from tidelog.coordinator import classic_static
 from tidelog.coordinator.actions import Action, Answer, Client, Now
-from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_member import ClassicMember, Protocols, protocols_of, same_subscription
 from tidelog.coordinator.classic_records import rebalance_timeout_ms
-from tidelog.coordinator.classic_state import ClassicState
 from tidelog.coordinator.rebalance_history import RebalanceCause
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroupResponse
@@ -35,7 +34,7 @@ _METADATA_CHANGED: Final = "cached metadata has changed"
 
 
 def join(group: ClassicGroup, request: JoinGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
-    """Handle one request; the group may have been made for it."""
+    """Handle one request; the group may have been created for it."""
     out: list[Action] = []
     protocols = protocols_of(request.protocols)
     if not _has_room(group, request):
@@ -43,6 +42,8 @@ def join(group: ClassicGroup, request: JoinGroupRequest, client: Client, now: No
         out.append(_refusal(exchange, ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
     elif not _speaks(group, request.protocol_type, protocols):
         out.append(_refusal(exchange, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+    elif error := _check_memory(group, request, client, protocols):
+        out.append(_refusal(exchange, error, request.member_id))
     elif request.member_id:
         _join_with_id(group, request, client, protocols, now, exchange, out)
     elif request.group_instance_id is not None:
@@ -50,12 +51,12 @@ def join(group: ClassicGroup, request: JoinGroupRequest, client: Client, now: No
         if group.members.static_id(request.group_instance_id) is None:
             _add(group, instance, request, now, exchange, out)
         else:
-            # Looked at anew where it had to wait: by then the group may be in another state, or have other members.
+            # Checked again if it had to wait: by then the group may be in another state, or have other members.
             again = partial(join, group, request, client, exchange=exchange)
             classic_static.come_back(group, instance, exchange, client.api_version, again, now, out)
     elif client.api_version >= _ID_REQUIRED_FROM:
         member_id = f"{client.client_id}-{uuid.uuid4()}"
-        group.members.pending_join[member_id] = client
+        group.members.give_id(member_id)
         group.expect_join(member_id, request.session_timeout_ms, now, out)
         out.append(_refusal(exchange, ErrorCode.MEMBER_ID_REQUIRED, member_id))
     else:
@@ -74,24 +75,34 @@ def _has_room(group: ClassicGroup, request: JoinGroupRequest) -> bool:
         member_id = members.static_id(request.group_instance_id) or ""
     member = members.get(member_id)
     if group.state is ClassicState.PREPARING_REBALANCE:
-        # Counting those who joined, not all, lets a group shrink whose limit was lowered.
+        # Counting only those who have rejoined lets a group shrink after its limit was lowered.
         return (
             member is not None and member.joining is not None
         ) or members.joining_count < group.config.group_max_size
     return member is not None or len(members) < group.config.group_max_size
 
 
+def _check_memory(group: ClassicGroup, request: JoinGroupRequest, client: Client, protocols: Protocols) -> ErrorCode:
+    """Whether there is room for the member's details; they replace its earlier ones."""
+    members = group.members
+    known = members.get(request.member_id)
+    if known is None and request.group_instance_id is not None:
+        known = members.get(members.static_id(request.group_instance_id) or "")
+    joining = _new_member(request, client, request.member_id, protocols)
+    return group.shard.check_room(group.footprint, joining.size_bytes - (0 if known is None else known.size_bytes))
+
+
 def _turn_away(group: ClassicGroup, member_id: str, now: Now, out: list[Action]) -> None:
     member = group.members.get(member_id)
     if member is not None:
         group.remove_member(member, out)
-    elif group.members.pending_join.pop(member_id, None) is not None:
+    elif group.members.take_back_id(member_id):
         group.forget_session(member_id, out)
     group.complete_join_when_all_have(now, out)
 
 
 def _speaks(group: ClassicGroup, protocol_type: str, protocols: Protocols) -> bool:
-    """Whether all members could understand whoever speaks these protocols."""
+    """Whether these protocols have one in common with all members."""
     if group.is_empty:
         return bool(protocol_type) and bool(protocols)
     return protocol_type == group.protocol_type and group.members.speak_one_of(name for name, _ in protocols)
@@ -140,7 +151,7 @@ def _join_with_id(
         return
     same = member.protocols == protocols
     if group.state is ClassicState.COMPLETING_REBALANCE and same:
-        # Its answer was lost, or it has not begun to sync: it gets the answer again.
+        # Its answer was lost, or it has not synced yet: it gets the answer again.
         out.append(Answer(exchange, group.join_response(member)))
     elif group.state is ClassicState.STABLE and same and not group.members.is_leader(member.member_id):
         out.append(Answer(exchange, group.join_response(member)))
@@ -167,7 +178,7 @@ def _join_again(
 
 
 def _cause(group: ClassicGroup, member: ClassicMember, protocols: Protocols, reason: str | None) -> RebalanceCause:
-    """Why a member joins again, as far as it can be known."""
+    """Why a member rejoins, as far as that is known."""
     if not same_subscription(group.protocol_type, group.protocol_name, member.protocols, protocols):
         return RebalanceCause.SUBSCRIPTION_CHANGED
     if not group.members.is_leader(member.member_id):

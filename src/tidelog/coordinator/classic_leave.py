@@ -1,7 +1,7 @@
-"""LeaveGroup to a classic group: members go at once, by their own wish or by an administrator's.
+"""LeaveGroup to a classic group: members leave immediately, on their own or removed by an administrator.
 
-What always holds: each member of a request is answered for itself, and those who are left rebalance once, however many
-went together.
+What always holds: each member of a request gets its own answer, and the remaining members rebalance once, however many
+left together.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 def leave(group: ClassicGroup, leaving: Sequence[MemberIdentity], now: Now, out: list[Action]) -> list[ErrorCode]:
-    """Take them out; gives the answer for each."""
+    """Remove them; returns the answer for each."""
     triggers: list[RebalanceTrigger] = []
     errors = [_leave_one(group, identity, triggers, out) for identity in leaving]
     if triggers:
         group.after_removal(triggers[0], now, out)
     elif ErrorCode.NONE in errors:
-        # Only ids went that nobody had joined with yet; others may have waited for just these.
+        # Only unused member ids were removed; others may have been waiting for exactly these.
         group.complete_join_when_all_have(now, out)
     return errors
 
@@ -35,9 +35,9 @@ def _leave_one(
 ) -> ErrorCode:
     member_id = identity.member_id
     if not member_id and identity.group_instance_id is not None:
-        # An administrator knows the instance and not the member that it is just now.
+        # An administrator knows the instance, but not its current member id.
         member_id = group.members.static_id(identity.group_instance_id) or ""
-    if group.members.pending_join.pop(member_id, None) is not None:
+    if group.members.take_back_id(member_id):
         group.forget_session(member_id, out)
         return ErrorCode.NONE
     member = group.members.find(member_id, identity.group_instance_id)

@@ -1,4 +1,4 @@
-"""One member of a classic group: what it told of itself, what it was assigned, and which of its requests wait.
+"""One member of a classic group: its details, its assignment, and which of its requests are waiting.
 
 What always holds: a member waits with at most one JoinGroup and one SyncGroup. It does not know its group.
 """
@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class, though its name is not written like one
+from sys import getsizeof
 from typing import Final
 
 from tidelog.coordinator.group import CONSUMER_PROTOCOL_TYPE
+from tidelog.coordinator.memory import MEMBER_BYTES, text_bytes
 from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigger
 from tidelog.protocol.messages.k11_join_group import JoinGroupRequestProtocol
 
@@ -24,7 +26,7 @@ _INT32: Final = Struct(">i")
 
 @dataclass(slots=True, kw_only=True)
 class ClassicMember:
-    """A member, from its first JoinGroup with an id of its own to its end."""
+    """A member, from its first JoinGroup with its own id until it leaves."""
 
     member_id: str
     group_instance_id: str | None
@@ -37,9 +39,9 @@ class ClassicMember:
     # The exchanges that wait for the end of the join phase, and for the leader's assignment.
     joining: int | None = None
     syncing: int | None = None
-    # Until its first join is answered a member can't send heartbeats, and may be gone without a trace.
+    # Until its first join is answered, a member can't send heartbeats, and may disappear unnoticed.
     is_new: bool = False
-    # When the member is taken for dead, and when the coordinator looks next; heartbeats move only the former.
+    # When the member counts as dead, and when the coordinator checks next; heartbeats move only the former.
     session_due_ms: float = 0.0
     timer_due_ms: float | None = None
 
@@ -48,25 +50,31 @@ class ClassicMember:
         return self.group_instance_id is not None
 
     @property
+    def size_bytes(self) -> int:
+        """Roughly how much memory it takes, not counting its assignment."""
+        names = text_bytes((self.member_id, self.group_instance_id, self.client_id))
+        return MEMBER_BYTES + names + sum(getsizeof(name) + getsizeof(data) for name, data in self.protocols)
+
+    @property
     def is_waiting(self) -> bool:
         return self.joining is not None or self.syncing is not None
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """What the member says of itself in this protocol."""
+        """The member's metadata for this protocol."""
         for name, metadata in self.protocols:
             if name == protocol_name:
                 return metadata
-        raise KeyError(f"member {self.member_id} does not speak {protocol_name}")
+        raise KeyError(f"member {self.member_id} does not support {protocol_name}")
 
     def trigger(self, cause: RebalanceCause, reason: str | None = None) -> RebalanceTrigger:
-        """This member as the one who made a rebalance necessary."""
+        """This member as the one that triggered a rebalance."""
         return RebalanceTrigger(
             cause, self.member_id, self.group_instance_id, self.client_id, self.client_host, reason or ""
         )
 
 
 def protocols_of(announced: Iterable[JoinGroupRequestProtocol]) -> Protocols:
-    """The protocols of a request; of those that stand twice the first counts."""
+    """The protocols of a request; if one is named twice, the first counts."""
     by_name: dict[str, bytes] = {}
     for protocol in announced:
         by_name.setdefault(protocol.name, bytes(protocol.metadata))
@@ -74,9 +82,9 @@ def protocols_of(announced: Iterable[JoinGroupRequestProtocol]) -> Protocols:
 
 
 def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
-    """The topics in the subscription of a consumer; None where these bytes are none.
+    """The topics in a consumer's subscription; None if these bytes are not a subscription.
 
-    The names come first in every version, and only these are read, so that later versions are understood as well.
+    The names come first in every version, and only they are read, so later versions are understood as well.
     """
     try:
         (count,) = _INT32.unpack_from(metadata, _INT16.size)
@@ -97,9 +105,9 @@ def subscribed_topics(metadata: bytes) -> frozenset[str] | None:
 
 
 def same_subscription(protocol_type: str, protocol_name: str | None, before: Protocols, after: Protocols) -> bool:
-    """Whether a member still wants what it wanted.
+    """Whether a member's subscription is unchanged.
 
-    Consumers also tell what they own, which changes all the time; of theirs only the topics are compared.
+    Consumers also report what they own, which changes all the time, so only their topics are compared.
     """
     old, new = dict(before), dict(after)
     if protocol_name is None or protocol_name not in old or protocol_name not in new:

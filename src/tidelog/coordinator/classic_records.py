@@ -1,8 +1,8 @@
 """A classic group as a record, and a record as a group: one record holds a generation with all its members.
 
-What always holds: a group that was restored from a record writes the same record again. Who waits, who is about to
-join, and which protocols members speak besides the chosen one is not written down. A record with members and without a
-leader is of a group that has yet to rebalance.
+What always holds: a group restored from a record writes the same record again. Who is waiting, who is about to join,
+and which protocols members support besides the chosen one is not stored. A record with members but no leader belongs to
+a group that has yet to rebalance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def group_record(
     group: ClassicGroup, members: Iterable[ClassicMember], leader_id: str | None, assignment: Mapping[str, bytes]
 ) -> GroupRecord:
-    """The record of the current generation with these members and what each of them, by id, is assigned."""
+    """The record of the current generation with these members and their assignments by member id."""
     value = GroupMetadataValue(
         protocol_type=group.protocol_type,
         generation=group.generation_id,
@@ -46,7 +46,7 @@ def group_record(
 
 
 def members_of(value: GroupMetadataValue) -> Iterable[ClassicMember]:
-    """The members that a record tells of."""
+    """The members in a record."""
     for stored in value.members:
         yield ClassicMember(
             member_id=stored.member_id,
@@ -55,12 +55,12 @@ def members_of(value: GroupMetadataValue) -> Iterable[ClassicMember]:
             client_host=stored.client_host,
             rebalance_timeout_ms=rebalance_timeout_ms(stored.rebalance_timeout, stored.session_timeout),
             session_timeout_ms=stored.session_timeout,
-            # Which others it speaks it tells when it joins again.
+            # It names the other protocols it supports when it rejoins.
             protocols=((value.protocol or "", bytes(stored.subscription)),),
             assignment=bytes(stored.assignment),
         )
 
 
 def rebalance_timeout_ms(announced_ms: int, session_timeout_ms: int) -> int:
-    """Clients and records from before KIP-62 have one time-out for both, and say -1 here."""
+    """Clients and records from before KIP-62 have one timeout for both, and -1 here."""
     return session_timeout_ms if announced_ms < 0 else announced_ms

@@ -1,7 +1,7 @@
 """The requests of classic groups to one partition of __consumer_offsets, and the records of those groups.
 
-What always holds: a group comes into being with the first member, or id for one, that it takes in; a join that is
-refused leaves none behind. A group id that belongs to members of the new protocol is not touched here.
+What always holds: a group is created with its first member, or the first id assigned to one; a refused join leaves none
+behind. Groups of the new protocol are not touched here.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _SEVERAL_MEMBERS_FROM = 3
 
 
 class ClassicRequests:
-    """What members of classic groups ask for."""
+    """Requests from members of classic groups."""
 
     def __init__(self, state: ShardState, in_consumer_groups: ClassicInConsumer) -> None:
         self._state = state
         self._in_consumer_groups = in_consumer_groups
 
     def replay(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
-        """Take over the record of a group; the last one of a group counts."""
+        """Apply the record of a group; the last one counts."""
         if value is None:
-            # The id may belong to a group of the new protocol by now, which has records of its own.
+            # The id may now belong to a group of the new protocol, which has its own records.
             if isinstance(self._state.groups.get(key.group), ClassicGroup):
-                del self._state.groups[key.group]
+                self._state.drop_group(key.group)
             return
         group = self._new_group(key.group, value.current_state_timestamp)
         group.restore(value)
-        self._state.groups[key.group] = group
+        self._state.put_group(group)
 
     def join(self, request: JoinGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
         config = self._state.config
@@ -68,19 +68,38 @@ class ClassicRequests:
             return _join_refusal(exchange, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
         actions = classic_join.join(known, request, client, now, exchange)
         if not known.is_unused:
-            self._state.groups[request.group_id] = known
+            self._state.put_group(known)
+        return actions + self._forget_oldest_ids(now)
+
+    def _forget_oldest_ids(self, now: Now) -> list[Action]:
+        """Make room for new member ids by forgetting the oldest unused ones."""
+        out: list[Action] = []
+        while oldest := self._state.pending_ids.oldest_in_excess():
+            group_id, member_id = oldest
+            group = self._state.groups[group_id]
+            assert isinstance(group, ClassicGroup)  # only those give ids out, and take them back when they end
+            group.forget_id(member_id, now, out)
+            self._forget_unused(group)
+        return out
+
+    def on_abandoned(self, group_id: str, exchange: int, now: Now) -> list[Action]:
+        group = self._state.groups.get(group_id)
+        if not isinstance(group, ClassicGroup):
+            return []
+        actions = group.on_abandoned(exchange, now)
+        self._forget_unused(group)
         return actions
 
     def _join_instead(
         self, empty: ConsumerGroup, request: JoinGroupRequest, client: Client, now: Now, exchange: int
     ) -> list[Action]:
-        """A group of the new protocol without members gives its place to a classic one."""
+        """Replace a group of the new protocol that has no members with a classic one."""
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             if error:
                 return _join_refusal(exchange, coordinator_error(error), request.member_id)
             if self._state.groups.get(request.group_id) is empty and empty.is_empty:
-                del self._state.groups[request.group_id]
+                self._state.drop_group(request.group_id)
             return self.join(request, client, now, exchange)
 
         return [self._state.appends.start(empty.tombstones(), finish)]
@@ -131,7 +150,7 @@ class ClassicRequests:
 
     def _forget_unused(self, group: ClassicGroup) -> None:
         if group.is_unused:
-            del self._state.groups[group.group_id]
+            self._state.drop_group(group.group_id)
 
     def _find(self, group_id: str) -> ClassicGroup | ErrorCode:
         group = self._state.groups.get(group_id)

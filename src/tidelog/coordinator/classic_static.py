@@ -1,11 +1,10 @@
-"""Instances that come back to a classic group (KIP-345): a restart within the session moves nothing.
+"""Static members that come back to a classic group (KIP-345): a restart within the session causes no rebalance.
 
-An instance joins without a member id and takes the place of the member that it was, under a new id; whoever still uses
-the old id is fenced. In a stable group this is written before it takes effect: after a crash the new coordinator must
-not fence the one that was answered last.
+An instance joins without a member id and replaces its former self under a new id; the old id is fenced. In a stable
+group this is written before it takes effect: after a crash, the new coordinator must not fence the one answered last.
 
-What always holds: at most one such write of a group is under way, so that each has what the one before it decided;
-further instances that come back wait for it. If the group moved on meanwhile, the join is looked at anew.
+What always holds: a group has at most one such write in flight, so each sees what the previous one decided; other
+instances that come back wait for it. If the group has changed in the meantime, the join is handled again.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from typing import Final
 
 from tidelog.coordinator.actions import Action, Answer, Append, Now
 from tidelog.coordinator.appends import coordinator_error
-from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_group import ClassicGroup, ClassicState, ComingBack
 from tidelog.coordinator.classic_member import ClassicMember, same_subscription
 from tidelog.coordinator.classic_records import group_record
-from tidelog.coordinator.classic_state import ClassicState, ComingBack
 from tidelog.coordinator.rebalance_history import RebalanceCause
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k11_join_group import JoinGroupResponse
@@ -35,7 +33,7 @@ def come_back(
     now: Now,
     out: list[Action],
 ) -> None:
-    """An instance that is a member joins without that member's id; `instance` is what it will be."""
+    """A known instance joins without its member id; `instance` is its new self."""
     old = _current(group, instance)
     if group.state is ClassicState.STABLE and _moves_nothing(group, old, instance):
         group.coming_back.append(ComingBack(exchange, again))
@@ -45,21 +43,21 @@ def come_back(
     subscribes_anew = group.state is ClassicState.STABLE
     _take_place(group, old, instance, now, out)
     group.members.set_joining(instance, exchange)
-    # While the leader makes its assignment, too, all must join again: it would assign to an id that is gone.
+    # Everyone must also rejoin while the leader computes its assignment: it would assign to an id that is gone.
     cause = RebalanceCause.SUBSCRIPTION_CHANGED if subscribes_anew else RebalanceCause.MEMBER_REJOINED
     group.rebalance(instance.trigger(cause), now, out)
 
 
 def _current(group: ClassicGroup, instance: ClassicMember) -> ClassicMember:
-    """The member that the instance is by now."""
+    """The instance's current member."""
     member = group.members.get(group.members.static_id(instance.group_instance_id or "") or "")
     if member is None:
-        raise LookupError(f"{instance.group_instance_id} is no member of group {group.group_id}")
+        raise LookupError(f"{instance.group_instance_id} is not a member of group {group.group_id}")
     return member
 
 
 def _moves_nothing(group: ClassicGroup, old: ClassicMember, instance: ClassicMember) -> bool:
-    """Whether the group can go on as it is: same protocol, same wishes."""
+    """Whether the group can stay as it is: same protocol, same subscription."""
     chosen = group.members.choose_protocol({old.member_id: instance.protocols})
     return chosen == group.protocol_name and same_subscription(
         group.protocol_type, group.protocol_name, old.protocols, instance.protocols
@@ -67,7 +65,7 @@ def _moves_nothing(group: ClassicGroup, old: ClassicMember, instance: ClassicMem
 
 
 def _write(group: ClassicGroup, old: ClassicMember, instance: ClassicMember, api_version: int) -> Append:
-    """Write the group with the instance under its new id, and let that take effect."""
+    """Write the group with the instance under its new id, then apply that."""
     members = [instance if member is old else member for member in group.members]
     assignment = {member.member_id: member.assignment for member in group.members}
     assignment[instance.member_id] = old.assignment
@@ -82,7 +80,7 @@ def _write(group: ClassicGroup, old: ClassicMember, instance: ClassicMember, api
         if error is not ErrorCode.NONE:
             out.append(Answer(written.exchange, JoinGroupResponse(error_code=coordinator_error(error))))
         elif group.state is ClassicState.STABLE and group.members.get(old.member_id) is old:
-            # It is the same generation: for the next one to be stable, a later write would have to be decided.
+            # It is the same generation: a later one could be stable only after a later write completed.
             former_leader_id = group.members.leader_id or ""
             _take_place(group, old, instance, now, out)
             out.append(Answer(written.exchange, _response(group, instance, former_leader_id, api_version)))
@@ -106,7 +104,7 @@ def _take_place(group: ClassicGroup, old: ClassicMember, instance: ClassicMember
 def _response(
     group: ClassicGroup, instance: ClassicMember, former_leader_id: str, api_version: int
 ) -> JoinGroupResponse:
-    """The generation as it stands. A leader must not assign anew: it is told so, or does not learn that it leads."""
+    """The current generation. A leader must not assign again: the answer says so, or hides that it is the leader."""
     if api_version >= _SKIP_ASSIGNMENT_FROM:
         return group.join_response(instance, skip_assignment=group.members.is_leader(instance.member_id))
     response = group.join_response(instance)

@@ -1,7 +1,7 @@
-"""SyncGroup to a classic group: the leader brings the assignment, everybody gets its part.
+"""SyncGroup to a classic group: the leader sends the assignment, and each member gets its share.
 
-What always holds: an assignment is handed out only in the generation that it was made for, and only once it is written;
-members that ask earlier wait. A leader that sends its assignment again while the first is being written waits for that.
+What always holds: an assignment is handed out only in the generation it was made for, and only once it is in the log;
+members that ask earlier wait, and so does a leader that repeats its assignment while the first is being written.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import logging
 
 from tidelog.coordinator.actions import Action, Answer, Append, Now
 from tidelog.coordinator.appends import coordinator_error
-from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_member import ClassicMember
 from tidelog.coordinator.classic_records import group_record
-from tidelog.coordinator.classic_state import ClassicState
 from tidelog.coordinator.rebalance_history import RebalanceCause
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k14_sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
@@ -43,7 +42,7 @@ def _check(group: ClassicGroup, request: SyncGroupRequest) -> ClassicMember | Er
         return member
     if request.generation_id != group.generation_id:
         return ErrorCode.ILLEGAL_GENERATION
-    # Clients say from version 5 on what they believe the group agreed on (KIP-559).
+    # From version 5, clients say which protocol they believe the group chose (KIP-559).
     if request.protocol_type is not None and request.protocol_type != group.protocol_type:
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     if request.protocol_name is not None and request.protocol_name != group.protocol_name:
@@ -59,7 +58,7 @@ def _wait(
     out: list[Action],
 ) -> None:
     if member.syncing is not None:
-        # It asks on another connection; the one that it asked on before is of no use to it any more.
+        # It asks again on another connection; the earlier one is no longer of use to it.
         refusal = SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
         out.append(Answer(member.syncing, refusal))
     member.syncing = exchange

@@ -1,7 +1,7 @@
-"""What the coordinator knows of its surroundings: its settings, and the topics of the cluster.
+"""What the coordinator knows about its environment: its settings, and the topics of the cluster.
 
-What always holds: a GroupConfig never changes; names are the settings' own with '.' turned to '_', and the defaults are
-Kafka's.
+What always holds: a GroupConfig is immutable; fields are named after the settings, with '_' for '.', and have Kafka's
+defaults.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ class GroupConfig:
     group_max_session_timeout_ms: int = 1_800_000
     group_initial_rebalance_delay_ms: int = 3_000
     group_max_size: int = _INT_MAX
+    # What the members of one group, and of all groups, may make the coordinator remember.
+    tidelog_group_max_bytes: int = 8 * 1024 * 1024
+    tidelog_group_coordinator_max_bytes: int = 256 * 1024 * 1024
     # Groups of the new consumer protocol (KIP-848).
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000

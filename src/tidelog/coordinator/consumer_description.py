@@ -1,4 +1,4 @@
-"""What ConsumerGroupDescribe tells of a group of the new protocol."""
+"""What ConsumerGroupDescribe reports about a group of the new protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _member(group: ConsumerGroup, member: ConsumerMember, image: GroupImage) -> 
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.subscribed_topic_names),
-        subscribed_topic_regex=member.subscribed_topic_regex,
+        subscribed_topic_regex=member.subscribed_topic_regex or "",
         assignment=_assignment(member.assigned, image),
         target_assignment=_assignment(group.target_of(member), image),
         member_type=_CONSUMER_MEMBER if member.classic is None else _CLASSIC_MEMBER,
@@ -40,7 +40,7 @@ def _member(group: ConsumerGroup, member: ConsumerMember, image: GroupImage) -> 
 
 
 def _assignment(partitions: Partitions, image: GroupImage) -> Assignment:
-    """Topics that were deleted meanwhile have no name any more and are left out."""
+    """Topics that have been deleted in the meantime no longer have a name and are left out."""
     rows = []
     for topic_id, numbers in sorted(partitions.items()):
         name = image.topic_name(topic_id)

@@ -1,14 +1,14 @@
-"""What a request is about to change in a group of the new protocol: the records, in their order.
+"""The changes a request is about to make to a group of the new protocol, as records in order.
 
-What always holds: a draft starts as the group is and changes nothing but itself; the group takes it over when its
-records are written, or never. Whatever asks for another assignment raises the group epoch once.
+What always holds: a draft starts as a copy of the group and changes only itself; the group adopts it when its records
+are written, or not at all. However many changes call for a new assignment, the group epoch rises only once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tidelog.coordinator.actions import GroupRecord, Now
 from tidelog.coordinator.assignors import ASSIGNORS, Partitions, Subscriber
@@ -31,12 +31,15 @@ from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigg
 from tidelog.coordinator.topic_regex import InvalidRegexError, resolve_regex
 from tidelog.protocol import ErrorCode, KafkaError
 
+if TYPE_CHECKING:
+    from tidelog.coordinator.shard_state import ShardState
+
 
 class GroupDraft:
-    """Changes to one group that are not made yet."""
+    """Changes to one group that have not been made yet."""
 
     def __init__(self, group: ConsumerGroup, image: GroupImage, replaced: Iterable[GroupRecord] = ()) -> None:
-        """`replaced` are the tombstones of a group of another kind whose place this one takes."""
+        """`replaced` are the tombstones of the group of the other kind that this one replaces."""
         self.group = group
         self.members = dict(group.members)
         self.epoch = group.epoch
@@ -54,13 +57,13 @@ class GroupDraft:
         return [*self._replaced, *(encode_record(key, value) for key, value in self._changes)]
 
     def end_group(self, records: Iterable[GroupRecord]) -> None:
-        """Write these records instead: another group takes the place of this one."""
+        """Write these records instead: another group replaces this one."""
         self._replaced = tuple(records)
         self._changes.clear()
         self._is_assigned = False
 
     def take_over(self, now: Now) -> None:
-        """The records are written: make the group what they say."""
+        """The records are written: apply them to the group."""
         group, history = self.group, self.group.history
         was_settled = bool(group.members) and group.is_settled
         if self.trigger is not None:
@@ -80,8 +83,14 @@ class GroupDraft:
 
     # Members
 
+    def check_room(self, member: ConsumerMember, state: ShardState) -> None:
+        """Raise KafkaError if there is no memory left for this member's details."""
+        error = state.check_room(self.group.footprint, member.size_bytes - self.group.size_of(member.member_id))
+        if error:
+            raise KafkaError(error, "The group's members would take more memory than allowed.")
+
     def put(self, old: ConsumerMember, new: ConsumerMember) -> None:
-        """A member says something of itself; what it subscribes to may ask for another assignment."""
+        """Update a member's details; a change of its subscription may call for a new assignment."""
         is_new = old.member_id not in self.members
         self.members[new.member_id] = new
         if is_new or new != old:
@@ -102,13 +111,13 @@ class GroupDraft:
         self._changes.append((key, member.assignment_value()))
 
     def remove(self, member: ConsumerMember, cause: RebalanceCause) -> None:
-        """Take a member out; the others get its partitions with the next assignment."""
+        """Remove a member; the others get its partitions with the next assignment."""
         self._remove_records(member.member_id)
         self.trigger = trigger_of(cause, member)
         self._raise_epoch(metadata_hash(self._topics(), self._image))
 
     def replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member comes back under another member id and takes over what it had."""
+        """A static member comes back under a new member id and takes over its old partitions."""
         target = self.group.target_of(old)
         self._remove_records(old.member_id)
         member = replace(
@@ -134,7 +143,7 @@ class GroupDraft:
     # Topics
 
     def note_topics(self, now: Now) -> None:
-        """Resolve expressions, and raise the group epoch when members or topics ask for it; raises KafkaError."""
+        """Resolve regular expressions, and raise the group epoch if members or topics require it; raises KafkaError."""
         self._resolve_regexes(now)
         if self.trigger is None and not self.group.topics_are_stale:
             return
@@ -185,13 +194,13 @@ class GroupDraft:
     # The assignment
 
     def assign(self, now: Now) -> None:
-        """Decide who is meant to have what, for the group epoch that was reached."""
+        """Compute the target assignment for the current group epoch."""
         group = self.group
         if self.epoch <= self.target_epoch:
             return
         interval_ms = group.config.group_consumer_assignment_interval_ms
         if group.assigned_at_ms is not None and now.monotonic_ms - group.assigned_at_ms < interval_ms:
-            # Many members that come at once get one assignment; until then each goes on towards the last one.
+            # Members that join at about the same time share one assignment; until then, they move towards the last one.
             return
         counts = topic_counts(self._topics(), self._image)
         subscribers = {
@@ -223,7 +232,7 @@ class GroupDraft:
         self._changes.append((key, target_value(target)))
 
     def reconcile(self, member: ConsumerMember, owned: Partitions | None) -> ConsumerMember:
-        """Let the member take its next step towards what is meant for it."""
+        """Let the member take its next step towards its target."""
         moved = reconcile(member, self.target_epoch, self.target_of(member), owned, self.group.is_free)
         if moved != member:
             self.put_assignment(moved)

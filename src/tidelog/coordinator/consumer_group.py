@@ -1,9 +1,9 @@
-"""A group of the new consumer protocol (KIP-848): its members, its epoch, what is meant for each member.
+"""A group of the new consumer protocol (KIP-848): its members, its epoch, and each member's target assignment.
 
-What always holds: the group changes by its records alone, whether they were just written or are read at a start, so
-that both give the same group. The group epoch grows with every change of members, subscriptions or topics; the target
-assignment belongs to one group epoch; a member's epoch says which target it has reached. Who owns a partition, or has
-yet to give it up, is known at any moment.
+What always holds: only records change the group, whether they have just been written or are being loaded, so both lead
+to the same group. The group epoch rises with every change of members, subscriptions or topics; the target assignment
+belongs to one group epoch; a member's epoch says which target it has reached. At any time, it is known who owns a
+partition or still has to give it up.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tidelog.coordinator.group_records import (
     ConsumerGroupTargetAssignmentMetadataKey,
     encode_record,
 )
+from tidelog.coordinator.memory import GROUP_BYTES, Footprint
 from tidelog.coordinator.rebalance_history import RebalanceHistory
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k15_describe_groups import DescribedGroup as DescribedClassicGroup
@@ -42,7 +43,7 @@ STABLE: Final = "Stable"
 
 SESSION_TIMER: Final = "session"
 REBALANCE_TIMER: Final = "rebalance"
-# Of members that speak the classic protocol: to join again, and to ask for the assignment afterwards.
+# For members that use the classic protocol: the time to rejoin, and then to ask for their assignment.
 JOIN_TIMER: Final = "join"
 SYNC_TIMER: Final = "sync"
 _TIMERS: Final = (SESSION_TIMER, REBALANCE_TIMER, JOIN_TIMER, SYNC_TIMER)
@@ -52,7 +53,7 @@ MEMBER_EPOCHS_FROM: Final = 9
 
 
 class ResolvedRegex(NamedTuple):
-    """The topics that a regular expression stood for at some time."""
+    """The topics that a regular expression matched at some time."""
 
     topics: frozenset[str]
     resolved_at_ms: int
@@ -75,11 +76,13 @@ class ConsumerGroup:
         # Whether topics may have changed since the metadata hash was computed.
         self.topics_are_stale = True
         self.assigned_at_ms: float | None = None
-        # Members of the classic protocol that were told to join again and have not.
+        # Members of the classic protocol that were asked to rejoin and have not done so yet.
         self.told_to_join: set[str] = set()
+        self.footprint = Footprint(GROUP_BYTES + len(group_id))
         self._owners: dict[tuple[uuid.UUID, int], str] = {}
+        self._sizes: dict[str, int] = {}
 
-    # What it is, for those who do not care of which kind
+    # What any kind of group provides
 
     @property
     def type(self) -> GroupType:
@@ -103,7 +106,7 @@ class ConsumerGroup:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every member has what is meant for it in the latest epoch."""
+        """Whether every member has reached its target in the latest epoch."""
         return self.epoch == self.target_epoch and all(
             member.is_reconciled_to(self.target_epoch) for member in self.members.values()
         )
@@ -111,15 +114,19 @@ class ConsumerGroup:
     # Members and partitions
 
     def is_free(self, topic_id: uuid.UUID, partition: int) -> bool:
-        """Whether nobody owns the partition, nor has yet to give it up."""
+        """Whether no member owns the partition or still has to give it up."""
         return (topic_id, partition) not in self._owners
+
+    def size_of(self, member_id: str) -> int:
+        """The bytes charged to a member; 0 if there is no such member."""
+        return self._sizes.get(member_id, 0)
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
         member_id = self.static_members.get(instance_id)
         return None if member_id is None else self.members.get(member_id)
 
     def target_of(self, member: ConsumerMember) -> Partitions:
-        """What is meant for the member; one that takes a static member's place gets what was meant for that."""
+        """The member's target; one that replaces a static member gets that member's target."""
         target = self.targets.get(member.member_id)
         if target is None and member.instance_id is not None:
             target = self.targets.get(self.static_members.get(member.instance_id, ""))
@@ -133,7 +140,7 @@ class ConsumerGroup:
         return member.subscribed_topic_names | (resolved.topics if resolved is not None else frozenset())
 
     def preferred_assignor(self, members: Iterable[ConsumerMember]) -> str:
-        """The assignor that most members ask for; the default where they ask for none."""
+        """The assignor that most members ask for; the default if none asks for one."""
         votes: dict[str, int] = {}
         for member in members:
             if member.server_assignor is not None:
@@ -145,17 +152,16 @@ class ConsumerGroup:
     # Records
 
     def apply(self, key: Any, value: Any | None) -> None:
-        """Take over one of the group's records."""
+        """Apply one of the group's records."""
         match key:
             case ConsumerGroupMetadataKey():
                 self.epoch = 0 if value is None else value.epoch
                 self.metadata_hash = 0 if value is None else value.metadata_hash
             case ConsumerGroupMemberMetadataKey():
                 old = self.members.get(key.member_id)
-                if value is None:
-                    self._put(key.member_id, old, None)
-                else:
-                    self._put(key.member_id, old, (old or ConsumerMember(key.member_id)).with_metadata(value))
+                new = None if value is None else (old or ConsumerMember(key.member_id)).with_metadata(value)
+                self._put(key.member_id, old, new)
+                self._charge(key.member_id, new)
             case ConsumerGroupTargetAssignmentMetadataKey():
                 self.target_epoch = 0 if value is None else value.assignment_epoch
             case ConsumerGroupTargetAssignmentMemberKey():
@@ -175,7 +181,7 @@ class ConsumerGroup:
                 else:
                     self.regexes[key.regular_expression] = ResolvedRegex(frozenset(value.topics), value.timestamp)
             case ConsumerGroupPartitionMetadataKey():
-                # What Kafka kept before there was a hash; the hash is computed anew at the next heartbeat.
+                # What Kafka stored before there was a hash; the next heartbeat computes the hash.
                 self.topics_are_stale = True
 
     def _put(self, member_id: str, old: ConsumerMember | None, new: ConsumerMember | None) -> None:
@@ -195,6 +201,12 @@ class ConsumerGroup:
             self._owners[partition] = member_id
         if new.instance_id is not None:
             self.static_members[new.instance_id] = member_id
+
+    def _charge(self, member_id: str, member: ConsumerMember | None) -> None:
+        before, after = self._sizes.pop(member_id, 0), 0
+        if member is not None:
+            after = self._sizes[member_id] = member.size_bytes
+        self.footprint.add(after - before)
 
     def tombstones(self) -> list[GroupRecord]:
         group_id = self.group_id
@@ -222,7 +234,7 @@ class ConsumerGroup:
         return any(topic in self.topics_of(member) for member in self.members.values())
 
     def expires_from_ms(self, offset: CommittedOffset) -> int | None:
-        """Offsets of topics that nobody subscribes to any more expire by the time they were committed."""
+        """Offsets of topics that no member subscribes to any more expire counting from their commit."""
         return offset.commit_timestamp_ms
 
     def check_offset_commit(
@@ -234,7 +246,7 @@ class ConsumerGroup:
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if member.classic is None and api_version < MEMBER_EPOCHS_FROM:
-            # Without a member epoch it can't be known whether the member still owns what it commits.
+            # Without a member epoch there is no telling whether the member still owns what it commits.
             return ErrorCode.UNSUPPORTED_VERSION
         return self._check_epoch(member, generation_or_epoch)
 
@@ -244,7 +256,10 @@ class ConsumerGroup:
         if generation_or_epoch < 0 and (not self.members or (not member_id and group_instance_id is None)):
             return ErrorCode.NONE
         member = self.members.get(member_id)
-        return ErrorCode.UNKNOWN_MEMBER_ID if member is None else self._check_epoch(member, generation_or_epoch)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        # Producers know generations only: TxnOffsetCommit has no error for a stale member epoch.
+        return ErrorCode.NONE if generation_or_epoch == member.member_epoch else ErrorCode.ILLEGAL_GENERATION
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         if member_id is None and member_epoch < 0:
@@ -286,7 +301,7 @@ class ConsumerGroup:
         return []
 
     def on_loaded(self, now: Now) -> list[Action]:
-        """Members get a whole session to find the new coordinator, and the time to give up what they are to."""
+        """Give members a full session to find the new coordinator, and their full time to give up partitions."""
         if not self.members:
             return []
         self.history.moved(self.epoch, len(self.members), now)
@@ -302,7 +317,7 @@ class ConsumerGroup:
         return SetTimer((self.group_id, REBALANCE_TIMER, member.member_id), due_ms)
 
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
-        # The part of the shard that handles heartbeats has the records that follow from it.
+        # The part of the shard that handles heartbeats writes the resulting records.
         raise RuntimeError(f"timer {key} of a consumer group reached the group itself")
 
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
@@ -321,7 +336,7 @@ def _each(*several: Partitions) -> Iterable[tuple[uuid.UUID, int]]:
 
 
 def metadata_hash(topics: Iterable[str], image: GroupImage) -> int:
-    """A number that changes when one of these topics is made, deleted, made anew, or grows."""
+    """A number that changes when one of these topics is created, deleted, recreated or grows."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(topics):
         topic_id = image.topic_id(name)
@@ -331,7 +346,7 @@ def metadata_hash(topics: Iterable[str], image: GroupImage) -> int:
 
 
 def topic_counts(topics: Iterable[str], image: GroupImage) -> dict[uuid.UUID, int]:
-    """Ids and partition counts of those of the topics that there are."""
+    """Ids and partition counts of those topics that exist."""
     counts: dict[uuid.UUID, int] = {}
     for name in topics:
         topic_id = image.topic_id(name)

@@ -1,8 +1,8 @@
-"""A member of a group of the new protocol (KIP-848), and how it moves towards the assignment meant for it.
+"""A member of a group of the new protocol (KIP-848), and how it moves towards its target assignment.
 
-What always holds: a member that is to lose partitions keeps its epoch until it has said that it lost them; a partition
-that another member has not given up is not handed out. So no partition has two owners, at any moment. Members are
-values: a change makes a new one, which takes effect when its records are written.
+What always holds: a member that has to give up partitions keeps its epoch until it reports that it has done so; a
+partition is not assigned until its previous owner has given it up. So no partition ever has two owners. Members are
+immutable: a change creates a new one, which takes effect when its records are written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidelog.coordinator.group_records import (
     ConsumerGroupTargetAssignmentMemberValue,
     TargetTopicPartitions,
 )
+from tidelog.coordinator.memory import MEMBER_BYTES, text_bytes
 
 JOINING_EPOCH: Final = 0
 LEAVING_EPOCH: Final = -1
@@ -32,12 +33,12 @@ NOTHING: Final[Partitions] = {}
 
 
 class MemberState(IntEnum):
-    """How far a member is on its way, as records have it."""
+    """How far a member has got, as stored in its record."""
 
     STABLE = 1
-    # It was told to give up partitions and has not said that it did.
+    # It was asked to give up partitions and has not confirmed it yet.
     UNREVOKED_PARTITIONS = 2
-    # It has all that is free of what is meant for it, and waits for others to give up the rest.
+    # It has every partition of its target that is free, and waits for others to give up the rest.
     UNRELEASED_PARTITIONS = 3
 
 
@@ -54,7 +55,7 @@ class ConsumerMember:
     subscribed_topic_regex: str | None = None
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
-    # Of a member that speaks the classic protocol in a group of the new one.
+    # For a member that uses the classic protocol in a group of the new one.
     classic: ClassicMemberMetadata | None = None
 
     member_epoch: int = JOINING_EPOCH
@@ -62,6 +63,18 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Partitions = field(default_factory=dict)
     pending_revocation: Partitions = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Roughly how much memory it takes, not counting its partitions."""
+        size = MEMBER_BYTES + text_bytes(
+            (self.member_id, self.instance_id, self.rack_id, self.client_id, self.subscribed_topic_regex)
+        )
+        size += text_bytes(self.subscribed_topic_names)
+        if self.classic is not None:
+            for protocol in self.classic.supported_protocols:
+                size += len(protocol.name) + len(protocol.metadata)
+        return size
 
     def is_reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
@@ -136,7 +149,7 @@ def _partitions(rows: Sequence[AssignedTopicPartitions]) -> Partitions:
 
 
 def target_value(target: Partitions) -> ConsumerGroupTargetAssignmentMemberValue:
-    """What is meant for a member, as its record has it."""
+    """A member's target, as stored in its record."""
     return ConsumerGroupTargetAssignmentMemberValue(
         topic_partitions=[
             TargetTopicPartitions(topic_id=topic_id, partitions=sorted(numbers))
@@ -155,11 +168,11 @@ IsFree = Callable[[uuid.UUID, int], bool]
 def reconcile(
     member: ConsumerMember, target_epoch: int, target: Partitions, owned: Partitions | None, is_free: IsFree
 ) -> ConsumerMember:
-    """The member after its next step towards the target; `owned` is what it says it has, None when it said nothing."""
+    """The member after its next step towards the target; `owned` is what it reports to own, None if it didn't say."""
     if member.state is MemberState.UNREVOKED_PARTITIONS:
         if owned is None or _overlap(owned, member.pending_revocation):
             return member
-        # What it gave up counts as given up in any later epoch, so it may go on from the epoch after its own.
+        # What it gave up stays given up in any later epoch, so it may continue from the epoch after its own.
         return _next(member, member.member_epoch + 1, target_epoch, target, owned, is_free)
     if member.state is MemberState.STABLE and member.member_epoch == target_epoch:
         return member
@@ -217,5 +230,5 @@ def _overlap(some: Partitions, others: Partitions) -> bool:
 
 
 def is_within(some: Partitions, others: Partitions) -> bool:
-    """Whether all of the first are among the second."""
+    """Whether the first is a subset of the second."""
     return all(numbers <= others.get(topic_id, frozenset()) for topic_id, numbers in some.items())

@@ -1,9 +1,9 @@
-"""Heartbeats of the new consumer protocol (KIP-848): joining, staying, reporting and leaving, all by one request.
+"""Heartbeats of the new consumer protocol (KIP-848): joining, staying, reporting and leaving, all in one request.
 
-What always holds: what a heartbeat changes is written in one batch and takes effect, and is answered, when that is
-committed. A member that says nothing for its session time, or does not give up partitions within its rebalance time, is
-removed. A classic group of consumers becomes one of the new protocol when a member of that joins, and a classic one
-again when the last such member is gone (`migration`).
+What always holds: a heartbeat's changes are written in one batch; they take effect, and the heartbeat is answered, when
+the batch is committed. A member that is silent for its session timeout, or does not give up partitions within its
+rebalance timeout, is removed. A classic consumer group becomes one of the new protocol when a member that uses it
+joins, and a classic one again when the last such member has left (`migration`).
 """
 
 from __future__ import annotations
@@ -54,15 +54,16 @@ class ConsumerRequests:
         self._writer = writer
 
     def replay(self, key: Any, value: Any | None) -> None:
-        """Take over a record of a consumer group."""
+        """Apply a record of a consumer group."""
         group = self._state.groups.get(key.group_id)
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            group = self._state.groups[key.group_id] = ConsumerGroup(key.group_id, self._state.config)
+            group = ConsumerGroup(key.group_id, self._state.config)
+            self._state.put_group(group)
         group.apply(key, value)
         if isinstance(key, ConsumerGroupMetadataKey) and value is None:
-            del self._state.groups[key.group_id]
+            self._state.drop_group(key.group_id)
 
     def heartbeat(
         self, request: ConsumerGroupHeartbeatRequest, client: Client, now: Now, exchange: int
@@ -91,7 +92,7 @@ class ConsumerRequests:
         return described
 
     def on_timer(self, group: ConsumerGroup, key: TimerKey, now: Now) -> list[Action]:
-        """A member's session or its time to give up partitions is over."""
+        """A member's session has ended, or its time to give up partitions."""
         _, kind, member_id = key
         expiry = Waiting(lambda now: self._expire(group, str(kind), str(member_id), now), nobody)
         return self._writer.in_turn(group.group_id, expiry, now)
@@ -104,6 +105,8 @@ class ConsumerRequests:
         owned = _owned(request)
         member = self._find_member(draft, request, owned)
         updated = _updated(member, request, client)
+        if updated != member:
+            draft.check_room(updated, self._state)
         draft.put(member, updated)
         draft.note_topics(now)
         draft.assign(now)
@@ -144,7 +147,7 @@ class ConsumerRequests:
     def _find_member(
         self, draft: GroupDraft, request: ConsumerGroupHeartbeatRequest, owned: Partitions | None
     ) -> ConsumerMember:
-        """The member as it is, or as it begins; checks that it may speak."""
+        """The existing member, or a new one; checks that it may send this request."""
         group = draft.group
         is_joining = request.member_epoch == JOINING_EPOCH
         member_id = request.member_id or str(uuid.uuid4())
@@ -163,7 +166,7 @@ class ConsumerRequests:
             if not is_joining:
                 raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of the group.")
             if len(group.members) >= self._state.config.group_consumer_max_size:
-                raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group has as many members as it may have.")
+                raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, "The group is full.")
             return ConsumerMember(member_id)
         _check_epoch(member, request.member_epoch, owned)
         return member
@@ -186,7 +189,7 @@ class ConsumerRequests:
             return [Answer(exchange, response)]
 
         if request.member_epoch == STATIC_LEAVING_EPOCH:
-            # It keeps its partitions until its session is over, or it comes back.
+            # It keeps its partitions until its session ends or it comes back.
             draft.put_assignment(replace(member, member_epoch=STATIC_LEAVING_EPOCH, pending_revocation=NOTHING))
             return self._writer.write(draft, now, done)
         return self._remove(draft, member, RebalanceCause.MEMBER_LEFT, now, done)
@@ -201,7 +204,7 @@ class ConsumerRequests:
             return []
 
         def done(error: ErrorCode, now: Now) -> list[Action]:
-            # What could not be written is tried again when the member's session would have ended next.
+            # If the write failed, try again when the member's next session would have ended.
             return [group.session_timer(member, now)] if error else []
 
         draft = GroupDraft(group, self._state.image)
@@ -264,7 +267,7 @@ def _check_request(request: ConsumerGroupHeartbeatRequest, client: Client, assig
             raise refuse("RebalanceTimeoutMs must be provided in first request.")
         if request.topic_partitions is None or request.topic_partitions:
             raise refuse("TopicPartitions must be empty when (re-)joining.")
-        if not request.subscribed_topic_names and not request.subscribed_topic_regex:
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
             raise refuse("SubscribedTopicNames or SubscribedTopicRegex must be set in first request.")
     if request.server_assignor is not None and request.server_assignor not in assignors:
         raise KafkaError(
@@ -274,11 +277,11 @@ def _check_request(request: ConsumerGroupHeartbeatRequest, client: Client, assig
 
 
 def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
-    # A member that was fenced, or restarted with its id, gives up everything and joins again: it has nothing by now.
+    # A member that was fenced, or restarted with the same id, has given up everything before it rejoins.
     if epoch in (JOINING_EPOCH, member.member_epoch):
         return
-    # The answer with the new epoch may have been lost: then the member still has the one before, and part of what it
-    # was given.
+    # The response with the new epoch may have been lost: then the member still has the previous epoch and some of
+    # the partitions it was assigned.
     may_be_late = epoch == member.previous_member_epoch and epoch < member.member_epoch
     if may_be_late and owned is not None and is_within(owned, member.assigned):
         return
@@ -290,7 +293,7 @@ def _check_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -
 
 
 def _updated(member: ConsumerMember, request: ConsumerGroupHeartbeatRequest, client: Client) -> ConsumerMember:
-    """The member with what it says of itself; what it leaves out stays as it was."""
+    """The member with the details it sent; what it left out stays as it was."""
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     return replace(
         member,

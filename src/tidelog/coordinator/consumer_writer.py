@@ -1,7 +1,7 @@
-"""Writing what requests change in groups of the new protocol, one request of a group after another.
+"""Writes the changes that requests make to groups of the new protocol, one request per group at a time.
 
-What always holds: what is written in one batch takes effect when it is committed; while a batch of a group is on its
-way the group's other requests wait for it, so each sees the state that the one before it made.
+What always holds: a batch takes effect when it is committed; while one is in flight, the group's other requests wait
+for it, so each sees the state that the previous one left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Done = Callable[[ErrorCode, Now], list[Action]]
 
 
 class Waiting(NamedTuple):
-    """Something that waits for the write before it; `refuse` answers it when there is no coordinator any more."""
+    """Something that waits for the previous write; `refuse` answers it if this is no longer the coordinator."""
 
     handle: Work
     refuse: Callable[[ErrorCode], list[Action]]
@@ -37,7 +37,7 @@ class GroupWriter:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        # Groups with a batch on its way, and what waits for it.
+        # Groups with a batch in flight, and what waits for it.
         self._waiting: dict[str, deque[Waiting]] = {}
 
     def in_turn(self, group_id: str, item: Waiting, now: Now) -> list[Action]:
@@ -48,9 +48,9 @@ class GroupWriter:
         return item.handle(now)
 
     def write(self, draft: GroupDraft, now: Now, done: Done, *, instead: Group | None = None) -> list[Action]:
-        """Write what the draft changes; the group has changed when `done` is called with NONE.
+        """Write the draft's changes; the group has changed when `done` is called with NONE.
 
-        `instead` is the group of another kind that takes the place of the draft's then.
+        `instead` is the group of the other kind that then replaces the draft's.
         """
         group = draft.group
         records = draft.records()
@@ -66,21 +66,21 @@ class GroupWriter:
                 draft.take_over(now)
             actions += done(coordinator_error(error), now)
             while waiting:
-                # One of them may write itself; the rest then waits for that.
+                # One of them may write something itself; the rest then waits for that.
                 actions += self.in_turn(group.group_id, waiting.popleft(), now)
             return actions
 
         return [self._state.appends.start(records, finish)]
 
     def _place(self, group: Group, now: Now) -> list[Action]:
-        """The group is there from now on, in the place of one of another kind that may have been there."""
+        """Add the group, replacing the one of the other kind if there was one."""
         old = self._state.groups.get(group.group_id)
         if old is group:
             return []
-        self._state.groups[group.group_id] = group
+        self._state.put_group(group)
         actions: list[Action] = []
         if isinstance(old, ClassicGroup):
-            # Whoever waits in it is to join again, and finds the group that it is now.
+            # Members that wait in it have to rejoin, and find the new group.
             actions += old.on_replaced()
         elif old is not None:
             actions += old.on_deleted()
@@ -89,7 +89,7 @@ class GroupWriter:
         return actions
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
-        """This broker is no longer the coordinator: tell those who wait for the writes of others."""
+        """This broker is no longer the coordinator: answer everything that waits for an earlier write."""
         waiting = [item for items in self._waiting.values() for item in items]
         for items in self._waiting.values():
             items.clear()
@@ -97,7 +97,7 @@ class GroupWriter:
 
 
 def nobody(error: ErrorCode) -> list[Action]:
-    """Refuses what no client asked for."""
+    """The refusal for work that no client waits for."""
     return []
 
 

@@ -14,6 +14,7 @@ from tidelog.protocol import ErrorCode
 if TYPE_CHECKING:
     from tidelog.coordinator.actions import Action, GroupRecord, Now, TimerKey
     from tidelog.coordinator.config import GroupImage
+    from tidelog.coordinator.memory import Footprint
     from tidelog.coordinator.offsets import CommittedOffset
     from tidelog.coordinator.rebalance_history import RebalanceHistory
     from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
@@ -38,6 +39,7 @@ class Group(Protocol):
 
     group_id: str
     history: RebalanceHistory
+    footprint: Footprint
 
     @property
     def type(self) -> GroupType: ...

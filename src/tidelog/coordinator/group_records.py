@@ -238,7 +238,7 @@ def encode_record(key: object, value: object | None, version: int | None = None)
     if value is None:
         return GroupRecord(key_bytes, None)
     if type(value) is not kind.value:
-        raise TypeError(f"a {type(key).__name__} goes with a {kind.value.__name__}, not a {type(value).__name__}")
+        raise TypeError(f"a {type(key).__name__} needs a {kind.value.__name__}, not a {type(value).__name__}")
     version = kind.version if version is None else version
     return GroupRecord(key_bytes, _INT16.pack(version) + encode(value, version))
 
@@ -262,7 +262,7 @@ def decode_record(record: GroupRecord) -> DecodedRecord | None:
         raise ProtocolError(f"the value of a {kind.key.__name__} has no version")
     (version,) = _INT16.unpack_from(record.value)
     if not declaration_of(kind.value).versions.holds(version):
-        raise ProtocolError(f"a {kind.value.__name__} has version {version}, which is not known")
+        raise ProtocolError(f"a {kind.value.__name__} has version {version}, which is unknown")
     return DecodedRecord(key, decode(kind.value, record.value, version, _INT16.size))
 
 

@@ -78,7 +78,11 @@ class GroupRequests:
                 return [Answer(exchange, coordinator_error(error))]
             return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
 
-        return self._state.appends.start_all(self._tombstones(group_id), finish)
+        tombstones = self._tombstones(group_id)
+        if not tombstones:
+            # All its offsets were deleted before, so the log holds nothing of the group any more.
+            return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
+        return self._state.appends.start_all(tombstones, finish)
 
     def _check_delete(self, group_id: str) -> ErrorCode:
         if not self._state.is_known(group_id):
@@ -98,5 +102,5 @@ class GroupRequests:
     def _forget(self, group_id: str) -> list[Action]:
         """The group's tombstones are committed."""
         self._state.offsets.pop(group_id, None)
-        group = self._state.groups.pop(group_id, None)
+        group = self._state.drop_group(group_id)
         return [] if group is None else group.on_deleted()

@@ -1,9 +1,9 @@
-"""Groups that change their kind while they work: from the classic protocol to the new one, and back (KIP-848).
+"""Migrates running groups from the classic protocol to the new one, and back (KIP-848).
 
-What always holds: the records that end the group of one kind and begin the one of the other are written in one batch,
-so there is one or the other; members keep what they own until they give it up; generations and epochs go on counting,
-and the history goes along. Members that speak the classic protocol in a group of the new one carry what they told when
-they joined.
+What always holds: the records that end the group of one kind and start the one of the other are written in one batch,
+so exactly one of them exists; members keep what they own until they give it up; epochs continue from the generations
+(and vice versa), and the history is carried over. Members that use the classic protocol in a group of the new one keep
+the details they sent when they joined.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now
 from tidelog.coordinator.assignors import Partitions
-from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_member import ClassicMember
 from tidelog.coordinator.classic_records import group_record
-from tidelog.coordinator.classic_state import ClassicState
 from tidelog.coordinator.consumer_draft import GroupDraft
 from tidelog.coordinator.consumer_group import ConsumerGroup, metadata_hash
 from tidelog.coordinator.consumer_member import ConsumerMember, target_value
@@ -50,7 +49,7 @@ _DOWNGRADING: Final = frozenset({"downgrade", "bidirectional"})
 
 
 def upgrade(group: ClassicGroup, config: GroupConfig, image: GroupImage) -> GroupDraft | None:
-    """The draft of the group of the new protocol that this one becomes; None where it may not or can't."""
+    """The draft of the group of the new protocol that this one becomes; None if that isn't allowed or possible."""
     if group.is_empty:
         return GroupDraft(ConsumerGroup(group.group_id, config), image, group.tombstones())
     if config.group_consumer_migration_policy not in _UPGRADING or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
@@ -65,13 +64,13 @@ def upgrade(group: ClassicGroup, config: GroupConfig, image: GroupImage) -> Grou
     upgraded = ConsumerGroup(group.group_id, config)
     upgraded.history = group.history
     records = [*group.tombstones(), *_adopt(upgraded, members, group.generation_id, image)]
-    logger.info("group %s becomes one of the new consumer protocol", group.group_id)
+    logger.info("upgraded group %s to the new consumer protocol", group.group_id)
     return GroupDraft(upgraded, image, records)
 
 
 def _to_consumer_member(group: ClassicGroup, member: ClassicMember, image: GroupImage) -> ConsumerMember:
     name = group.protocol_name or member.protocols[0][0]
-    # What it speaks best comes first, as in what it would say when it joins.
+    # Its preferred protocol comes first, as when it joins.
     protocols = sorted(member.protocols, key=lambda protocol: protocol[0] != name)
     subscription = subscription_of(protocols[0][1])
     return ConsumerMember(
@@ -93,7 +92,7 @@ def _to_consumer_member(group: ClassicGroup, member: ClassicMember, image: Group
 
 
 def _adopt(group: ConsumerGroup, members: list[ConsumerMember], epoch: int, image: GroupImage) -> list[GroupRecord]:
-    """Make a new group of these members, each meant to have what it has; the records that say so."""
+    """Create a new group of these members, each with its current partitions as its target; returns the records."""
     group_id = group.group_id
     topics: frozenset[str] = frozenset().union(*(member.subscribed_topic_names for member in members))
     changes: list[tuple[object, object]] = []
@@ -127,9 +126,9 @@ def _adopt(group: ConsumerGroup, members: list[ConsumerMember], epoch: int, imag
 
 
 def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | None:
-    """The classic group that is left when a draft takes away the last member of the new protocol; None otherwise.
+    """The classic group that remains when a draft removes the last member of the new protocol; None otherwise.
 
-    The draft then writes the end of the one group and the beginning of the other.
+    The draft then writes the end of one group and the start of the other.
     """
     members = list(draft.members.values())
     if not members or any(member.classic is None for member in members):
@@ -141,7 +140,7 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     group = ClassicGroup(draft.group.group_id, state, now.wall_ms)
     group.history = draft.group.history
     group.protocol_type = CONSUMER_PROTOCOL_TYPE
-    # That of the members, not of the change that is under way: what they read so far they may still commit.
+    # The members' epoch, not that of the change in progress: they may still commit what they have read.
     group.generation_id = draft.group.epoch
     for member in members:
         group.members.add(_to_classic_member(member, draft.target_of(member), state.image))
@@ -149,10 +148,10 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     group.state = ClassicState.STABLE
     group.partition_counts = group.count_partitions()
     assignments = {member.member_id: member.assignment for member in group.members}
-    # Without a leader: a coordinator that takes the group over before its members have joined again has them do so.
+    # Without a leader: a coordinator that takes over before the members have rejoined makes them rejoin.
     record = group_record(group, group.members, None, assignments)
     draft.end_group([*draft.group.tombstones(), record])
-    logger.info("group %s becomes a classic one", group.group_id)
+    logger.info("downgraded group %s to the classic protocol", group.group_id)
     return group
 
 
@@ -173,7 +172,7 @@ def _to_classic_member(member: ConsumerMember, target: Partitions, image: GroupI
 
 
 def rebalance_downgraded(group: ClassicGroup, draft: GroupDraft, now: Now) -> list[Action]:
-    """The classic group is there: have its members join again, as one who shared with them is gone."""
+    """The classic group exists now: have its members rejoin, because one they shared partitions with has left."""
     out: list[Action] = []
     for member in group.members:
         group.expect_heartbeat(member, now, out)

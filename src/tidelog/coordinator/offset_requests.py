@@ -1,16 +1,18 @@
 """Committing, reading, deleting and expiring the offsets of groups.
 
-What always holds: one request is one batch in the log, so all its offsets count or none; an offset is acknowledged when
-it is committed, in the order of the requests. Whether a member may commit is for its group to say. A topic that was
-deleted takes its offsets along; a topic made anew under its name does not inherit them.
+What always holds: one request is one batch in the log, so all its offsets take effect or none; an offset is
+acknowledged when it is committed, in the order of the requests. A member's group decides whether it may commit. When a
+topic is deleted, so are its offsets; a topic recreated under the same name does not inherit them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.steps import Steps
 from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.config import GroupImage
@@ -65,7 +67,7 @@ class OffsetRequests:
         record_offset: int,
         producer_id: int = NO_PRODUCER_ID,
     ) -> None:
-        """Take over a record of the log, which belongs to a transaction if it has a producer id."""
+        """Apply a record of the log, which belongs to a transaction if it has a producer id."""
         if value is None:
             self._forget(key.group, ((key.topic, key.partition),))
             return
@@ -81,7 +83,7 @@ class OffsetRequests:
         self._groups_in_transactions.setdefault(producer_id, set()).add(group_id)
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """The marker of a producer's transaction is in the log: what it holds back counts now, or never."""
+        """The marker of a producer's transaction is in the log: apply its pending offsets, or drop them."""
         for group_id in self._groups_in_transactions.pop(producer_id, ()):
             offsets = self._state.offsets.get(group_id)
             if offsets is not None:
@@ -89,13 +91,13 @@ class OffsetRequests:
                 if not offsets:
                     del self._state.offsets[group_id]
 
-    def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> None:
+    def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]], *, keep_group: bool = False) -> None:
         offsets = self._state.offsets.get(group_id)
         if offsets is None:
             return
         for topic, partition in partitions:
             offsets.remove(topic, partition)
-        if not offsets:
+        if not offsets and not keep_group:
             del self._state.offsets[group_id]
 
     # Commit
@@ -132,10 +134,10 @@ class OffsetRequests:
                 request.member_id, request.group_instance_id, request.generation_id_or_member_epoch, api_version
             )
         if request.generation_id_or_member_epoch < 0:
-            # A consumer that assigns partitions to itself, or an administrator.
+            # A consumer that assigns its own partitions, or an administrator.
             return ErrorCode.NONE
         if request.group_id in self._state.offsets:
-            # It exists without members, as a classic group whose members are all gone would.
+            # It exists without members, like a classic group whose members have all left.
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.GROUP_ID_NOT_FOUND if api_version >= _GROUP_ID_NOT_FOUND_FROM else ErrorCode.ILLEGAL_GENERATION
 
@@ -148,7 +150,7 @@ class OffsetRequests:
         group_error: ErrorCode,
         commits: Commits,
     ) -> OffsetCommitResponseTopic:
-        """The answer for one topic if all goes well, and what is to be committed of it."""
+        """The answer for one topic if all goes well, and the offsets to commit."""
         image = self._state.image
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if client.api_version >= _TOPIC_IDS_FROM:
@@ -159,7 +161,7 @@ class OffsetRequests:
         count = 0 if name is None else image.partition_count(name)
         expire_ms = NO_EXPIRATION
         if request.retention_time_ms >= 0:
-            # A time beyond what a record can hold is as good as the last one that it can.
+            # A time that doesn't fit into a record is replaced by the latest one that does.
             expire_ms = min(now.wall_ms + request.retention_time_ms, _TIMESTAMP_MS_MAX)
         answers = []
         for partition in topic.partitions:
@@ -184,8 +186,8 @@ class OffsetRequests:
 
     # Fetch
 
-    def fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> OffsetFetchResponseGroup:
-        """The offsets that are committed for these topics, or for all where none are named."""
+    def fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> Steps[OffsetFetchResponseGroup]:
+        """The committed offsets of these topics, or of all topics if none are named."""
         known = self._state.groups.get(group.group_id)
         if known is not None:
             error = known.check_offset_fetch(group.member_id, group.member_epoch)
@@ -193,34 +195,43 @@ class OffsetRequests:
                 return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
         offsets = self._state.offsets.get(group.group_id) or GroupOffsets()
         if group.topics is None:
-            topics = self._all_topics(offsets, require_stable)
+            topics = yield from self._all_topics(offsets, require_stable)
         else:
-            topics = [self._fetch_topic(topic, offsets, require_stable) for topic in group.topics]
+            topics = yield from self._named_topics(group.topics, offsets, require_stable)
         return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
-    def _all_topics(self, offsets: GroupOffsets, require_stable: bool) -> list[OffsetFetchResponseTopics]:
-        return [
-            OffsetFetchResponseTopics(
-                name=topic,
-                topic_id=self._state.image.topic_id(topic) or ZERO_UUID,
-                partitions=[
-                    _fetched(offsets, topic, partition, require_stable) for partition in offsets.of_topic(topic)
-                ],
-            )
-            for topic in offsets.topics
-        ]
+    def _all_topics(self, offsets: GroupOffsets, require_stable: bool) -> Steps[list[OffsetFetchResponseTopics]]:
+        topics = []
+        for name in offsets.topics:
+            topic = OffsetFetchResponseTopics(name=name, topic_id=self._state.image.topic_id(name) or ZERO_UUID)
+            for index in tuple(offsets.of_topic(name)):
+                topic.partitions.append(_fetched(offsets, name, index, require_stable))
+                yield 0
+            topics.append(topic)
+        return topics
 
-    def _fetch_topic(
-        self, topic: OffsetFetchRequestTopics, offsets: GroupOffsets, require_stable: bool
-    ) -> OffsetFetchResponseTopics:
-        name: str | None = topic.name
-        if topic.topic_id != ZERO_UUID or not topic.name:
-            name = self._state.image.topic_name(topic.topic_id)
-        if name is None:
-            partitions = [_no_offset(index, ErrorCode.UNKNOWN_TOPIC_ID) for index in topic.partition_indexes]
-        else:
-            partitions = [_fetched(offsets, name, index, require_stable) for index in topic.partition_indexes]
-        return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+    def _named_topics(
+        self, asked: Sequence[OffsetFetchRequestTopics], offsets: GroupOffsets, require_stable: bool
+    ) -> Steps[list[OffsetFetchResponseTopics]]:
+        """A partition that is named several times is answered once."""
+        topics: dict[tuple[str, uuid.UUID], OffsetFetchResponseTopics] = {}
+        seen: set[tuple[str, uuid.UUID, int]] = set()
+        for topic in asked:
+            key = topic.name, topic.topic_id
+            answer = topics.setdefault(key, OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id))
+            name: str | None = topic.name
+            if topic.topic_id != ZERO_UUID or not topic.name:
+                name = self._state.image.topic_name(topic.topic_id)
+            for index in topic.partition_indexes:
+                yield 0
+                if (*key, index) in seen:
+                    continue
+                seen.add((*key, index))
+                if name is None:
+                    answer.partitions.append(_no_offset(index, ErrorCode.UNKNOWN_TOPIC_ID))
+                else:
+                    answer.partitions.append(_fetched(offsets, name, index, require_stable))
+        return list(topics.values())
 
     # Delete
 
@@ -242,7 +253,8 @@ class OffsetRequests:
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             if error:
                 return [Answer(exchange, OffsetDeleteResponse(error_code=coordinator_error(error)))]
-            self._forget(group_id, deleted)
+            # The group itself stays until the next check for expired offsets, even if it has none left.
+            self._forget(group_id, deleted, keep_group=True)
             return [Answer(exchange, response)]
 
         records = [offset_tombstone(group_id, topic, partition) for topic, partition in deleted]
@@ -268,10 +280,10 @@ class OffsetRequests:
             answers.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
         return OffsetDeleteResponseTopic(name=topic.name, partitions=answers)
 
-    # What removes offsets without being asked
+    # What removes offsets without a request
 
     def on_topics_deleted(self, old: GroupImage | None = None) -> list[Action]:
-        """Delete the offsets of topics that are gone: since an older image, or of all that the records speak of."""
+        """Delete the offsets of topics that no longer exist: those gone since an older image, or all in the records."""
         image = self._state.image
         actions: list[Action] = []
         is_gone: dict[str, bool] = {}
@@ -289,7 +301,7 @@ class OffsetRequests:
         return actions
 
     def _of_former_topics(self, topic: str, offsets: GroupOffsets) -> list[tuple[str, int]]:
-        """The offsets of a name that belong to no topic, or to one that was deleted before today's was made."""
+        """The offsets under a topic name that belong to no topic, or to a deleted predecessor of the current one."""
         topic_id = self._state.image.topic_id(topic)
         return [
             (topic, partition)
@@ -298,10 +310,13 @@ class OffsetRequests:
         ]
 
     def expire(self, now: Now) -> list[Action]:
-        """Delete offsets that nobody has used for offsets.retention.minutes, and groups that have none left."""
+        """Delete offsets that have been unused for offsets.retention.minutes, and groups that have none left."""
         actions: list[Action] = []
         for group_id, offsets in tuple(self._state.offsets.items()):
-            actions += self._remove(group_id, self._expired(group_id, offsets, now))
+            if offsets:
+                actions += self._remove(group_id, self._expired(group_id, offsets, now))
+            else:
+                del self._state.offsets[group_id]
         for group_id, group in tuple(self._state.groups.items()):
             if group_id not in self._state.offsets and group.is_empty and not group.check_delete():
                 actions += self._remove_group(group_id)
@@ -329,7 +344,7 @@ class OffsetRequests:
             return []
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
-            # After an error they stay, and the next look finds them again.
+            # After an error they stay, and the next check finds them again.
             if not error:
                 self._forget(group_id, partitions)
             return []
@@ -344,7 +359,7 @@ class OffsetRequests:
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             if error or self._state.groups.get(group_id) is not group or not group.is_empty:
                 return []
-            del self._state.groups[group_id]
+            self._state.drop_group(group_id)
             return group.on_deleted()
 
         return self._state.appends.start_all(records, finish)
@@ -369,7 +384,7 @@ def _no_offset(partition: int, error: ErrorCode) -> OffsetFetchResponsePartition
 
 
 def fail_commit(response: OffsetCommitResponse, error: ErrorCode) -> None:
-    """Tell the error to every partition that would have been committed."""
+    """Set the error on every partition that would have been committed."""
     code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if error in _TOO_LARGE else coordinator_error(error)
     for topic in response.topics:
         for partition in topic.partitions:

@@ -1,7 +1,7 @@
-"""The offsets that one group has committed, and those that wait for the end of a transaction.
+"""The offsets that one group has committed, and those that are pending in a transaction.
 
-What always holds: an offset that is pending is not read by anyone until its transaction is committed; of several
-commits for one partition the one that was written last counts.
+What always holds: nobody reads a pending offset until its transaction is committed; if a partition has several commits,
+the one written last counts.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ _TOPIC_ID_TAG = b"\x01\x00\x10"  # one tagged field, number 0, of 16 bytes
 
 
 class CommittedOffset(NamedTuple):
-    """Where a group goes on reading one partition."""
+    """Where a group resumes reading one partition."""
 
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
     commit_timestamp_ms: int = 0
-    # Clients before Kafka 2.1 could say themselves how long to keep it.
+    # Clients before Kafka 2.1 could choose how long to keep it.
     expire_timestamp_ms: int = NO_EXPIRATION
     topic_id: uuid.UUID = ZERO_UUID
-    # Where its record lies in the log, if it was loaded from there or written in a transaction; any other that was
-    # committed since lies behind all that was loaded.
+    # The position of its record in the log, if it was loaded from there or written in a transaction; any other offset
+    # was committed later, so its record comes after all that were loaded.
     record_offset: int = _BEHIND_ALL
 
     def record(self, group_id: str, topic: str, partition: int) -> GroupRecord:
         """The record that commits it.
 
-        Its bytes are put together here, as the declarations say them, because every commit of every consumer passes:
-        that takes a quarter of the time that messages and their codec would.
+        Its bytes are assembled here, in the declared format, because every commit of every consumer comes through here:
+        this takes a quarter of the time that messages and their codec would.
         """
         group, name, metadata = group_id.encode(), topic.encode(), self.metadata.encode()
         key = b"".join(
@@ -72,7 +72,7 @@ class CommittedOffset(NamedTuple):
         return GroupRecord(key, value)
 
     def _expiring_value(self, metadata: bytes) -> bytes:
-        """The one version that has room for a time of expiry has none for leader epoch and topic id."""
+        """The only version with an expiry time has neither a leader epoch nor a topic id."""
         return b"".join(
             (
                 _EXPIRING_START.pack(_EXPIRING_VERSION, self.offset, len(metadata)),
@@ -100,7 +100,7 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> GroupRecord:
 
 
 class _Pending(NamedTuple):
-    """An offset whose transaction is open, and the one that was committed when it was written."""
+    """An offset in an open transaction, and the committed offset when it was written."""
 
     offset: CommittedOffset
     before: CommittedOffset | None
@@ -117,11 +117,11 @@ class GroupOffsets:
         self._pending: dict[int, dict[tuple[str, int], _Pending]] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is anything to keep the group for."""
+        """Whether there is any reason to keep the group."""
         return bool(self._committed or self._pending)
 
     def __iter__(self) -> Iterator[tuple[str, int, CommittedOffset]]:
-        """Topic, partition and offset of everything that is committed."""
+        """Topic, partition and offset of all committed offsets."""
         for topic, partitions in self._committed.items():
             for partition, offset in partitions.items():
                 yield topic, partition, offset
@@ -131,7 +131,7 @@ class GroupOffsets:
         return tuple(self._committed)
 
     def of_topic(self, topic: str) -> dict[int, CommittedOffset]:
-        """The committed offsets of one topic by partition; not to be changed."""
+        """The committed offsets of one topic by partition; read-only."""
         return self._committed.get(topic, {})
 
     def get(self, topic: str, partition: int) -> CommittedOffset | None:
@@ -145,7 +145,7 @@ class GroupOffsets:
         partitions[partition] = offset
 
     def remove(self, topic: str, partition: int) -> None:
-        """Forget an offset, also where a transaction is about to commit one."""
+        """Forget an offset, including one pending in a transaction."""
         partitions = self._committed.get(topic)
         if partitions is not None:
             partitions.pop(partition, None)
@@ -159,7 +159,7 @@ class GroupOffsets:
     # Transactions
 
     def pending_partitions(self) -> set[tuple[str, int]]:
-        """Topic and partition of all that open transactions may commit."""
+        """Topic and partition of all offsets that open transactions may commit."""
         return {name for pending in self._pending.values() for name in pending}
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
@@ -171,7 +171,7 @@ class GroupOffsets:
         return any((topic, partition) in pending for pending in self._pending.values())
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
-        """Let the offsets of a transaction count, unless one was committed behind them, or drop them."""
+        """Apply a transaction's offsets, except where a later one was committed, or drop them."""
         pending = self._pending.pop(producer_id, {})
         if not committed:
             return

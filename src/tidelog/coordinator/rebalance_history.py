@@ -1,9 +1,9 @@
-"""Why a group rebalanced: for each of its latest generations the cause, whose doing it was, and the time stood still.
+"""Why a group rebalanced: for each of its latest generations the cause, the member, and how long it stood still.
 
-What always holds: at most 50 generations are kept, in memory only, so that a new coordinator starts with one entry that
-says so. A rebalance has one cause, the first; whatever else happens before the next generation is formed joins it. Time
-stood still counts from the first need since members last had their parts, over generations that never got so far.
-It does not decide anything.
+What always holds: at most 50 generations are kept, in memory only, so a new coordinator starts with one entry that says
+so. A rebalance has one cause, the first; anything else that happens before the next generation forms is part of it. The
+time counts from the first cause since members last had their partitions, across generations that never got that far.
+It makes no decisions.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 GENERATIONS_KEPT: Final = 50
 """Enough to see a group that rebalances again and again, at some kilobytes a group."""
+_CHARACTERS_KEPT: Final = 200
+"""Of names and reasons that clients give, which may be 32 kB long."""
 
 
 class RebalanceCause(StrEnum):
-    """What made a rebalance necessary, in words for people."""
+    """What triggered a rebalance, in words for people."""
 
     MEMBER_JOINED = "member joined"
     MEMBER_LEFT = "member left"
@@ -42,7 +44,7 @@ class RebalanceCause(StrEnum):
 
 
 class RebalanceTrigger(NamedTuple):
-    """A cause and whose doing it was; the reason is what the client itself gave (KIP-800)."""
+    """A cause and the member behind it; the reason is the one the client gave (KIP-800)."""
 
     cause: RebalanceCause
     member_id: str = ""
@@ -50,6 +52,16 @@ class RebalanceTrigger(NamedTuple):
     client_id: str = ""
     client_host: str = ""
     reason: str = ""
+
+    def clipped(self) -> RebalanceTrigger:
+        """The same, with texts truncated that are too long to keep."""
+        instance_id = self.group_instance_id
+        return self._replace(
+            member_id=self.member_id[-_CHARACTERS_KEPT:],  # its end is what tells members apart
+            group_instance_id=None if instance_id is None else instance_id[:_CHARACTERS_KEPT],
+            client_id=self.client_id[:_CHARACTERS_KEPT],
+            reason=self.reason[:_CHARACTERS_KEPT],
+        )
 
 
 @dataclass(slots=True)
@@ -62,12 +74,12 @@ class Rebalance:
     began_ms: int
     members_before: int
     members_after: int
-    # Until the last member had its part; None while none has.
+    # Until the last member had its partitions; None if none has yet.
     stood_still_ms: float | None = None
 
 
 class _Need(NamedTuple):
-    """A rebalance that no generation has come of yet."""
+    """A rebalance that has not led to a generation yet."""
 
     trigger: RebalanceTrigger
     began_ms: int
@@ -90,7 +102,7 @@ class RebalanceHistory:
         return len(self._generations)
 
     def rows(self) -> list[RebalanceEntry]:
-        """The generations as descriptions of the group carry them."""
+        """The generations in the format used by group descriptions."""
         return [
             RebalanceEntry(
                 generation=rebalance.generation_id,
@@ -109,31 +121,31 @@ class RebalanceHistory:
         ]
 
     def needed(self, trigger: RebalanceTrigger, now: Now) -> None:
-        """A rebalance is needed; does nothing while one is already on its way to its generation."""
+        """A rebalance is needed; does nothing if one is already in progress."""
         if self._need is None:
-            self._need = _Need(trigger, now.wall_ms)
+            self._need = _Need(trigger.clipped(), now.wall_ms)
         if self._standing_since_ms is None:
             self._standing_since_ms = now.monotonic_ms
 
     def formed(self, generation_id: int, members: int, now: Now) -> None:
         """The members of the next generation are known."""
         if self._need is None:
-            raise RuntimeError(f"generation {generation_id} came of no rebalance")
+            raise RuntimeError(f"generation {generation_id} does not come from a rebalance")
         need, self._need = self._need, None
         self._latest_since_ms = now.monotonic_ms if self._standing_since_ms is None else self._standing_since_ms
         members_before = self._generations[-1].members_after if self._generations else 0
         self._generations.append(Rebalance(generation_id, need.trigger, need.began_ms, members_before, members))
 
     def served(self, now: Now) -> None:
-        """A member of the latest generation was told its part."""
+        """A member of the latest generation got its partitions."""
         self._generations[-1].stood_still_ms = now.monotonic_ms - self._latest_since_ms
 
     def settled(self) -> None:
-        """Members go on with their work; the next need begins a new time of standing still."""
+        """Members are working again; the next cause starts a new measurement."""
         self._standing_since_ms = None
 
     def moved(self, generation_id: int, members: int, now: Now) -> None:
-        """This coordinator took the group over as it was; what came before is not known here."""
+        """This coordinator took over the group as it was; earlier history is unknown."""
         trigger = RebalanceTrigger(RebalanceCause.COORDINATOR_MOVED)
         self._latest_since_ms = now.monotonic_ms
         self._generations.append(Rebalance(generation_id, trigger, now.wall_ms, members, members))

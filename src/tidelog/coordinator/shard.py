@@ -1,16 +1,15 @@
-"""All groups of one partition of __consumer_offsets: requests, times and outcomes of writes in, actions out.
+"""All groups of one partition of __consumer_offsets: requests, timers and outcomes of writes in, actions out.
 
-What always holds: what is durable is written first and takes effect when it is committed, in the order of the writes;
-what is answered was committed. Whatever a request changes, a replay of the records gives the same groups and offsets.
+What always holds: a durable change is written first and takes effect when it is committed, in the order of the writes;
+nothing is answered before that. A replay of the records gives the same groups and offsets.
 
     shard = GroupShard(partition, config, image)
     shard.replay(record, offset)            for every record of the partition, then
     shard.on_loaded(now)                    after which requests may be handed in
 
-Requests of the several kinds are handled by parts that share a ShardState: offsets by `offset_requests`, what is asked
-about groups of any kind by `group_requests`, what members of classic groups ask for by `classic_requests`, what members
-of the new protocol ask for by `consumer_requests`. A part for one kind of group has `replay(key, value)` for its
-records.
+The handlers share a ShardState: `offset_requests` for offsets, `group_requests` for groups of any kind,
+`classic_requests` for members of classic groups, `consumer_requests` for members of the new protocol. Each handler of
+one kind of group has `replay(key, value)` for its records.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tidelog.common.steps import Steps
 from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
 from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
 from tidelog.coordinator.classic_requests import ClassicRequests
@@ -28,6 +28,7 @@ from tidelog.coordinator.consumer_requests import ConsumerRequests
 from tidelog.coordinator.consumer_writer import GroupWriter
 from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, decode_record, record_number
 from tidelog.coordinator.group_requests import GroupRequests
+from tidelog.coordinator.memory import GroupMemory
 from tidelog.coordinator.offset_requests import NO_PRODUCER_ID, OffsetRequests
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.coordinator.txn_offset_requests import TxnOffsetRequests
@@ -55,8 +56,11 @@ _EXPIRATION: TimerKey = ("", "offset-expiration")
 class GroupShard:
     """The coordinator of one partition's groups."""
 
-    def __init__(self, partition: int, config: GroupConfig, image: GroupImage) -> None:
-        self.state = ShardState(partition, config, image)
+    def __init__(
+        self, partition: int, config: GroupConfig, image: GroupImage, memory: GroupMemory | None = None
+    ) -> None:
+        """`memory` is the budget that all shards of a broker share."""
+        self.state = ShardState(partition, config, image, memory)
         self._offsets = OffsetRequests(self.state)
         self._txn_offsets = TxnOffsetRequests(self.state, self._offsets)
         self._groups = GroupRequests(self.state)
@@ -68,9 +72,9 @@ class GroupShard:
     # Loading and unloading
 
     def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Take over one record of the partition; raises ProtocolError when it can't be read.
+        """Apply one record of the partition; raises ProtocolError if it can't be read.
 
-        With a producer id it belongs to a transaction, whose end decides whether it counts.
+        With a producer id it belongs to a transaction, whose end decides whether it takes effect.
         """
         decoded = decode_record(record)
         if decoded is None:
@@ -85,22 +89,24 @@ class GroupShard:
             self._consumer.replay(key, value)
 
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
-        """Take over the marker that ends a transaction."""
+        """Apply the marker that ends a transaction."""
         self._offsets.end_transaction(producer_id, committed=committed)
 
     def _warn_of_unknown(self, number: int, offset: int) -> None:
         if number not in self._unknown_records:
             self._unknown_records.add(number)
             logger.warning(
-                "__consumer_offsets-%d holds records of type %d, which this broker does not know, the first at offset "
-                "%d; they are left aside",
+                "ignoring records in __consumer_offsets-%d of type %d, which this broker does not know; the first is "
+                "at offset %d",
                 self.state.partition,
                 number,
                 offset,
             )
 
     def on_loaded(self, now: Now) -> list[Action]:
-        """All records were replayed: start what goes by time."""
+        """All records have been replayed: start the timers."""
+        self.state.memory.count()
+        self.state.pending_ids.count()
         actions = self._offsets.on_topics_deleted()
         for group in tuple(self.state.groups.values()):
             actions += group.on_loaded(now)
@@ -108,16 +114,22 @@ class GroupShard:
         return actions
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
-        """This broker is no longer the coordinator: tell whoever waits in a group; nothing may be called after this."""
+        """This broker is no longer the coordinator: answer all waiting requests; nothing may be called after this."""
         actions = self._writer.on_unloaded(error)
         for group in self.state.groups.values():
             actions += group.on_unloaded(error)
+        self.state.memory.release()
+        self.state.pending_ids.release()
         return actions
+
+    def on_abandoned(self, group_id: str, exchange: int, now: Now) -> list[Action]:
+        """The connection of a waiting request is gone; nobody will read the answer."""
+        return self._classic.on_abandoned(group_id, exchange, now)
 
     # What happens
 
     def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]:
-        """A write is committed (NONE), or refused: then nothing of it is in the log."""
+        """A write is committed (NONE), or refused, in which case none of it is in the log."""
         return self.state.appends.finish(token, error, now)
 
     def on_txn_appended(self, token: int, error: ErrorCode, first_offset: int, now: Now) -> list[Action]:
@@ -140,7 +152,7 @@ class GroupShard:
         return actions
 
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
-        """Topics were made, deleted or given more partitions."""
+        """Topics were created, deleted or given more partitions."""
         old, self.state.image = self.state.image, image
         actions = self._offsets.on_topics_deleted(old)
         for group in tuple(self.state.groups.values()):
@@ -161,7 +173,7 @@ class GroupShard:
         """The permit lets the transaction write to this partition; it comes back with the write."""
         return self._txn_offsets.commit(request, permit, now, exchange)
 
-    def offset_fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> OffsetFetchResponseGroup:
+    def offset_fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> Steps[OffsetFetchResponseGroup]:
         return self._offsets.fetch(group, require_stable=require_stable)
 
     def offset_delete(self, request: OffsetDeleteRequest, exchange: int) -> list[Action]:

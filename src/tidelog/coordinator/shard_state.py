@@ -1,4 +1,4 @@
-"""The state that all requests to one partition of __consumer_offsets share: groups, offsets, writes on their way.
+"""The state that all requests to one partition of __consumer_offsets share: groups, offsets, unfinished writes.
 
 What always holds: a group id is known when it has a group object, or offsets, or both.
 """
@@ -10,13 +10,18 @@ from collections.abc import Iterator
 from tidelog.coordinator.appends import Appends
 from tidelog.coordinator.config import GroupConfig, GroupImage
 from tidelog.coordinator.group import Group
+from tidelog.coordinator.memory import Footprint, GroupMemory, PendingIds, ShardMemory
 from tidelog.coordinator.offsets import GroupOffsets
+from tidelog.protocol import ErrorCode
 
 
 class ShardState:
     """What `shard` and the parts it is made of read and change; `image` is replaced when topics change."""
 
-    def __init__(self, partition: int, config: GroupConfig, image: GroupImage) -> None:
+    def __init__(
+        self, partition: int, config: GroupConfig, image: GroupImage, memory: GroupMemory | None = None
+    ) -> None:
+        """`memory` is shared by all shards of a broker; without it the shard has a budget of its own."""
         self.partition = partition
         self.config = config
         self.image = image
@@ -24,6 +29,35 @@ class ShardState:
         # Offsets outlive group objects: a group may be loaded after its offsets, or become one of another kind.
         self.offsets: dict[str, GroupOffsets] = {}
         self.appends = Appends()
+        shared = memory or GroupMemory(config.tidelog_group_coordinator_max_bytes)
+        self.memory = ShardMemory(shared.groups)
+        self.pending_ids = PendingIds(shared.pending_ids)
+
+    def put_group(self, group: Group) -> None:
+        """The id belongs to this group from now on."""
+        known = self.groups.get(group.group_id)
+        if known is not group:
+            self.drop_group(group.group_id)
+            self.groups[group.group_id] = group
+            group.footprint.charge_to(self.memory)
+
+    def drop_group(self, group_id: str) -> Group | None:
+        """The id no longer belongs to a group; returns the one it belonged to."""
+        group = self.groups.pop(group_id, None)
+        if group is not None:
+            group.footprint.charge_to(None)
+        return group
+
+    def check_room(self, footprint: Footprint, more_bytes: int) -> ErrorCode:
+        """Whether a group may grow by this many bytes."""
+        if more_bytes <= 0:
+            return ErrorCode.NONE
+        if footprint.size_bytes + more_bytes > self.config.tidelog_group_max_bytes:
+            return ErrorCode.GROUP_MAX_SIZE_REACHED
+        if not self.memory.budget.has_room(more_bytes):
+            # Others hold the memory. Their sessions will end, so clients may retry.
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return ErrorCode.NONE
 
     def offsets_of(self, group_id: str) -> GroupOffsets:
         """The offsets of a group, to be added to."""

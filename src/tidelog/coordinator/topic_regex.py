@@ -1,8 +1,8 @@
-"""Regular expressions of clients: which topics one stands for in a subscription (KIP-848), or what else it matches.
+"""Clients' regular expressions: which topics one matches in a subscription (KIP-848), or what else it matches.
 
 What always holds: the expression comes from a client, so it is matched by RE2, as Kafka does: its time grows with the
-length of what it matches and never explodes, and its memory is bounded. It matches whole names. The topics in which the
-cluster keeps its own state are never meant.
+length of what it matches and never explodes, and its memory is bounded. It matches whole names, those of internal
+topics included.
 """
 
 from __future__ import annotations
@@ -12,23 +12,21 @@ from typing import Final
 
 from tidelog.coordinator.config import GroupImage
 
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
-
 _MEMORY_BYTES_MAX: Final = 1 << 20
 
 
 class InvalidRegexError(Exception):
-    """What a member gave as a regular expression is none, or one that takes too much memory."""
+    """A member's regular expression is invalid, or takes too much memory."""
 
 
 def resolve_regex(pattern: str, image: GroupImage) -> frozenset[str]:
     """The topics whose names the pattern matches; raises InvalidRegexError."""
     matches = compile_regex(pattern)
-    return frozenset(name for name in image.topic_names() if name not in INTERNAL_TOPICS and matches(name))
+    return frozenset(name for name in image.topic_names() if matches(name))
 
 
 def compile_regex(pattern: str) -> Callable[[str], bool]:
-    """The function that tells whether the pattern matches a whole text; raises InvalidRegexError."""
+    """A function that checks whether the pattern matches a whole text; raises InvalidRegexError."""
     import re2  # half a megabyte that most brokers never need
 
     options = re2.Options()

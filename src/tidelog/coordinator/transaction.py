@@ -1,11 +1,11 @@
-"""What is known of one transactional id, and the steps from one state to the next.
+"""The state of one transactional id, and the steps from one state to the next.
 
-What always holds: a Transaction never changes; a step gives another one, which is what is written. The epoch of a
-producer id only grows, an epoch of EPOCH_MAX is never given to a producer, so that there is always one left to shut it
-out with; a transaction that is prepared to commit or abort has no other way than to the end it was prepared for.
+What always holds: a Transaction is immutable; each step returns a new one, which is what gets written. The epoch of a
+producer id only rises, and EPOCH_MAX is never given to a producer, so there is always one left to fence it with. A
+transaction that is prepared to commit or abort can only reach that end.
 
-A transaction has the identity that its records carry. As a rule its producer has the same one; a transaction that was
-kept for another producer (KIP-939) is ended by that one, which has an identity of its own until then.
+A transaction's identity is the one its records carry. Normally its producer has the same one; a transaction that was
+kept for another producer (KIP-939) is ended by that producer, which has its own identity until then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TIMEOUT_MS: Final = 2**31 - 1
 
 
 class TransactionState(enum.IntEnum):
-    """The numbers are those of the records. DEAD and PREPARE_EPOCH_FENCE are never written: Kafka lists them."""
+    """The numbers used in records. DEAD and PREPARE_EPOCH_FENCE are never written; Kafka lists them."""
 
     EMPTY = 0
     ONGOING = 1
@@ -63,7 +63,7 @@ STATES_BY_TITLE: Final = {state.title: state for state in TransactionState}
 
 
 class ProducerIdentity(NamedTuple):
-    """A producer id and the epoch of one who uses it."""
+    """A producer id and an epoch."""
 
     producer_id: int
     producer_epoch: int
@@ -74,7 +74,7 @@ NO_IDENTITY: Final = ProducerIdentity(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
-    """A transactional id and its last transaction, as one record says it."""
+    """A transactional id and its last transaction, as stored in one record."""
 
     transactional_id: str
     producer_id: int
@@ -86,11 +86,11 @@ class Transaction:
     start_ms: int = -1
     # The id that producers had before the one of `client`.
     previous_producer_id: int = NO_PRODUCER_ID
-    # What follows when the markers are written. An epoch beside the id says that a producer has them already, which
-    # the transaction is kept for; without one they are those of a fresh id.
+    # The identity after the markers are written. If it has an epoch, the producer that the transaction is kept for
+    # already uses it; otherwise it is a fresh id.
     next_producer_id: int = NO_PRODUCER_ID
     next_producer_epoch: int = NO_PRODUCER_EPOCH
-    # The epoch that the same producer had before; it is not written down, so a new coordinator does not know it.
+    # The epoch that the same producer had before; it is not stored, so a new coordinator does not know it.
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     client_version: int = 0
 
@@ -100,7 +100,7 @@ class Transaction:
 
     @property
     def client(self) -> ProducerIdentity:
-        """Whom requests are taken from."""
+        """The producer whose requests are accepted."""
         if self.is_kept:
             return ProducerIdentity(self.next_producer_id, self.next_producer_epoch)
         if self.next_producer_id != NO_PRODUCER_ID:
@@ -109,23 +109,23 @@ class Transaction:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the transaction is to be ended by a producer that came after the one that wrote it."""
+        """Whether a later producer than the one that wrote the transaction has to end it."""
         return self.next_producer_epoch != NO_PRODUCER_EPOCH
 
     @property
     def is_two_phase(self) -> bool:
-        """Whether its end is decided outside, however long that takes."""
+        """Whether an external coordinator decides how it ends, however long that takes."""
         return self.timeout_ms == NO_TIMEOUT_MS
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the next epoch could not be given to a producer."""
+        """Whether no producer could get the next epoch."""
         return is_epoch_exhausted(self.client.producer_epoch)
 
     # Producers come
 
     def initialize(self, timeout_ms: int, now_ms: int, *, is_same_producer: bool) -> Transaction:
-        """Give the id to a producer, at the next epoch; one that had the epoch before may ask for it again."""
+        """Give a producer the id with the next epoch; one that had the previous epoch may ask for it again."""
         return self._empty(
             timeout_ms,
             now_ms,
@@ -134,11 +134,11 @@ class Transaction:
         )
 
     def repeat_initialize(self, timeout_ms: int, now_ms: int) -> Transaction:
-        """Give the epoch once more to a producer that never had the answer."""
+        """Give the same epoch again to a producer whose response was lost."""
         return self._empty(timeout_ms, now_ms)
 
     def rotate(self, producer_id: int, timeout_ms: int, now_ms: int, *, last_producer_epoch: int) -> Transaction:
-        """Give another producer id, as the epochs of this one are used up."""
+        """Give a new producer id, because the epochs of this one are exhausted."""
         return self._empty(
             timeout_ms,
             now_ms,
@@ -149,9 +149,9 @@ class Transaction:
         )
 
     def keep(self, client: ProducerIdentity, timeout_ms: int, now_ms: int) -> Transaction:
-        """Leave the transaction open for another producer, which gets an identity of its own and is to end it.
+        """Keep the transaction open for another producer, which gets its own identity and has to end it.
 
-        The longer time-out counts: what may be prepared elsewhere must not run out because of who comes to end it.
+        The longer timeout applies: a transaction that may be prepared elsewhere must not expire because of who ends it.
         """
         is_rotated = client.producer_id != self.client.producer_id
         return replace(
@@ -181,7 +181,7 @@ class Transaction:
     # A transaction begins and ends
 
     def add(self, partitions: Iterable[TopicPartition], client_version: int, now_ms: int) -> Transaction:
-        """Begin, or go on with these partitions too."""
+        """Start the transaction, or add these partitions to it."""
         is_ongoing = self.state is TransactionState.ONGOING
         return replace(
             self,
@@ -193,15 +193,15 @@ class Transaction:
         )
 
     def prepare(self, *, committed: bool, client_version: int, fresh_id: int | None, now_ms: int) -> Transaction:
-        """Decide the end. In version 2 it takes the next epoch, so that requests for this transaction hit no other.
+        """Decide the end. In version 2 it takes the next epoch, so late requests can't affect the next transaction.
 
-        Markers of a transaction that was kept have the next epoch in every version: it shuts out who wrote it.
+        Markers of a kept transaction have the next epoch in every version: this fences the producer that wrote it.
         """
         client, bumps = self.client, client_version >= TRANSACTION_VERSION_2
         prepared = replace(
             self,
             state=TransactionState.PREPARE_COMMIT if committed else TransactionState.PREPARE_ABORT,
-            # One that nothing was added to begins and ends at this moment.
+            # A transaction without partitions starts and ends at this moment.
             start_ms=self.start_ms if self.state is TransactionState.ONGOING else now_ms,
             last_update_ms=now_ms,
             producer_epoch=self.producer_epoch + 1 if bumps or self.is_kept else self.producer_epoch,
@@ -220,10 +220,10 @@ class Transaction:
         return prepared
 
     def fence(self, now_ms: int, *, last_producer_epoch: int = NO_PRODUCER_EPOCH) -> Transaction:
-        """Decide to abort and shut out whoever runs the transaction.
+        """Decide to abort, and fence the transaction's producer.
 
-        It is written as ended by no client of version 2: else its producer could take the new epoch for the answer to
-        an abort of its own.
+        It is not marked as ended by a version 2 client; otherwise its producer could mistake the new epoch for the
+        response to its own abort.
         """
         return replace(
             self,
@@ -252,7 +252,7 @@ class Transaction:
     # Requests that come twice
 
     def is_retry_of_end(self, producer: ProducerIdentity) -> bool:
-        """Whether an EndTxn of this producer is the one that was carried out last; only version 2 can tell."""
+        """Whether this producer's EndTxn repeats the last one carried out; only version 2 makes that visible."""
         if self.client_version < TRANSACTION_VERSION_2 or not (self.state.is_prepared or self.state.is_complete):
             return False
         client = self.client

@@ -1,7 +1,7 @@
-"""Carries decided transactions to their end: markers into every partition, then the record that says they are there.
+"""Completes transactions whose end is decided: a marker in every partition, then a record that says so.
 
-What always holds: what was decided is never decided otherwise; markers are sent until every partition has one, however
-often that fails, and after a restart all are sent again, so a partition must take the same marker twice.
+What always holds: a decision is never changed. Markers are sent until every partition has one, however often that
+fails. After a restart all of them are sent again, so a partition must accept the same marker twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TransactionCompletion:
         on_decided: Callable[[Transaction], list[Action]],
         on_refused: Callable[[ErrorCode], list[Action]],
     ) -> list[Action]:
-        """Write down how a transaction ends, call `on_decided` with it, and carry it out."""
+        """Record how a transaction ends, call `on_decided` with it, and carry it out."""
 
         def proceed(now: Now) -> list[Action]:
             return [*on_decided(prepared), *self.start(held, now)]
@@ -62,7 +62,7 @@ class TransactionCompletion:
         if not held.retry_ms:
             named = ", ".join(f"{topic}-{index}: {error.name}" for (topic, index), error in sorted(failed.items())[:5])
             transactional_id = _decided(held).transactional_id
-            logger.info("markers of transaction %s are sent again, as some failed: %s", transactional_id, named)
+            logger.info("some markers of transaction %s failed; sending them again: %s", transactional_id, named)
         return self._retry(held, now)
 
     def on_timer(self, held: HeldTransaction, now: Now) -> list[Action]:
@@ -90,7 +90,7 @@ class TransactionCompletion:
         return [SendMarkers(marker, tuple(sorted(held.unmarked)), token)]
 
     def _refused(self, held: HeldTransaction) -> Callable[[ErrorCode, Now], list[Action]]:
-        # The markers are there; only the record that says so is missing, and is tried again.
+        # The markers are written; only the record that says so is missing, and is retried.
         return lambda error, now: self._retry(held, now)
 
     def _retry(self, held: HeldTransaction, now: Now) -> list[Action]:

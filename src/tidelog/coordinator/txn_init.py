@@ -1,17 +1,18 @@
-"""InitProducerId for a transactional id: gives its producer id and the next epoch, which shuts out who had it before.
+"""InitProducerId for a transactional id: returns its producer id and the next epoch, which fences earlier producers.
 
-What always holds: a producer that says which id and epoch it has gets another one only if nobody came after it. An
-open transaction is aborted first; the epoch that is raised for that is given to nobody but the producer it belonged to.
-Only a producer that asks for it finds the transaction open still (KIP-939), and is told which one that is.
+What always holds: a producer that sends the id and epoch it has gets a new epoch only if nobody came after it. An open
+transaction is aborted first; the epoch raised for the abort is never given to any producer but its owner. Only a
+producer that asks for it finds the transaction still open (KIP-939), and learns which one it is.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Now
+from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Now, SetTimer
 from tidelog.coordinator.transaction import (
     EPOCH_MAX,
     NO_IDENTITY,
@@ -23,16 +24,27 @@ from tidelog.coordinator.transaction import (
     is_epoch_exhausted,
 )
 from tidelog.coordinator.txn_completion import TransactionCompletion
-from tidelog.coordinator.txn_state import HeldTransaction, ProducerResult, TransactionShardState, refuse
+from tidelog.coordinator.txn_state import (
+    MAKE_ROOM,
+    HeldTransaction,
+    ProducerResult,
+    TransactionShardState,
+    refuse,
+    transaction_bytes,
+)
 from tidelog.protocol import ErrorCode
+
+logger = logging.getLogger(__name__)
+
+_MAKE_ROOM_EVERY_MS: Final = 10_000.0
 
 Resume = Callable[[Now, int], list[Action]]
 
 
 class InitProducerId(NamedTuple):
-    """What a producer asks for; `expected` is the id and epoch that it has already (KIP-360).
+    """What a producer asks for; `expected` is the id and epoch it already has (KIP-360).
 
-    The others are of KIP-939: transactions without a time-out, and that what is open is not aborted.
+    The other fields come from KIP-939: transactions without a timeout, and keeping an open transaction.
     """
 
     transactional_id: str
@@ -43,14 +55,14 @@ class InitProducerId(NamedTuple):
 
 
 class ProducerIdWaits:
-    """Requests that go on when a new producer id is there."""
+    """Requests that continue once they have a new producer id."""
 
     def __init__(self) -> None:
         self._waits: dict[int, tuple[Resume, int]] = {}
         self._next_token = 0
 
     def start(self, resume: Resume, exchange: int) -> list[Action]:
-        """Ask for an id and call `resume` with it; without one the exchange is answered the error."""
+        """Ask for an id and call `resume` with it; if there is none, answer the exchange with the error."""
         token = self._next_token
         self._next_token += 1
         self._waits[token] = resume, exchange
@@ -69,7 +81,7 @@ class ProducerIdWaits:
 
 
 class TransactionInit:
-    """Producers that come to one shard."""
+    """Producers that initialize in one shard."""
 
     def __init__(self, state: TransactionShardState, completion: TransactionCompletion, ids: ProducerIdWaits) -> None:
         self._state = state
@@ -77,7 +89,7 @@ class TransactionInit:
         self._ids = ids
 
     def init(self, ask: InitProducerId, exchange: int, now: Now, fresh_id: int | None = None) -> list[Action]:
-        """Answer with a ProducerResult. With a fresh id this is asked the second time, and all may be otherwise."""
+        """Answer with a ProducerResult. With a fresh id, this is the second call, and everything may have changed."""
         error = self._check(ask)
         if error:
             return refuse(exchange, error)
@@ -104,16 +116,19 @@ class TransactionInit:
         if ask.is_two_phase and not config.transaction_two_phase_commit_enable:
             return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         if ask.keeps_prepared and ask.expected is not None:
-            # Who has an identity runs the transaction itself, and has nothing to come back to.
+            # A producer that has an identity is running the transaction itself, so there is nothing to keep.
             return ErrorCode.INVALID_REQUEST
         if not ask.is_two_phase and not 0 < ask.timeout_ms <= config.transaction_max_timeout_ms:
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         return ErrorCode.NONE
 
     def _create(self, ask: InitProducerId, exchange: int, now: Now, fresh_id: int | None) -> list[Action]:
+        if not self._state.memory.budget.has_room(transaction_bytes(ask.transactional_id)):
+            return self._make_room(exchange, now)
         if fresh_id is None:
             return self._ask_again_with_id(ask, exchange)
-        held = self._state.held[ask.transactional_id] = HeldTransaction()
+        held = HeldTransaction()
+        self._state.put(ask.transactional_id, held)
         first = Transaction(
             transactional_id=ask.transactional_id,
             producer_id=fresh_id,
@@ -122,6 +137,18 @@ class TransactionInit:
             last_update_ms=now.wall_ms,
         )
         return self._give(held, first, exchange)
+
+    def _make_room(self, exchange: int, now: Now) -> list[Action]:
+        """There is no memory for another id: forget ids that were never used, and have the producer retry."""
+        actions = refuse(exchange, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if now.monotonic_ms >= self._state.make_room_from_ms:
+            self._state.make_room_from_ms = now.monotonic_ms + _MAKE_ROOM_EVERY_MS
+            logger.warning(
+                "transactional ids take %d bytes, as many as they may: producers with new ids are told to try again",
+                self._state.memory.budget.used_bytes,
+            )
+            actions.append(SetTimer(MAKE_ROOM, now.monotonic_ms))
+        return actions
 
     def _renew(
         self,
@@ -154,7 +181,7 @@ class TransactionInit:
         now: Now,
         fresh_id: int | None,
     ) -> list[Action]:
-        """Give the producer an identity, and leave to it how the transaction ends that another one wrote."""
+        """Give the producer an identity, and let it decide how the other producer's transaction ends."""
         if transaction.is_exhausted:
             if fresh_id is None:
                 return self._ask_again_with_id(ask, exchange)
@@ -179,7 +206,7 @@ class TransactionInit:
         exchange: int,
         now: Now,
     ) -> list[Action]:
-        """End what is open; the producer asks again, and finds the transaction complete."""
+        """Abort the open transaction; the producer retries until that is complete."""
         if expected is not None and expected != transaction.client:
             return refuse(exchange, ErrorCode.PRODUCER_FENCED)
         last_epoch = NO_PRODUCER_EPOCH if expected is None else expected.producer_epoch
@@ -195,7 +222,7 @@ class TransactionInit:
 
 
 def _may_ask(expected: ProducerIdentity, transaction: Transaction) -> bool:
-    """Whether nobody came after the producer: it has the current epoch, or never got the answer that gave it that."""
+    """Whether nobody came after the producer: it has the current epoch, or the response with it was lost."""
     client = transaction.client
     if expected == client:
         return True

@@ -1,8 +1,8 @@
-"""Committing offsets in a transaction: written at once, counting when its marker says so (KIP-98, KIP-447).
+"""Commits offsets in a transaction: written immediately, effective when its marker says so (KIP-98, KIP-447).
 
 What always holds: one request is one batch of the producer's transaction; until the marker is in the log, the offsets
-are pending and read by nobody; a member that lost its place in the group can't commit by its transaction either. That
-the transaction may write here has been confirmed before.
+are pending and invisible; a member that has lost its place in the group can't commit through its transaction either.
+The caller has confirmed that the transaction may write here.
 """
 
 from __future__ import annotations
@@ -70,8 +70,12 @@ class TxnOffsetRequests:
         group = self._state.groups.get(request.group_id)
         if group is not None:
             return group.check_txn_offset_commit(request.member_id, request.group_instance_id, request.generation_id)
-        # A group that nobody has joined has no generations; a producer may commit for it without one.
-        return ErrorCode.NONE if request.generation_id < 0 else ErrorCode.ILLEGAL_GENERATION
+        if request.generation_id < 0:
+            # A producer may commit for a group without members as long as it names no generation.
+            return ErrorCode.NONE
+        # A group that only has offsets exists, but nobody is a member of it.
+        is_known = request.group_id in self._state.offsets
+        return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.ILLEGAL_GENERATION
 
     def finish(self, token: int, error: ErrorCode, first_offset: int) -> list[Action]:
         request, commits, response, exchange = self._waiting.pop(token)

@@ -1,7 +1,7 @@
 """The records of __transaction_state: keys and values as Kafka 4.3 writes and reads them.
 
-What always holds: whatever the bytes, `decode_transaction` gives a transactional id with what is known of it (None for
-a tombstone), None for a kind of record that is not known here, or raises ProtocolError.
+What always holds: whatever the bytes, `decode_transaction` returns a transactional id with its state (None for a
+tombstone), returns None for an unknown kind of record, or raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class TransactionLogValue:
 
 
 class DecodedTransaction(NamedTuple):
-    """A transactional id and what a record says of it; nothing where it was forgotten."""
+    """A transactional id and its state in a record; no state if it was forgotten."""
 
     transactional_id: str
     transaction: Transaction | None
 
 
 def encode_transaction(transaction: Transaction) -> GroupRecord:
-    """The record that says all that is known of a transactional id."""
+    """The record with the whole state of a transactional id."""
     value = TransactionLogValue(
         producer_id=transaction.producer_id,
         previous_producer_id=transaction.previous_producer_id,
@@ -79,12 +79,12 @@ def encode_transaction(transaction: Transaction) -> GroupRecord:
 
 
 def encode_tombstone(transactional_id: str) -> GroupRecord:
-    """The record that makes a transactional id forgotten."""
+    """The record that removes a transactional id."""
     return GroupRecord(_key(transactional_id), None)
 
 
 def decode_transaction(record: GroupRecord) -> DecodedTransaction | None:
-    """What a record says; None for a kind that Kafka may add one day."""
+    """The contents of a record; None for a kind that Kafka may add one day."""
     if record_number(record.key) != _KEY_TYPE:
         return None
     transactional_id = decode(TransactionLogKey, record.key, 0, _INT16.size).transactional_id
@@ -94,7 +94,7 @@ def decode_transaction(record: GroupRecord) -> DecodedTransaction | None:
         raise ProtocolError("a TransactionLogValue has no version")
     (version,) = _INT16.unpack_from(record.value)
     if not declaration_of(TransactionLogValue).versions.holds(version):
-        raise ProtocolError(f"a TransactionLogValue has version {version}, which is not known")
+        raise ProtocolError(f"a TransactionLogValue has version {version}, which is unknown")
     value = decode(TransactionLogValue, record.value, version, _INT16.size)
     return DecodedTransaction(transactional_id, _transaction(transactional_id, value))
 
@@ -115,7 +115,7 @@ def _partitions(transaction: Transaction) -> list[PartitionsSchema] | None:
 
 def _transaction(transactional_id: str, value: TransactionLogValue) -> Transaction:
     if value.transaction_status not in _WRITTEN_STATES:
-        raise ProtocolError(f"a transaction is written in state {value.transaction_status}, which none is")
+        raise ProtocolError(f"a transaction is written in state {value.transaction_status}, which does not exist")
     state = TransactionState(value.transaction_status)
     is_given_fresh_id = value.next_producer_id != NO_PRODUCER_ID and value.next_producer_epoch == NO_PRODUCER_EPOCH
     return Transaction(

@@ -1,8 +1,8 @@
-"""What a producer asks for within its transactions: partitions added, verified, and the end.
+"""What a producer requests within its transactions: adding and verifying partitions, and the end.
 
-What always holds: only the producer with the current id and epoch is served, and one that a transaction was kept for
-(KIP-939) can do nothing but end it; an end that was decided is answered the same however often it is asked for, and
-never carried out twice.
+What always holds: only the producer with the current id and epoch is served, and if a transaction was kept for it
+(KIP-939), all it can do is end it. Once an end is decided, repeating the request gets the same response, and the end
+is never carried out twice.
 """
 
 from __future__ import annotations
@@ -90,20 +90,20 @@ class TransactionRequests:
         held = self._state.held.get(transactional_id)
         if held is None:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        # Asked first: what is being written may be the very id that the producer has.
+        # This comes first: the id being written may be the one the producer has.
         if held.is_busy or held.transaction is None:
             return ErrorCode.CONCURRENT_TRANSACTIONS
         if producer != held.transaction.client:
             return _stranger_error(producer, held.transaction)
         if held.transaction.state.is_prepared:
             return ErrorCode.CONCURRENT_TRANSACTIONS
-        # What was kept for a producer may be prepared elsewhere, so it is ended as it is.
+        # A kept transaction may be prepared elsewhere, so it can only be ended as it is.
         return ErrorCode.INVALID_TXN_STATE if held.transaction.is_kept else ErrorCode.NONE
 
     # The end
 
     def end(self, ask: EndTxn, exchange: int, now: Now, fresh_id: int | None = None) -> list[Action]:
-        """Answer with a ProducerResult, once the end is decided. With a fresh id this is asked the second time."""
+        """Answer with a ProducerResult once the end is decided. With a fresh id, this is the second call."""
         held = self._state.held.get(ask.transactional_id)
         if held is None:
             return refuse(exchange, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
@@ -119,11 +119,11 @@ class TransactionRequests:
             if not is_version_2 and (transaction.state.is_prepared or transaction.state.is_complete):
                 return _answer_retry(ask, transaction, exchange)
             if transaction.state.is_prepared:
-                # The producer has been told its next epoch, and is faster than the markers of the end before.
+                # The producer already knows its next epoch, and is ahead of the markers of the previous end.
                 return refuse(exchange, ErrorCode.CONCURRENT_TRANSACTIONS)
             if ask.committed or ask.client_version < TRANSACTION_VERSION_2:
                 return refuse(exchange, ErrorCode.INVALID_TXN_STATE)
-            # A producer of version 2 does not know whether anything it sent was added before it failed.
+            # A version 2 producer does not know whether anything was added before its request failed.
         return self._decide(held, transaction, ask, exchange, now, fresh_id)
 
     def _decide(
@@ -154,14 +154,14 @@ class TransactionRequests:
 
 
 def _stranger_error(producer: ProducerIdentity, transaction: Transaction) -> ErrorCode:
-    """What to tell one that requests are not taken from."""
+    """The error for a producer whose requests are not accepted."""
     if producer.producer_id in (transaction.client.producer_id, transaction.producer_id):
         return ErrorCode.PRODUCER_FENCED
     return ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
 def _answer_retry(ask: EndTxn, transaction: Transaction, exchange: int) -> list[Action]:
-    """The end was decided before: say so if it is the one that is asked for."""
+    """The end is already decided: confirm it if the request asks for the same one."""
     if ask.committed != transaction.state.is_commit:
         return refuse(exchange, ErrorCode.INVALID_TXN_STATE)
     if transaction.state.is_prepared:

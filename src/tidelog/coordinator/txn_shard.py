@@ -1,14 +1,14 @@
-"""All transactional ids of one partition of __transaction_state: requests, times and outcomes in, actions out.
+"""All transactional ids of one partition of __transaction_state: requests, timers and outcomes in, actions out.
 
-What always holds: what is durable is written first and takes effect when it is committed; what is answered was
-committed. A replay of the records gives the same transactional ids, and carries decided transactions to their end.
+What always holds: durable changes are written first and take effect when they are committed; only what is committed is
+answered. Replaying the records gives the same transactional ids, and completes decided transactions.
 
     shard = TransactionShard(partition, coordinator_epoch, config)
     shard.replay(record, offset)            for every record of the partition, then
     shard.on_loaded(now)                    after which requests may be handed in
 
-Producers that come are handled by `txn_init`, what they ask for by `txn_requests`, the way from a decision to the end
-by `txn_completion`; this module does what goes by time and what is asked about transactions.
+`txn_init` handles new producers, `txn_requests` their requests, `txn_completion` the way from a decision to the end;
+this module handles timers and queries about transactions.
 """
 
 from __future__ import annotations
@@ -16,18 +16,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from typing import Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import split_batches
 from tidelog.coordinator.group_records import record_number
+from tidelog.coordinator.memory import MemoryBudget
 from tidelog.coordinator.transaction import NO_PRODUCER_ID, ProducerIdentity, Transaction, TransactionState
 from tidelog.coordinator.txn_completion import TransactionCompletion
 from tidelog.coordinator.txn_init import InitProducerId, ProducerIdWaits, TransactionInit
 from tidelog.coordinator.txn_records import decode_transaction, encode_tombstone
 from tidelog.coordinator.txn_requests import AddPartitions, EndTxn, TransactionRequests
-from tidelog.coordinator.txn_state import TIME_OUTS, HeldTransaction, TransactionConfig, TransactionShardState
+from tidelog.coordinator.txn_state import (
+    MAKE_ROOM,
+    TIME_OUTS,
+    HeldTransaction,
+    TransactionConfig,
+    TransactionShardState,
+)
 from tidelog.protocol import ErrorCode, ProtocolError
 from tidelog.protocol.messages.k65_describe_transactions import TopicData
 from tidelog.protocol.messages.k65_describe_transactions import TransactionState as DescribedTransaction
@@ -36,12 +44,18 @@ logger = logging.getLogger(__name__)
 
 _EXPIRATION: Final[TimerKey] = ("", "expiration")
 
+_UNUSED_MS_MAX: Final = 600_000
+"""How long an id that had no transaction yet is kept when memory is short."""
+
 
 class TransactionShard:
     """The coordinator of one partition's transactional ids."""
 
-    def __init__(self, partition: int, coordinator_epoch: int, config: TransactionConfig) -> None:
-        self.state = TransactionShardState(partition, coordinator_epoch, config)
+    def __init__(
+        self, partition: int, coordinator_epoch: int, config: TransactionConfig, memory: MemoryBudget | None = None
+    ) -> None:
+        """`memory` is the budget that all shards of a broker share."""
+        self.state = TransactionShardState(partition, coordinator_epoch, config, memory)
         self._ids = ProducerIdWaits()
         self._completion = TransactionCompletion(self.state)
         self._init = TransactionInit(self.state, self._completion, self._ids)
@@ -51,16 +65,16 @@ class TransactionShard:
     # Loading and unloading
 
     def replay(self, record: GroupRecord, offset: int, producer_id: int = NO_PRODUCER_ID) -> None:
-        """Take over one record of the partition; raises ProtocolError when it can't be read."""
+        """Apply one record of the partition; raises ProtocolError if it can't be read."""
         if producer_id != NO_PRODUCER_ID:
             raise ProtocolError("a record of __transaction_state is itself part of a transaction")
         decoded = decode_transaction(record)
         if decoded is None:
             self._warn_of_unknown(record_number(record.key), offset)
         elif decoded.transaction is None:
-            self.state.held.pop(decoded.transactional_id, None)
+            self.state.drop(decoded.transactional_id)
         else:
-            self.state.held[decoded.transactional_id] = HeldTransaction(decoded.transaction)
+            self.state.put(decoded.transaction.transactional_id, HeldTransaction(decoded.transaction))
 
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         raise ProtocolError(f"__transaction_state-{self.state.partition} holds a marker of producer {producer_id}")
@@ -69,15 +83,16 @@ class TransactionShard:
         if number not in self._unknown_records:
             self._unknown_records.add(number)
             logger.warning(
-                "__transaction_state-%d holds records of type %d, which this broker does not know, the first at offset "
-                "%d; they are left aside",
+                "ignoring records in __transaction_state-%d of type %d, which this broker does not know; the first is "
+                "at offset %d",
                 self.state.partition,
                 number,
                 offset,
             )
 
     def on_loaded(self, now: Now) -> list[Action]:
-        """All records were replayed: finish what was decided, and start what goes by time."""
+        """All records have been replayed: complete decided transactions, and start the timers."""
+        self.state.memory.count()
         actions: list[Action] = [self._next_expiration(now)]
         for held, transaction in self._written():
             if transaction.state.is_prepared:
@@ -87,17 +102,22 @@ class TransactionShard:
         return actions
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
-        """This broker is no longer the coordinator: tell whoever waits; nothing may be asked after this."""
+        """This broker is no longer the coordinator: answer all waiting requests; nothing may be called after this."""
+        self.state.memory.release()
         return self._ids.cancel_all(error)
+
+    def on_abandoned(self, transactional_id: str, exchange: int, now: Now) -> list[Action]:
+        """The connection of a waiting request is gone; the request is carried out all the same."""
+        return []
 
     # What happens
 
     def on_appended(self, token: int, error: ErrorCode, now: Now) -> list[Action]:
-        """A write is committed (NONE), or refused: then nothing of it is in the log, or the shard is loaded anew."""
+        """A write is committed (NONE), or refused, in which case none of it is in the log, or the shard is reloaded."""
         return self.state.appends.finish(token, error, now)
 
     def on_markers_written(self, token: int, errors: Mapping[TopicPartition, ErrorCode], now: Now) -> list[Action]:
-        """What came of the markers of one SendMarkers; those of partitions that are not named are sent again."""
+        """The outcome of one SendMarkers; markers of partitions that are not named are sent again."""
         return self._completion.on_markers_written(token, errors, now)
 
     def on_producer_id(self, token: int, producer_id: int, error: ErrorCode, now: Now) -> list[Action]:
@@ -108,6 +128,8 @@ class TransactionShard:
         """A timer is due; the first part of its key is the transactional id."""
         if key == _EXPIRATION:
             return [*self._expire(now), self._next_expiration(now)]
+        if key == MAKE_ROOM:
+            return self._expire(now, unused_for_ms=_UNUSED_MS_MAX)
         if key == TIME_OUTS:
             self.state.is_watching = False
             return self._abort_timed_out(now)
@@ -135,7 +157,7 @@ class TransactionShard:
         return self._requests.end(ask, exchange, now)
 
     def transactions(self) -> Iterator[Transaction]:
-        """All that is known, in no order."""
+        """All transactional ids, in no particular order."""
         return (transaction for _, transaction in self._written())
 
     def describe(self, transactional_id: str) -> DescribedTransaction:
@@ -158,18 +180,18 @@ class TransactionShard:
             ],
         )
 
-    # What goes by time
+    # Timers
 
     def _abort_timed_out(self, now: Now) -> list[Action]:
         actions: list[Action] = []
         for held, transaction in self._written():
             if transaction.state is not TransactionState.ONGOING or transaction.is_two_phase:
                 continue
-            # Also of one that is aborted now: that may fail, and is tried again then.
+            # Also for one that is aborted now: that may fail, and is retried then.
             actions += self.state.watch(transaction, now)
             if not held.is_busy and transaction.start_ms + transaction.timeout_ms < now.wall_ms:
                 logger.info(
-                    "transaction %s of producer %d is aborted, as it was open for longer than its %d ms",
+                    "aborting transaction %s of producer %d, which exceeded its timeout of %d ms",
                     transaction.transactional_id,
                     transaction.producer_id,
                     transaction.timeout_ms,
@@ -179,13 +201,21 @@ class TransactionShard:
                 )
         return actions
 
-    def _expire(self, now: Now) -> list[Action]:
-        """Forget the ids that nobody used for long."""
+    def _expire(self, now: Now, unused_for_ms: float = inf) -> list[Action]:
+        """Forget ids that have been unused for long, and those without a transaction within the given time."""
         last_use_ms = now.wall_ms - self.state.config.transactional_id_expiration_ms
+        last_init_ms = now.wall_ms - unused_for_ms
         expired = {}
         for held, transaction in self._written():
             is_idle = transaction.state is TransactionState.EMPTY or transaction.state.is_complete
-            if is_idle and not held.is_busy and transaction.last_update_ms <= last_use_ms:
+            is_past = transaction.last_update_ms <= last_use_ms or (
+                # An id at its first epoch fences nobody: there was no producer before it.
+                transaction.state is TransactionState.EMPTY
+                and transaction.producer_epoch == 0
+                and transaction.previous_producer_id == NO_PRODUCER_ID
+                and transaction.last_update_ms <= last_init_ms
+            )
+            if is_idle and not held.is_busy and is_past:
                 held.is_busy = True
                 expired[transaction.transactional_id] = encode_tombstone(transaction.transactional_id)
         ids = iter(expired)
@@ -197,7 +227,7 @@ class TransactionShard:
                 if error:
                     self.state.held[transactional_id].is_busy = False
                 else:
-                    del self.state.held[transactional_id]
+                    self.state.drop(transactional_id)
             return []
 
         return self.state.appends.start(tombstones, finish)

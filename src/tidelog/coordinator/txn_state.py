@@ -1,17 +1,19 @@
-"""What the parts of a transaction shard share: its transactional ids, and writing one of them down.
+"""What the parts of a transaction shard share: its transactional ids, and writing one of them.
 
-What always holds: of one transactional id one write is under way at most, and what it says takes effect when it is
-committed; while it is under way the id is busy and every request for it is told to come again.
+What always holds: a transactional id has at most one write in flight, which takes effect when it is committed; until
+then the id is busy, and every request for it has to be retried.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from tidelog.coordinator.actions import Action, Answer, Append, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import Appends, coordinator_error
+from tidelog.coordinator.memory import PARTITION_BYTES, TRANSACTION_BYTES, MemoryBudget, ShardMemory
 from tidelog.coordinator.transaction import (
     NO_IDENTITY,
     NO_PRODUCER_EPOCH,
@@ -23,21 +25,23 @@ from tidelog.coordinator.txn_records import encode_transaction
 from tidelog.protocol import ErrorCode
 
 TIME_OUTS: Final[TimerKey] = ("", "time-outs")
+MAKE_ROOM: Final[TimerKey] = ("", "make-room")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionConfig:
-    """The settings of transactions; names are the settings' own with '.' turned to '_', the defaults are Kafka's."""
+    """The settings of transactions; fields are named after them, with '_' for '.', and have Kafka's defaults."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = 10_000
     transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
     transaction_two_phase_commit_enable: bool = False
+    tidelog_transaction_coordinator_max_bytes: int = 128 * 1024 * 1024
 
 
 class ProducerResult(NamedTuple):
-    """What InitProducerId and EndTxn are answered with; `ongoing` is the transaction that was kept for the producer."""
+    """The answer to InitProducerId and EndTxn; `ongoing` is the transaction that was kept for the producer."""
 
     error: ErrorCode
     producer_id: int = NO_PRODUCER_ID
@@ -48,32 +52,57 @@ class ProducerResult(NamedTuple):
 class HeldTransaction:
     """A transactional id of this shard."""
 
-    __slots__ = ("is_busy", "is_sending", "retry_ms", "transaction", "unmarked")
+    __slots__ = ("is_busy", "is_sending", "retry_ms", "size_bytes", "transaction", "unmarked")
 
     def __init__(self, transaction: Transaction | None = None) -> None:
         # None until the first record of the id is committed.
         self.transaction = transaction
         self.is_busy = False
-        # Of a transaction that is prepared: the partitions that have no marker yet, and whether any is on its way.
+        # For a prepared transaction: the partitions without a marker, and whether any marker is in flight.
         self.unmarked: frozenset[TopicPartition] = frozenset()
         self.is_sending = False
         self.retry_ms = 0.0
+        # What it is charged for by the shard.
+        self.size_bytes = 0
 
 
 class TransactionShardState:
     """What `txn_shard` and the parts it is made of read and change."""
 
-    def __init__(self, partition: int, coordinator_epoch: int, config: TransactionConfig) -> None:
+    def __init__(
+        self, partition: int, coordinator_epoch: int, config: TransactionConfig, memory: MemoryBudget | None = None
+    ) -> None:
         self.partition = partition
         self.coordinator_epoch = coordinator_epoch
         self.config = config
         self.held: dict[str, HeldTransaction] = {}
         self.appends = Appends()
-        # Whether the timer of time-outs is set: it is while a transaction is open that has one.
+        # Whether the timer for timeouts is set, which it is while a transaction with a timeout is open.
         self.is_watching = False
+        # When to look again for ids that were never used, to make room for others.
+        self.make_room_from_ms = 0.0
+        self.memory = ShardMemory(memory or MemoryBudget(config.tidelog_transaction_coordinator_max_bytes))
+
+    def put(self, transactional_id: str, held: HeldTransaction) -> None:
+        """The shard knows this id from now on."""
+        self.drop(transactional_id)
+        self.held[transactional_id] = held
+        self.charge(transactional_id, held)
+
+    def drop(self, transactional_id: str) -> None:
+        """Forget an id, if it is known."""
+        held = self.held.pop(transactional_id, None)
+        if held is not None:
+            self.memory.add(-held.size_bytes)
+
+    def charge(self, transactional_id: str, held: HeldTransaction) -> None:
+        partitions = 0 if held.transaction is None else len(held.transaction.partitions)
+        size_bytes = transaction_bytes(transactional_id) + partitions * PARTITION_BYTES
+        self.memory.add(size_bytes - held.size_bytes)
+        held.size_bytes = size_bytes
 
     def watch(self, transaction: Transaction, now: Now) -> list[Action]:
-        """A transaction is open: see to it that its time is looked at, if it has one."""
+        """A transaction is open: make sure that its timeout is checked, if it has one."""
         if self.is_watching or transaction.is_two_phase:
             return []
         self.is_watching = True
@@ -87,19 +116,25 @@ class TransactionShardState:
         on_written: Callable[[Now], list[Action]],
         on_refused: Callable[[ErrorCode, Now], list[Action]],
     ) -> Append:
-        """Write a transaction down, which then is the one that is held."""
+        """Write a transaction, which then becomes the current one."""
         held.is_busy = True
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             held.is_busy = False
             if not error:
                 held.transaction = transaction
+                self.charge(transaction.transactional_id, held)
                 return on_written(now)
             if held.transaction is None:
-                del self.held[transaction.transactional_id]
+                self.drop(transaction.transactional_id)
             return on_refused(coordinator_error(error), now)
 
         return self.appends.start((encode_transaction(transaction),), finish)
+
+
+def transaction_bytes(transactional_id: str) -> int:
+    """Roughly how much memory an id takes while it has no partitions."""
+    return TRANSACTION_BYTES + getsizeof(transactional_id)
 
 
 def refuse(exchange: int, error: ErrorCode) -> list[Action]:

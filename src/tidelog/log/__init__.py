@@ -1,7 +1,7 @@
 """Partition logs on disk in Kafka's file formats: segments, indexes, recovery, producer state, leader epochs.
 
-The log manager holds the logs of a broker; a partition log is appended to and read by batches, never by records.
-Nothing here knows brokers, leaders or clients.
+The log manager holds a broker's logs; a partition log is appended to and read in batches, never in records. Nothing
+here knows about brokers, leaders or clients.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tidelog.log.errors import (
 )
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.housekeeping import BackgroundTask
-from tidelog.log.log_state import AppendResult
 from tidelog.log.manager import LogManager
-from tidelog.log.partition_log import PartitionLog
-from tidelog.log.producer_state import ProducerEntry
+from tidelog.log.partition_log import AppendResult, PartitionLog
+from tidelog.log.producer_entry import ProducerEntry
 from tidelog.log.reading import LogRead, TimestampOffset
 from tidelog.log.validation import AppendOrigin
 

@@ -1,10 +1,9 @@
-"""Whether the machine went down since a data directory was last used, or only the process that used it.
+"""Tells whether the machine went down since a data directory was last used, or only the process.
 
-What always holds: the kernel's boot id is written into a data directory once its logs are open, so it names the boot
-under which everything since was written. The same id at the next start means that the page cache survived, and with it
-all that was written, in order; another one means that of what was not flushed, any part may be missing. Without an id
-to compare, as on systems that have none, the machine is taken to have stayed up: then nothing is cut off that might be
-real damage.
+What always holds: the kernel's boot id is written to a data directory once its logs are open, so it identifies the boot
+during which everything since then was written. The same id at the next start means that the page cache survived, and
+with it all writes, in order; a different one means that any unflushed part may be missing. Without an id to compare, as
+on systems that have none, the machine is assumed to have stayed up: then nothing is cut off that might be real damage.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def was_machine_down(directory: Path) -> bool:
 
 
 def write_boot_id(directory: Path) -> None:
-    """Note the current boot, when it is not noted yet. Blocks."""
+    """Record the current boot id if it isn't recorded yet. Blocks."""
     current = _read(BOOT_ID_PATH)
     if current and current != _read(directory / BOOT_ID_FILE):
         write_atomically(directory / BOOT_ID_FILE, current.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""The small text files beside the segments: offset checkpoints, leader epochs, ids, the clean-shutdown marker.
+"""The small text files next to the segments: offset checkpoints, leader epochs, ids, the clean-shutdown marker.
 
 What always holds: a file is written under a temporary name, flushed, renamed over the old one, and the directory is
 flushed, so a reader finds the old contents or the new, never a mixture; files in a partition's directory are flushed
@@ -14,6 +14,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +26,7 @@ RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
-# Ours: what each log looked like when it was closed cleanly, so that loading it again need not read it.
+# Tidelog's own: what each log looked like when it was closed cleanly, so that loading it need not read it.
 LOG_END_FILE = "log-end-checkpoint"
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 PARTITION_METADATA_FILE = "partition.metadata"
@@ -36,6 +37,7 @@ SECTOR_BYTES = 512
 _READ_BYTES = 64 * 1024
 
 _VERSION = "0"
+_LOG_END_NUMBERS = 8
 _COUNT = re.compile(r"[0-9]{1,10}")
 Row = TypeVar("Row")
 PartitionKey = tuple[str, int]
@@ -51,7 +53,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def read_small_file(path: Path) -> bytes:
-    """All of a file. A start reads several for each of thousands of logs, and this costs half of what `open` does."""
+    """A file's contents. Startup reads several for each of thousands of logs, and this costs half as much as `open`."""
     fd = open_descriptor(path, os.O_RDONLY)
     try:
         contents = part = os.read(fd, _READ_BYTES)
@@ -60,7 +62,7 @@ def read_small_file(path: Path) -> bytes:
             contents += part
         return contents
     except OSError as error:
-        # Read by its descriptor, a directory in its place would be refused without a name.
+        # Reading by descriptor, the error for a directory in its place would not name the path.
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(fd)
@@ -88,7 +90,7 @@ def write_unflushed(path: Path, contents: bytes) -> None:
 
     As long as old and new contents fit one sector, which a disk writes whole or not at all, and the file does not get
     shorter, it is written over: a file that another is renamed over makes ext4 write out the new one at once, which
-    takes a millisecond and more instead of 15 us, and the event loop waits for it.
+    takes a millisecond or more instead of 15 us, and the event loop waits for it.
     """
     fd = open_descriptor(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -102,7 +104,7 @@ def write_unflushed(path: Path, contents: bytes) -> None:
 
 
 def sync_files(directory: Path) -> None:
-    """Flush what was written about a partition without being flushed, and the names of all its files."""
+    """Flush a partition's unflushed small files, and the directory entries of all its files."""
     for name in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE):
         try:
             fd = open_descriptor(directory / name, os.O_RDONLY)
@@ -129,13 +131,13 @@ def read_rows(path: Path, parse: Callable[[str], Row]) -> list[Row] | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+        raise CorruptCheckpointError(f"{path} is not a text file: {error}") from error
     lines = text.splitlines()
     if len(lines) < 2 or lines[0] != _VERSION or not _COUNT.fullmatch(lines[1]):
         raise CorruptCheckpointError(f"{path} does not start with version {_VERSION} and a count of rows")
     rows = lines[2:]
     if len(rows) != int(lines[1]):
-        raise CorruptCheckpointError(f"{path} announces {lines[1]} rows and holds {len(rows)}")
+        raise CorruptCheckpointError(f"{path} announces {lines[1]} rows but has {len(rows)}")
     try:
         return [parse(row) for row in rows]
     except ValueError as error:
@@ -156,21 +158,31 @@ def _parse_offset_row(row: str) -> tuple[PartitionKey, int]:
     return (topic, int(partition)), int(offset)
 
 
+@dataclass(frozen=True, slots=True)
 class LogEnd:
-    """How a log ended at a clean shutdown: enough to tell by `stat` alone that nothing changed since."""
+    """How a log ended at a clean shutdown: enough to verify with `stat` alone that nothing has changed since.
 
-    __slots__ = ("active_size_bytes", "end_offset", "segments_count", "size_bytes")
+    The rest answers what clients and background tasks ask about a log, so that it need not be opened for them.
+    """
 
-    def __init__(self, end_offset: int, segments_count: int, active_size_bytes: int, size_bytes: int) -> None:
-        self.end_offset = end_offset
-        self.segments_count = segments_count
-        self.active_size_bytes = active_size_bytes
-        self.size_bytes = size_bytes
+    end_offset: int
+    segments_count: int
+    active_size_bytes: int
+    size_bytes: int
+    # None: there is no open transaction.
+    first_unstable_offset: int | None = None
+    # The largest timestamp of the first segment; -1 if unknown.
+    oldest_timestamp: int = -1
+    # The leader epochs of the first record and of the last.
+    start_epoch: int = -1
+    latest_epoch: int = -1
 
 
 def write_log_ends(path: Path, ends: Mapping[PartitionKey, LogEnd]) -> None:
     rows = (
-        f"{topic} {partition} {end.end_offset} {end.segments_count} {end.active_size_bytes} {end.size_bytes}"
+        f"{topic} {partition} {end.end_offset} {end.segments_count} {end.active_size_bytes} {end.size_bytes} "
+        f"{-1 if end.first_unstable_offset is None else end.first_unstable_offset} {end.oldest_timestamp} "
+        f"{end.start_epoch} {end.latest_epoch}"
         for (topic, partition), end in sorted(ends.items())
     )
     write_atomically(path, encode_rows(rows))
@@ -182,21 +194,25 @@ def read_log_ends(path: Path) -> dict[PartitionKey, LogEnd]:
 
 def _parse_log_end_row(row: str) -> tuple[PartitionKey, LogEnd]:
     topic, partition, *numbers = row.split()
-    end_offset, segments_count, active_size_bytes, size_bytes = (int(number) for number in numbers)
-    return (topic, int(partition)), LogEnd(end_offset, segments_count, active_size_bytes, size_bytes)
+    if len(numbers) != _LOG_END_NUMBERS:
+        raise ValueError(f"{len(numbers)} numbers in {row!r}, expected {_LOG_END_NUMBERS}")
+    end_offset, segments_count, active_size_bytes, size_bytes, unstable, *others = map(int, numbers)
+    first_unstable_offset = None if unstable < 0 else unstable
+    end = LogEnd(end_offset, segments_count, active_size_bytes, size_bytes, first_unstable_offset, *others)
+    return (topic, int(partition)), end
 
 
 def write_partition_metadata(directory: Path, topic_id: uuid.UUID) -> None:
-    """Name the topic. The log flushes it before it counts any record as flushed."""
+    """Record the topic. The log flushes it before it counts any record as flushed."""
     text = f"version: {_VERSION}\ntopic_id: {uuid_to_text(topic_id)}\n"
     write_unflushed(directory / PARTITION_METADATA_FILE, text.encode())
 
 
 def read_partition_metadata(directory: Path) -> uuid.UUID | None:
-    """The topic's id, or None when the directory does not tell.
+    """The topic's id, or None if the directory does not say.
 
-    A power cut soon after the partition was made may leave the file empty or full of zeros; nothing in the directory
-    was flushed then.
+    A power cut soon after the partition was created may leave the file empty or full of zeros; in that case nothing in
+    the directory was flushed.
     """
     path = directory / PARTITION_METADATA_FILE
     try:
@@ -204,7 +220,7 @@ def read_partition_metadata(directory: Path) -> uuid.UUID | None:
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:
-        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+        raise CorruptCheckpointError(f"{path} is not a text file: {error}") from error
     if not text.strip("\0"):
         return None
     values = _parse_pairs(text, ":")
@@ -227,7 +243,7 @@ def read_properties(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
-        raise CorruptCheckpointError(f"{path} is not text: {error}") from error
+        raise CorruptCheckpointError(f"{path} is not a text file: {error}") from error
 
 
 def _parse_pairs(text: str, separator: str) -> dict[str, str]:
@@ -245,7 +261,7 @@ def write_clean_shutdown(directory: Path, broker_epoch: int) -> None:
 
 
 def read_clean_shutdown(directory: Path) -> int | None:
-    """The broker epoch that stopped cleanly, -1 when the marker does not tell it, None without a marker."""
+    """The broker epoch that stopped cleanly, -1 if the marker does not say, None without a marker."""
     try:
         contents = (directory / CLEAN_SHUTDOWN_FILE).read_bytes()
     except FileNotFoundError:

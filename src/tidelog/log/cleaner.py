@@ -1,17 +1,17 @@
-"""One clean of one log, as far as a thread does it: the map of keys, then the segments without what is outdated.
+"""The part of a compaction that runs in a thread: the map of keys, then the segments without outdated records.
 
-What always holds: of each key the last record in the cleaned range stays, with its offset; nothing behind the range
-that the map knows is dropped; a tombstone or a marker without a transaction goes only after its delete horizon; the
-last batch of every active producer, and the last one of every run of segments, stay at least as empty batches, so that
-sequences and the offsets at which segments end are not lost. Nothing here touches the log: its files are only read,
-and what is written lies beside them (`swap_files`).
+What always holds: the last record of each key in the cleaned range is kept, with its offset; nothing beyond the range
+covered by the map is dropped; a tombstone, or a marker without a transaction, is removed only after its delete horizon.
+The last batch of every active producer, and of every run of segments, is kept, if only as an empty batch, so that
+sequence numbers and the end offsets of segments are not lost. Nothing here changes the log: its files are only read,
+and new ones are written next to them (`swap_files`).
 """
 
 from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ from tidelog.log.cleaner_choice import Run
 from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, TakeSmallBatches, read_batches
 from tidelog.log.cleaner_transactions import CleanedTransactions, KeptAborts
 from tidelog.log.config import LogConfig
-from tidelog.log.producer_state import NO_OFFSET, ProducerEntry
+from tidelog.log.producer_entry import NO_OFFSET, ProducerEntry
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.swap_files import cleaned_path
 from tidelog.log.txn_index import TXN_INDEX_SUFFIX, AbortedTransaction, write_txn_index
@@ -49,19 +49,20 @@ _TOUCHED_BYTES: Final = 1024 * 1024
 
 
 class LastRecord(NamedTuple):
-    """How far an active producer has come, from which its next sequence is judged."""
+    """How far an active producer has got, which decides what its next sequence number must be."""
 
     last_offset: int  # of its last batch with records, -1 when there is none
     producer_epoch: int
 
 
-def last_records(producers: Sequence[ProducerEntry]) -> dict[int, LastRecord]:
+def last_records(packed_producers: Iterable[bytes]) -> dict[int, LastRecord]:
+    producers = map(ProducerEntry.unpack, packed_producers)
     return {entry.producer_id: LastRecord(entry.last_offset, entry.producer_epoch) for entry in producers}
 
 
 @dataclass(slots=True)
 class CleanStats:
-    """What a clean read and wrote."""
+    """What a compaction read and wrote."""
 
     bytes_mapped: int = 0
     bytes_read: int = 0
@@ -76,7 +77,7 @@ class CleanStats:
 
 @dataclass(frozen=True, slots=True)
 class CleanTerms:
-    """What holds for the whole of a clean."""
+    """What applies to a whole compaction."""
 
     directory: Path
     config: LogConfig
@@ -93,10 +94,10 @@ class CleanTerms:
 
 
 def make_offset_map(memory_bytes: int, load_factor: float, keys_max: int) -> OffsetMap:
-    """A map for so many keys, in at most so much memory, all of which the system has handed out already.
+    """A map for this many keys, within this much memory, all of which is already allocated.
 
-    Otherwise the first few batches would touch all of its pages, and the event loop wait for a fifth of a second until
-    the kernel has cleared them: unlike the reading here, that would happen under the interpreter's lock.
+    Otherwise the first few batches would touch all of its pages, and the event loop would wait a fifth of a second for
+    the kernel to clear them: unlike the reads here, that would happen while holding the interpreter's lock.
     """
     offset_map = OffsetMap(memory_bytes, load_factor)
     offset_map.clear(keys_max=keys_max)
@@ -109,7 +110,7 @@ def make_offset_map(memory_bytes: int, load_factor: float, keys_max: int) -> Off
 
 
 def build_offset_map(terms: CleanTerms, sources: Sequence[SourceSegment], offset_map: OffsetMap) -> int:
-    """Note the keys from the first dirty offset on, up to the end or as many as fit; the offset behind the last."""
+    """Collect keys from the first dirty offset up to the end, or as many as fit; returns the offset after the last."""
     transactions = CleanedTransactions(item for item in terms.aborted if item.last_offset >= terms.first_dirty_offset)
     map_small = functools.partial(_map_small_batches, terms, offset_map)
     for source in sources:
@@ -166,7 +167,7 @@ def _map_end(terms: CleanTerms, offset_map: OffsetMap) -> int:
 
 
 class CleanedRun(NamedTuple):
-    """What became of the first few segments of those that were to be cleaned."""
+    """What became of the first few of the segments to be cleaned."""
 
     segments_count: int
     size_bytes: int
@@ -174,7 +175,7 @@ class CleanedRun(NamedTuple):
 
 
 class RunCleaner:
-    """Writes run after run of segments as one segment each, with what was learnt of transactions on the way."""
+    """Writes each run of segments as one segment, keeping track of transactions on the way."""
 
     def __init__(self, terms: CleanTerms, offset_map: OffsetMap) -> None:
         self._terms = terms
@@ -186,10 +187,10 @@ class RunCleaner:
         self._is_changed = False
         self._dropped_end: BatchHeader | None = None  # the batch last read, if nothing of it was written
 
-    def clean(self, sources: Sequence[SourceSegment], producers: Mapping[int, LastRecord]) -> CleanedRun:
-        """Write what stays of the first few segments as one beside them and flush it."""
+    def clean(self, sources: Sequence[SourceSegment], packed_producers: Iterable[bytes]) -> CleanedRun:
+        """Write what remains of the first few segments as a single one next to them, and flush it."""
         terms, stats = self._terms, self._terms.stats
-        self._producers = producers
+        self._producers = producers = last_records(packed_producers)
         self._needed_offsets = array("q", sorted(last.last_offset for last in producers.values()))
         self._is_changed = False
         run = Run(sources[0].base_offset)
@@ -228,14 +229,14 @@ class RunCleaner:
             self._dropped_end = None if kept else batch.header
 
     def _keep_end(self, writer: CleanedWriter) -> None:
-        """Where a segment ends must be known, so its last batch stays even if none of its records does."""
+        """The end of a segment must be known, so its last batch is kept even if none of its records are."""
         header, self._dropped_end = self._dropped_end, None
         if header is not None:
             writer.add(header._replace(batch_length=BATCH_HEADER_SIZE - LOG_OVERHEAD), empty_batch(header))
             self._is_changed |= header.records_count > 0
 
     def _copy_small_batches(self, writer: CleanedWriter, batch: ReadBatch, next_offset: int) -> SmallBatches | None:
-        """Write those of a run of small batches that stay."""
+        """Write the batches to keep from a run of small ones."""
         if not is_small(batch.header):
             return None
         chunk, at = batch.chunk, batch.at
@@ -257,7 +258,7 @@ class RunCleaner:
         return filtered
 
     def _copy(self, batch: ReadBatch, writer: CleanedWriter) -> bool:
-        """Write what stays of a batch, if anything does."""
+        """Write what remains of a batch, if anything."""
         header, stats = batch.header, self._terms.stats
         stats.bytes_read += header.size_bytes
         stats.records_read += header.records_count
@@ -273,7 +274,7 @@ class RunCleaner:
             header = parse_header(data)
             writer.add(header, data)
         else:
-            # One that was emptied before and ends its segment is written again, as it was.
+            # A batch that was emptied before and ends its segment is written again unchanged.
             self._is_changed |= header.records_count > 0
             return False
         stats.records_written += header.records_count
@@ -296,7 +297,7 @@ class RunCleaner:
     def _clean_records(self, batch: ReadBatch) -> tuple[BatchOutcome, bytearray | None]:
         terms, header = self._terms, batch.header
         if self._transactions.on_batch(header):
-            # Its records go unread; its header, though, decides over others and may stay.
+            # Its records are dropped unread, but its header affects other batches and may be kept.
             check_crc(batch.chunk, header, batch.at)
             return BatchOutcome.EMPTY, None
         filtered = filter_batch(
@@ -311,7 +312,7 @@ class RunCleaner:
         return filtered.outcome, filtered.data
 
     def _is_last_of_producer(self, header: BatchHeader) -> bool:
-        """Whether the next sequence of an active producer is judged by this batch, or its epoch known from it."""
+        """Whether an active producer's next sequence number, or its epoch, is known from this batch."""
         last = self._producers.get(header.producer_id) if header.has_producer else None
         if last is None:
             return False

@@ -1,8 +1,8 @@
-"""Which log is cleaned next, how far, and which of its segments become one.
+"""Chooses which log to compact next, how far, and which of its segments to merge.
 
-What always holds: the active segment, what is above the last stable offset, and what is not flushed yet are never
-cleaned, and a segment is cleaned as a whole or not at all; a log is chosen because enough of it is dirty or because a
-record of it waits longer than max.compaction.lag.ms. It looks at logs and changes nothing.
+What always holds: the active segment, anything above the last stable offset, and anything unflushed is never cleaned; a
+segment is cleaned as a whole or not at all. A log is chosen because enough of it is dirty, or because one of its
+records has waited longer than max.compaction.lag.ms. It inspects logs and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUN_SEGMENTS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class LogToClean:
-    """What a clean of a log would be about."""
+    """What compacting a log would involve."""
 
     log: PartitionLog
     first_dirty_offset: int
@@ -45,12 +45,12 @@ class LogToClean:
 
 
 def first_dirty_offset(log: PartitionLog) -> tuple[int, str | None]:
-    """Where cleaning goes on, and what is wrong where the offset noted for the log can't be."""
+    """Where cleaning resumes, and what is wrong with the log's checkpointed offset if it is impossible."""
     noted = log.first_dirty_offset
     if noted is None:
         return log.log_start_offset, None
     if noted < log.log_start_offset:
-        # With retention beside compaction that is what happens all the time.
+        # With retention in addition to compaction, this happens all the time.
         problem = None if "delete" in log.config.cleanup_policy else f"lies below its start {log.log_start_offset}"
         return log.log_start_offset, problem
     if noted > log.log_end_offset:
@@ -59,7 +59,7 @@ def first_dirty_offset(log: PartitionLog) -> tuple[int, str | None]:
 
 
 def measure(log: PartitionLog, now_ms: int) -> LogToClean:
-    """What there is to clean; raises CorruptSegmentError or OSError where the times of its segments can't be read."""
+    """What there is to clean; raises CorruptSegmentError or OSError if its segments' timestamps can't be read."""
     dirty_offset, _ = first_dirty_offset(log)
     segments = log.segments
     end_offset = max(_end_offset(log, segments, dirty_offset, now_ms), dirty_offset)
@@ -78,7 +78,7 @@ def measure(log: PartitionLog, now_ms: int) -> LogToClean:
 
 
 def _end_offset(log: PartitionLog, segments: Sequence[Segment], dirty_offset: int, now_ms: int) -> int:
-    # A thread that flushes goes by the files of segments; those it may still come to keep theirs.
+    # A flushing thread uses the files of segments, so those it may still reach keep theirs.
     bound = min(log.last_stable_offset, segments[-1].base_offset, log.recovery_point)
     lag_ms = log.config.min_compaction_lag_ms
     if lag_ms > 0:
@@ -101,13 +101,13 @@ def _first_timestamp(segment: Segment) -> int:
 
 
 def _index_of(segments: Sequence[Segment], offset: int) -> int:
-    """The segment in which the offset lies."""
+    """The segment that contains the offset."""
     return max(sum(segment.base_offset <= offset for segment in segments) - 1, 0)
 
 
 @dataclass(slots=True)
 class Run:
-    """Neighbouring segments that become one, as far as they are known to."""
+    """Neighbouring segments to be merged, as far as they are known."""
 
     base_offset: int
     segments_count: int = 0
@@ -116,10 +116,10 @@ class Run:
     time_index_bytes: int = 0
 
     def takes(self, segment: SourceSegment, segment_bytes: int, index_bytes: int) -> bool:
-        """Whether one more fits behind what is left of the others, even if all of it stays.
+        """Whether one more fits after what is left of the others, even if all of it is kept.
 
-        By what is left, because of long stretches of outdated records nothing stays but where they end: one segment for
-        all of them is better for readers than one for each.
+        What counts is what is left: of long stretches of outdated records only their ends remain, and readers are
+        better off with one segment for all of them than with one for each.
         """
         return not self.segments_count or (
             self.segments_count < RUN_SEGMENTS_MAX

@@ -1,4 +1,4 @@
-"""The broker's settings that concern the cleaning of compacted logs, with Kafka's defaults."""
+"""The broker's settings for log compaction, with Kafka's defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidelog.log.manager_config import setting, values_of
 
 @dataclass(frozen=True, slots=True)
 class LogCleanerConfig:
-    """Threads, memory and speed of the log cleaner; what a topic decides for itself is in LogConfig."""
+    """Threads, memory and speed of the log cleaner; per-topic settings are in LogConfig."""
 
     enable: bool = setting("log.cleaner.enable", True)
     threads: int = setting("log.cleaner.threads", 1)

@@ -1,8 +1,8 @@
-"""Reading batches for a clean and writing those that stay, without taking disk and processor from everyone else.
+"""Reads batches for compaction and writes those to keep, without starving everyone else of disk and CPU.
 
-What always holds: all cleaner threads together keep to one budget of bytes in a second; a thread gives others the
-interpreter's lock at least every millisecond; a batch is given out only where its header fits the file and the batch
-before it, whatever else was read. CRCs are checked by whoever opens a batch.
+What always holds: all cleaner threads together stay within one budget of bytes per second; a thread yields the
+interpreter's lock at least every millisecond; a batch is returned only if its header fits the file and the previous
+batch. CRCs are checked by the code that opens a batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, p
 if TYPE_CHECKING:  # compiled, and not needed before there is something to clean
     from tidelog.records.compaction import SmallBatches
 
-# The event loop waits up to five milliseconds for the interpreter's lock unless a thread gives it up by itself; a
-# thread that only releases it and takes it again mostly wins, so it has to sleep for a moment.
+# The event loop waits up to five milliseconds for the interpreter's lock unless a thread yields it; a thread that
+# merely releases and retakes it usually wins the race, so it has to sleep for a moment.
 _WORK_MS: Final = 0.5
 _BREATH_MS: Final = 0.05
 # Positions in an index have 31 bits. A batch may grow when it gets its delete horizon.
@@ -37,7 +37,7 @@ _TIME_ENTRY_BYTES: Final = 12
 
 
 class Throttle:
-    """A budget of bytes in a second that many threads share."""
+    """A budget of bytes per second, shared by several threads."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
@@ -45,14 +45,14 @@ class Throttle:
         self._guard = threading.Lock()
 
     def take(self, size_bytes: int, now_ms: float) -> float:
-        """Use up some of the budget; for how many milliseconds to wait before using more."""
+        """Use some of the budget; returns how many milliseconds to wait before using more."""
         with self._guard:
             self._free_at_ms = max(self._free_at_ms, now_ms) + 1000 * size_bytes / self._bytes_per_second
             return self._free_at_ms - now_ms
 
 
 class Pace:
-    """How fast one clean may go, and whether it shall go on at all."""
+    """How fast a compaction may run, and whether it should continue at all."""
 
     def __init__(self, throttle: Throttle, cleaning: LogCleaning) -> None:
         self._throttle = throttle
@@ -62,7 +62,7 @@ class Pace:
     def on_io(self, size_bytes: int) -> None:
         """Bytes were read or written; raises CleaningAbortedError."""
         wait_ms = self._throttle.take(size_bytes, _monotonic_ms())
-        # Below a millisecond a wait takes longer than it should; the debt is kept and paid together with the next.
+        # Waits below a millisecond take longer than they should; the debt is carried over to the next one.
         if wait_ms > 1:
             self._cleaning.wait_ms(wait_ms)
 
@@ -79,7 +79,7 @@ def _monotonic_ms() -> float:
 
 
 class SourceSegment(NamedTuple):
-    """A segment to read, as it was when the clean began."""
+    """A segment to read, as it was when the compaction started."""
 
     path: Path
     base_offset: int
@@ -102,8 +102,8 @@ class ReadBatch(NamedTuple):
         return memoryview(self.chunk)[self.at : self.at + self.header.size_bytes]
 
 
-# Does what is to be done with a batch and the small ones that follow it in its chunk, if it is small itself; the
-# number is the lowest offset that it may have.
+# Processes a batch and, if it is small, the small ones that follow it in its chunk; the number is the lowest offset
+# that it may have.
 TakeSmallBatches = Callable[[ReadBatch, int], "SmallBatches | None"]
 
 
@@ -114,17 +114,17 @@ def read_batches(
     pace: Pace,
     take_small: TakeSmallBatches | None = None,
 ) -> Iterator[ReadBatch]:
-    """All batches of a segment, in chunks, save the small ones that were taken before.
+    """All batches of a segment, in chunks, except for small ones that were already processed.
 
-    A batch that is larger than a chunk is read as a whole. One beyond `batch_bytes_max` is read only where another
-    follows it, or the file ends with it: a false length must not take all memory.
+    A batch larger than a chunk is read as a whole. One beyond `batch_bytes_max` is read only if another batch or the
+    end of the file follows it: a wrong length must not exhaust the memory.
     """
     file = LogFile(source.path, read_only=True)
     position, next_offset = 0, source.base_offset
     chunk, chunk_start = b"", 0
     while position < source.size_bytes:
         if source.size_bytes - position < BATCH_HEADER_SIZE:
-            raise _corrupt(source, position, f"{source.size_bytes - position} bytes are no batch")
+            raise _corrupt(source, position, f"{source.size_bytes - position} bytes are not a batch")
         at = position - chunk_start
         header = _header_at(source, chunk, at, position) if at + BATCH_HEADER_SIZE <= len(chunk) else None
         if header is None or at + header.size_bytes > len(chunk):
@@ -182,7 +182,7 @@ def _corrupt(source: SourceSegment, position: int, reason: str) -> CorruptSegmen
 
 
 class CleanedWriter:
-    """The segment that a clean writes, under its name for the time being."""
+    """The segment that a compaction writes, under its temporary name."""
 
     def __init__(self, directory: Path, base_offset: int, config: LogConfig, chunk_bytes: int, pace: Pace) -> None:
         segment = self._segment = Segment(directory, base_offset, config, created_ms=0, size_bytes=0)
@@ -202,7 +202,7 @@ class CleanedWriter:
 
     @property
     def index_bytes(self) -> tuple[int, int]:
-        """The size of the offset index and of the time index, as far as they are written."""
+        """The current size of the offset index and of the time index."""
         return _OFFSET_ENTRY_BYTES * len(self._segment.offset_index), _TIME_ENTRY_BYTES * len(self._segment.time_index)
 
     def add(self, header: BatchHeader, data: memoryview | bytearray) -> None:
@@ -210,7 +210,9 @@ class CleanedWriter:
         if header.last_offset - self._segment.base_offset > RELATIVE_OFFSET_MAX:
             raise CorruptSegmentError(path, size_bytes, f"offset {header.last_offset} is too far from the first")
         if size_bytes + len(data) > _SEGMENT_BYTES_MAX:
-            raise CorruptSegmentError(path, size_bytes, f"the cleaned segment would pass {_SEGMENT_BYTES_MAX} bytes")
+            raise CorruptSegmentError(
+                path, size_bytes, f"the compacted segment would exceed {_SEGMENT_BYTES_MAX} bytes"
+            )
         self._waiting += data
         self._waiting_headers.append(header)
         if len(self._waiting) >= self._chunk_bytes:
@@ -227,7 +229,7 @@ class CleanedWriter:
         self._waiting_headers = []
 
     def finish(self) -> int:
-        """Write what is left and flush all files; the size of the log."""
+        """Write the rest and flush all files; returns the size of the log."""
         if self._waiting:
             self._write()
         segment = self._segment

@@ -1,10 +1,10 @@
-"""The log cleaner: takes one dirty log after the other, has a thread rewrite it, and lets the results into the log.
+"""The log cleaner: takes one dirty log after another, has a thread rewrite it, and swaps the results into the log.
 
-What always holds: a log is cleaned by one thread at a time; a thread only reads segments and writes files beside them,
-and everything that changes a log happens on the event loop, between the thread's steps; when `abort` returns, no
-thread touches that log's files any more. A damaged log is left as it is and named once; a full disk is tried again
-later; any other disk error takes the directory offline, as it does for appends. The map of keys is there only while a
-log is cleaned. It knows logs by what the manager hands it and decides nothing about retention.
+What always holds: a log is cleaned by one thread at a time; a thread only reads segments and writes new files next to
+them, and everything that changes a log happens on the event loop, between the thread's steps; after `abort` returns, no
+thread touches that log's files. A damaged log is left as it is and logged once; a full disk is tried again later; any
+other disk error takes the directory offline, as it does for appends. The map of keys exists only while a log is being
+cleaned. It knows only the logs that the manager passes to it, and makes no decisions about retention.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 import importlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from tidelog.common.clock import Clock
+from tidelog.common.steps import with_pauses
 from tidelog.log.checkpoints import PartitionKey, fsync_directory
 from tidelog.log.cleaner_choice import LogToClean, first_dirty_offset, measure
 from tidelog.log.cleaner_config import LogCleanerConfig
@@ -43,9 +43,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long the event loop may look at logs before others have their turn: there may be thousands.
-_TURN_S: Final = 0.002
-# A disk without room is tried again, but not by reading the whole log every few seconds.
+# A full disk is tried again, but not by reading the whole log every few seconds.
 _RETRY_MS: Final = 60_000
 _IO_BUFFER_BYTES_MIN: Final = 16 * 1024
 _MIB: Final = 1024 * 1024
@@ -53,7 +51,7 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class CleanerTotals:
-    """What was done since the start, and how the last clean went."""
+    """What was done since startup, and how the last compaction went."""
 
     cleans_count: int = 0
     bytes_read: int = 0
@@ -95,7 +93,7 @@ class LogCleaner:
         self._throttle = Throttle(config.io_max_bytes_per_second)
         self._threads: ThreadPoolExecutor | None = None
         self._is_stopped = False
-        # Taken by the loop when a clean begins and by whoever aborts one, so that neither misses the other.
+        # Taken by the loop when a compaction starts and by `abort`, so that neither misses the other.
         self._guard = threading.Lock()
         self._running: dict[PartitionKey, _Running] = {}
         self._uncleanable: dict[PartitionKey, PartitionLog] = {}
@@ -103,14 +101,14 @@ class LogCleaner:
 
     @property
     def uncleanable(self) -> list[PartitionKey]:
-        """Partitions that are cleaned no more, because something in them is damaged."""
+        """Partitions that are no longer cleaned, because something in them is damaged."""
         return [key for key, log in self._uncleanable.items() if self._find(key) is log]
 
     def is_cleaning(self, log: PartitionLog) -> bool:
         return (log.topic, log.partition) in self._running
 
     async def run(self) -> None:
-        """Clean logs until none is dirty enough. As many of these run at a time as there are cleaner threads."""
+        """Clean logs until none is dirty enough. Each cleaner thread has one of these running."""
         while not self._is_stopped:
             running, chosen = await self._take_dirtiest()
             if running is None or chosen is None:
@@ -121,7 +119,7 @@ class LogCleaner:
             self._threads = None
 
     def abort(self, log: PartitionLog) -> None:
-        """Let no thread touch the files of a log that was taken out. Blocks; not for the event loop itself."""
+        """Keep threads from touching the files of a log that was removed. Blocks; not for use on the event loop."""
         with self._guard:
             running = self._running.get((log.topic, log.partition))
         if running is not None and running.log is log:
@@ -129,7 +127,7 @@ class LogCleaner:
             running.has_ended.wait()
 
     def stop(self) -> None:
-        """Begin no clean any more and let those that run end soon; `run` returns then."""
+        """Start no more compactions and end the running ones soon; `run` then returns."""
         self._is_stopped = True
         for running in list(self._running.values()):
             running.cleaning.abort()
@@ -137,15 +135,11 @@ class LogCleaner:
     # Choosing
 
     async def _take_dirtiest(self) -> tuple[_Running | None, LogToClean | None]:
-        """Begin with the log of which the largest part is dirty, if one is due."""
+        """Start with the dirtiest log, if one is due."""
         due: list[LogToClean] = []
         self.totals.dirty_ratio_max = 0.0
         self.totals.delay_ms_max = 0
-        turn_ends_s = time.monotonic() + _TURN_S
-        for log in self._logs():
-            if time.monotonic() > turn_ends_s:
-                await asyncio.sleep(0)
-                turn_ends_s = time.monotonic() + _TURN_S
+        async for log in with_pauses(self._logs()):
             measured = self._measure(log)
             if measured is not None:
                 self.totals.dirty_ratio_max = max(self.totals.dirty_ratio_max, measured.dirty_ratio)
@@ -153,7 +147,7 @@ class LogCleaner:
                 if measured.is_due:
                     due.append(measured)
         for candidate in sorted(due, key=lambda item: item.dirty_ratio, reverse=True):
-            # Others had their turn since it was measured.
+            # Others have had their turn since it was measured.
             chosen = self._measure(candidate.log)
             running = None if chosen is None or not chosen.is_due else self._begin(chosen.log)
             if running is not None:
@@ -166,6 +160,7 @@ class LogCleaner:
         if (
             not log.config.is_compacted
             or log.is_offline
+            or (not log.is_open and log.segments_count == 1)
             or key in self._running
             or self._uncleanable.get(key) is log
             or self._retry_at_ms.get(key, now_ms) > now_ms
@@ -175,7 +170,7 @@ class LogCleaner:
         if log.first_dirty_offset not in (None, offset):
             if problem is not None:
                 logger.warning(
-                    "%s is compacted anew from offset %d on: the noted offset %d %s",
+                    "%s is compacted again from offset %d: the checkpointed offset %d %s",
                     log.name,
                     offset,
                     log.first_dirty_offset,
@@ -209,14 +204,14 @@ class LogCleaner:
             self._retry_at_ms.pop(key, None)
             has_outcome = True
         except CleaningAbortedError as error:
-            logger.debug("cleaning of %s ended early: %s", log.name, error)
+            logger.debug("compaction of %s was cut short: %s", log.name, error)
             has_outcome = True
         except CorruptSegmentError as error:
             has_outcome = True
             if not running.cleaning.is_aborted:
                 self._give_up(log, error)
         except LogStorageError:
-            # The log went offline, and said so.
+            # The log went offline and logged the reason.
             has_outcome = True
         except OSError as error:
             has_outcome = True
@@ -224,7 +219,7 @@ class LogCleaner:
                 self._fail(log, error)
         finally:
             if not has_outcome:
-                # Whatever it is would happen again, and keep the cleaner from all other logs.
+                # Whatever it is would happen again, and keep the cleaner from getting to other logs.
                 self._uncleanable[key] = log
             self._end(running)
         await self._in_thread(self._checkpoint)
@@ -237,17 +232,17 @@ class LogCleaner:
         running.has_ended.set()
 
     async def _rewrite(self, running: _Running, chosen: LogToClean) -> None:
-        # Compiled, needed by brokers with compacted topics only, and slow to load for the event loop.
+        # Compiled, needed only by brokers with compacted topics, and too slow to load on the event loop.
         await self._in_thread(importlib.import_module, "tidelog.log.cleaner")
-        from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, last_records, make_offset_map
+        from tidelog.log.cleaner import CleanTerms, RunCleaner, build_offset_map, make_offset_map
 
         log, config = running.log, self.config
         if log.first_dirty_offset is None:
-            # From the first swap on the log has gaps; whoever looks into it after a crash is to know why.
+            # From the first swap on the log has gaps; recovery after a crash must know why.
             log.first_dirty_offset = chosen.first_dirty_offset
             await self._in_thread(self._checkpoint)
         segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
-        # Also those behind the end: the last segment may reach beyond it, and keeps its index.
+        # Also those after the end: the last segment may reach beyond it, and keeps its index.
         aborted = log.aborted_transactions(segments[0].base_offset, log.log_end_offset)
         terms = CleanTerms(
             directory=log.directory,
@@ -271,7 +266,7 @@ class LogCleaner:
             run_cleaner = RunCleaner(terms, offset_map)
             sources = [source for source in sources if source.base_offset < end_offset]
             while sources:
-                write = functools.partial(run_cleaner.clean, sources, last_records(log.active_producers()))
+                write = functools.partial(run_cleaner.clean, sources, log.packed_producers())
                 count = await self._replace_first(running, segments, write)
                 segments, sources = segments[count:], sources[count:]
         finally:
@@ -283,9 +278,9 @@ class LogCleaner:
     async def _replace_first(
         self, running: _Running, segments: Sequence[Segment], write_cleaned: Callable[[], CleanedRun]
     ) -> int:
-        """Replace the first few segments by what is left of them; how many.
+        """Replace the first few segments with what is left of them; returns how many.
 
-        That is written and flushed in a thread, and decided and swapped here.
+        A thread writes and flushes that; the decisions and the swap happen here.
         """
         log, cleaning = running.log, running.cleaning
         base_offset, directory = segments[0].base_offset, log.directory
@@ -297,7 +292,7 @@ class LogCleaner:
                 log.decide_swap(cleaning, old)
                 await self._in_thread(fsync_directory, directory)
                 log.swap(cleaning, old, run.size_bytes)
-                # What this removed must not come back without what comes next, such as a tombstone's end.
+                # What this removed must not come back without what follows, such as the end of a tombstone.
                 await self._in_thread(fsync_directory, directory)
             else:
                 await self._in_thread(discard, directory, base_offset)
@@ -343,7 +338,7 @@ class LogCleaner:
     def _give_up(self, log: PartitionLog, error: CorruptSegmentError) -> None:
         self._uncleanable[log.topic, log.partition] = log
         logger.error(
-            "%s can't be compacted any more: %s at byte %d: %s; its records are served as they are. Restore the file, "
+            "%s can no longer be compacted: %s at byte %d: %s; its records are served as they are. Restore the file, "
             "or delete the topic, and restart the broker",
             log.name,
             error.path,
@@ -353,7 +348,7 @@ class LogCleaner:
 
     def _fail(self, log: PartitionLog, error: OSError) -> None:
         if not is_out_of_room(error):
-            log.go_offline(f"compaction failed: {error}")
+            log.health.go_offline(f"compaction failed: {error}")
             return
         key = log.topic, log.partition
         if key not in self._retry_at_ms:
@@ -362,7 +357,7 @@ class LogCleaner:
 
 
 def _describe(segments: Sequence[Segment], end_offset: int) -> list[SourceSegment]:
-    """The segments as files, for a thread that must not touch the log itself."""
+    """The segments as files, for a thread that must not use the log itself."""
     next_offsets = [segment.base_offset for segment in segments[1:]] + [end_offset]
     return [
         SourceSegment(
@@ -378,7 +373,7 @@ def _describe(segments: Sequence[Segment], end_offset: int) -> list[SourceSegmen
 
 
 def _size(path: Path) -> int:
-    """An index that is missing is built anew when it is needed."""
+    """A missing index is rebuilt when it is needed."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""What a clean needs to know of transactions: whose records were aborted, and which markers have nothing left to mark.
+"""What a compaction needs to know about transactions: whose records were aborted, and which markers are obsolete.
 
-What always holds: batches are shown to it in the order of the log; records of an aborted transaction are never kept;
-a marker may go only when no batch of its transaction was met on the way to it. When a marker that may go really goes is
-up to the delete horizon. It is told the aborted transactions and looks nothing up.
+What always holds: batches arrive in log order; records of an aborted transaction are never kept; a marker may be
+removed only if no batch of its transaction came before it. The delete horizon decides when it really is removed. The
+aborted transactions are passed in; it looks nothing up.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidelog.records.batch import Buffer
 
 
 class KeptAborts:
-    """The index of a cleaned segment: the aborted transactions whose markers stay.
+    """The index of a cleaned segment: the aborted transactions whose markers are kept.
 
     One that outlived its marker would hide what the producer wrote later.
     """
@@ -31,7 +31,7 @@ class KeptAborts:
             self._kept.append(entry)
 
     def take(self, base_offset: int, end_offset: int) -> list[AbortedTransaction] | None:
-        """What the index of a segment with these offsets holds; None when it needs none, as none was there before."""
+        """The index entries for a segment with these offsets; None if it needs no index because it had none before."""
         kept, self._kept = self._kept, []
         if any(base_offset <= offset < end_offset for offset in self._by_marker):
             return kept
@@ -39,7 +39,7 @@ class KeptAborts:
 
 
 class CleanedTransactions:
-    """The transactions that are open at the place in the log which a clean has come to."""
+    """The transactions that are open at the position that a compaction has reached."""
 
     def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
         self._waiting = deque(sorted(aborted, key=lambda transaction: transaction.first_offset))
@@ -58,10 +58,10 @@ class CleanedTransactions:
         return False
 
     def on_control_batch(self, buffer: Buffer, header: BatchHeader, position: int) -> bool:
-        """Whether this marker may go, because nothing of its transaction is left. Its CRC is checked here."""
+        """Whether this marker may be removed, because nothing of its transaction is left. Checks its CRC."""
         self._begin_up_to(header.last_offset)
         if not header.records_count:
-            # It was emptied by an earlier clean, so it marks nothing.
+            # An earlier compaction emptied it, so it marks nothing.
             return True
         marker = parse_control_record(decode_records(buffer, position)[0])
         if marker.type is ControlRecordType.ABORT:

@@ -1,7 +1,7 @@
-"""The tie between a log and the clean that rewrites its segments in a thread: the log cuts it, the thread looks at it.
+"""The link between a log and the thread that is compacting it: the log cuts it, and the thread checks it.
 
-What always holds: once aborted, a cleaning stays so, and nothing that the thread wrote gets into the log any more. It
-knows nothing of files or segments.
+What always holds: once aborted, a compaction stays aborted, and nothing more that the thread wrote gets into the log.
+It knows nothing about files or segments.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import threading
 
 
 class CleaningAbortedError(Exception):
-    """The log changed under a clean, or the broker stops; what was begun is dropped, and tried again if need be."""
+    """The log changed during a compaction, or the broker is stopping; the work is dropped, and retried if need be."""
 
 
 class LogCleaning:
-    """One clean of one log."""
+    """One compaction of one log."""
 
     __slots__ = ("_aborted",)
 
@@ -26,14 +26,14 @@ class LogCleaning:
         return self._aborted.is_set()
 
     def abort(self) -> None:
-        """Let it end soon. May be called from any thread."""
+        """Make it end soon. May be called from any thread."""
         self._aborted.set()
 
     def check(self) -> None:
         if self._aborted.is_set():
-            raise CleaningAbortedError("the clean was aborted")
+            raise CleaningAbortedError("the compaction was aborted")
 
     def wait_ms(self, duration_ms: float) -> None:
-        """Let a thread wait, but no longer than until the cleaning is aborted."""
+        """Make a thread wait, but only until the compaction is aborted."""
         self._aborted.wait(duration_ms / 1000)
         self.check()

@@ -1,22 +1,51 @@
-"""A look-up that would wait for the disk, and how a thread prepares it: by reading what it is going to read.
+"""A lookup that would have to wait for the disk, and how a thread prepares it: by reading the same data first.
 
-What always holds: preparing changes nothing and needs no lock, since it opens the files anew and only reads; whatever
-changes meanwhile makes the look-up at worst find something out of memory again. It uses no mapped file: a thread that
-waits for a page of one holds the interpreter's lock, and everybody waits.
+What always holds: preparing changes nothing and needs no lock, since it opens the files itself and only reads; at
+worst, a change in the meantime makes the lookup find something out of memory again. It uses no mapped file: a thread
+that waits for a page of one holds the interpreter's lock, so everyone would wait.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+from tidelog.log.errors import LogStorageError
 from tidelog.log.index import find_position
 from tidelog.log.page_cache import bring_in
 from tidelog.log.scan import CorruptSegmentError, scan_headers
 
+logger = logging.getLogger(__name__)
+
 
 class NotInMemoryError(Exception):
-    """An offset can't be looked up without waiting for the disk; `bring_in` is to be called in a thread first."""
+    """An offset can't be looked up without waiting for the disk; call `bring_in` in a thread first."""
+
+    def bring_in(self) -> None:
+        """Read what the look-up will read. Blocks; raises OSError, which the look-up itself would meet as well."""
+        raise NotImplementedError
+
+
+class LogNotOpenError(NotInMemoryError):
+    """The log is at rest."""
+
+    def __init__(self, name: str, open_log: Callable[[], object]) -> None:
+        super().__init__(f"{name} has to be opened first")
+        self._open_log = open_log
+
+    def bring_in(self) -> None:
+        """Open the log. Blocks."""
+        try:
+            self._open_log()
+        except LogStorageError as error:
+            # The lookup meets the same error and reports it.
+            logger.debug("%s", error.message)
+
+
+class ColdSegmentError(NotInMemoryError):
+    """A part of a segment, or of its index, is on disk only."""
 
     def __init__(self, log_path: Path, index_path: Path, relative_offset: int, size_bytes: int) -> None:
         super().__init__(f"looking into {log_path} has to wait for the disk")
@@ -32,7 +61,7 @@ class NotInMemoryError(Exception):
             position = self._bring_in_index()
             fd = os.open(self._log_path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Deleted meanwhile; the look-up says what that means.
+            # Deleted in the meantime; the lookup knows what that means.
             return
         try:
             headers = scan_headers(self._log_path, fd, position, self._size_bytes)
@@ -40,7 +69,7 @@ class NotInMemoryError(Exception):
                 if header.last_offset >= base_offset + self._relative_offset:
                     return
         except CorruptSegmentError:
-            # An index that is false, or damage: the look-up finds out, and repairs or tells.
+            # A wrong index, or damage: the lookup notices, and repairs or reports it.
             return
         finally:
             os.close(fd)

@@ -1,8 +1,8 @@
-"""A topic's settings as the log reads them: one field a setting, typed, with Kafka's defaults.
+"""A topic's settings as the log uses them: one typed field per setting, with Kafka's defaults.
 
-What always holds: a LogConfig never changes; a topic whose settings were altered is given a new one. Names are the
-settings' own with '.' turned to '_', so that `from_values` needs no table of its own. It does not parse text: values
-come typed from the settings table.
+What always holds: a LogConfig is immutable; a topic whose settings are altered gets a new one. Fields are named after
+the settings, with '_' for '.', so `from_values` needs no table. It does not parse text: values come typed from the
+settings table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOREVER = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The settings of one topic that its logs obey."""
+    """The settings of one topic that apply to its logs."""
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     compression_gzip_level: int = -1
@@ -44,11 +44,12 @@ class LogConfig:
     segment_index_bytes: int = 10_485_760
     segment_jitter_ms: int = 0
     segment_ms: int = 604_800_000
+    tidelog_records_check: str = "full"
     unclean_leader_election_enable: bool = False
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LogConfig:
-        """The config of typed values by setting name; names that the log does not read are left aside."""
+        """The config from typed values by setting name; settings that the log does not use are ignored."""
         taken: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             name = field.name.replace("_", ".")
@@ -64,15 +65,20 @@ class LogConfig:
 
     @property
     def max_segment_ms(self) -> int:
-        """For how long a segment may be appended to: what is in the active one can't be compacted."""
+        """How long a segment may stay active: the active segment can't be compacted."""
         if self.is_compacted and self.max_compaction_lag_ms > 0:
             return min(self.segment_ms, self.max_compaction_lag_ms)
         return self.segment_ms
 
     @property
+    def checks_records(self) -> bool:
+        """Whether the records that clients send are checked one by one."""
+        return self.tidelog_records_check != "none"
+
+    @property
     def opens_batches(self) -> bool:
-        """Whether appending may mean to open a batch, instead of writing it as it came."""
-        return self.is_compacted or self.compression_type != "producer"
+        """Whether the broker checks the records of a batch before it appends it, not only the header."""
+        return self.checks_records or self.is_compacted or self.compression_type != "producer"
 
     @property
     def uses_log_append_time(self) -> bool:
@@ -80,7 +86,7 @@ class LogConfig:
 
     @property
     def compression_level(self) -> int | None:
-        """The level for the codec that the broker itself would compress with; None lets the codec choose."""
+        """The level for the codec that the broker itself compresses with; None lets the codec choose."""
         levels = {
             "gzip": self.compression_gzip_level,
             "lz4": self.compression_lz4_level,

@@ -1,8 +1,8 @@
-"""A data directory: its lock, whom it belongs to, its checkpoints, and whether its disk still works.
+"""A data directory: its lock, its owner, its checkpoints, and whether its disk still works.
 
-What always holds: one process uses a directory at a time (a POSIX lock, as Kafka takes it, on `.lock`); a directory
-never serves a cluster or a broker other than the one it was first used by; after a disk error it is offline and stays
-so until the next start; a full disk is no such error. It does not know logs, only their names and offsets.
+What always holds: one process uses a directory at a time (a POSIX lock on `.lock`, like Kafka's); a directory never
+serves a cluster or broker other than the first one that used it; after a disk error it is offline until the next start,
+but a full disk does not count as one. It does not know logs, only their names and offsets.
 """
 
 from __future__ import annotations
@@ -51,26 +51,26 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 _META_VERSION = "1"
 
-# POSIX locks do not keep one process from locking twice, as brokers in one test process would.
+# POSIX locks don't keep one process from locking twice, as several brokers in one test process would.
 _locked_here: set[Path] = set()
 _locked_here_guard = threading.Lock()
 
 
 class LogDirectory:
-    """One of the directories that a broker keeps its logs in."""
+    """One of the directories in which a broker keeps its logs."""
 
     def __init__(self, path: Path, on_failure: Callable[[Path, str], None]) -> None:
-        """`on_failure` is told when the disk fails, and sets `offline_reason`."""
+        """`on_failure` is called when the disk fails, and sets `offline_reason`."""
         self.path = path
-        # For all logs in the directory, too.
+        # Shared with all logs in the directory.
         self.fail = functools.partial(on_failure, path)
-        # Checkpoints that a full disk has refused, so that each is told once and not every few seconds.
+        # Checkpoints that could not be written to a full disk, so that each is logged once and not every few seconds.
         self._refused: set[str] = set()
         self.directory_id: uuid.UUID | None = None
         self.offline_reason: str | None = None
         self.clean_shutdown_epoch: int | None = None
         self._lock_fd = -1
-        # What each checkpoint held when it was last written.
+        # The contents of each checkpoint when it was last written.
         self._written: dict[str, Mapping[PartitionKey, int]] = {}
         self._cleaner_offsets: dict[PartitionKey, int] = {}
         self._write_guard = threading.Lock()  # checkpoints are written by threads, one at a time
@@ -78,7 +78,7 @@ class LogDirectory:
     # Lock and identity
 
     def lock(self) -> None:
-        """Take the directory for this process; raises DataDirectoryLockedError when another has it."""
+        """Lock the directory for this process; raises DataDirectoryLockedError if another process has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -89,7 +89,7 @@ class LogDirectory:
         resolved = self.path.resolve()
         with _locked_here_guard:
             if resolved in _locked_here:
-                raise DataDirectoryLockedError(f"the data directory {self.path} is in use by this process already")
+                raise DataDirectoryLockedError(f"the data directory {self.path} is already in use by this process")
             fd = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ class LogDirectory:
                 os.close(fd)
                 by = f"process {owner}" if owner else "another process"
                 raise DataDirectoryLockedError(
-                    f"the data directory {self.path} is in use by {by}; stop it or choose another directory by --data"
+                    f"the data directory {self.path} is in use by {by}; stop it or choose another directory with --data"
                 ) from None
             _locked_here.add(resolved)
             self._lock_fd = fd
@@ -106,13 +106,13 @@ class LogDirectory:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, str(os.getpid()).encode(), 0)
             except OSError as error:
-                # It only tells the next broker who was first: a full disk may be started on.
+                # It only tells another broker who has the lock; a broker can start on a full disk.
                 if not is_out_of_room(error):
                     raise
 
     @property
     def descriptor(self) -> int:
-        """Open on the directory's file system since before anything was written here; -1 when it is not locked."""
+        """A descriptor on the directory's filesystem, open since before anything was written; -1 if not locked."""
         return self._lock_fd
 
     def unlock(self) -> None:
@@ -123,7 +123,7 @@ class LogDirectory:
             self._lock_fd = -1
 
     def identify(self, cluster_id: str, node_id: int) -> None:
-        """Check that the directory belongs to this broker; a new one does from now on."""
+        """Check that the directory belongs to this broker; claim a new one."""
         path = self.path / META_PROPERTIES_FILE
         try:
             values = read_properties(path)
@@ -132,7 +132,7 @@ class LogDirectory:
                 if found != expected:
                     raise InconsistentClusterIdError(
                         f"the data directory {self.path} has {name} {found}, this broker has {expected}; "
-                        "choose another directory by --data, or remove this one if its records are not needed"
+                        "choose another directory with --data, or remove this one if its records are not needed"
                     )
             if "directory.id" in values:
                 self.directory_id = uuid_from_text(values["directory.id"])
@@ -151,7 +151,7 @@ class LogDirectory:
     # Checkpoints
 
     def take_clean_marker(self) -> bool:
-        """Whether the last stop was clean. The marker is gone afterwards; only another clean stop brings it back."""
+        """Whether the last stop was clean. Removes the marker; only another clean stop writes it again."""
         self.clean_shutdown_epoch = read_clean_shutdown(self.path)
         if self.clean_shutdown_epoch is None:
             return False
@@ -159,7 +159,7 @@ class LogDirectory:
         return True
 
     def last_known(self, *, is_clean: bool) -> dict[PartitionKey, LastKnown]:
-        """What the checkpoints say, by partition. One that can't be read counts as absent: then more is checked."""
+        """What the checkpoints say, by partition. An unreadable one counts as missing, so more is checked."""
         recovery_points = self._read(RECOVERY_POINT_FILE)
         log_start_offsets = self._read(LOG_START_OFFSET_FILE)
         high_watermarks = self._read(HIGH_WATERMARK_FILE)
@@ -184,11 +184,11 @@ class LogDirectory:
         }
 
     def nothing_known(self, *, is_clean: bool) -> LastKnown:
-        """For a partition that no checkpoint names."""
+        """For a partition that is in no checkpoint."""
         return LastKnown(is_clean=is_clean, was_machine_down=was_machine_down(self.path))
 
     def note_boot(self) -> None:
-        """All logs are open: what is written from now on is written under this boot of the machine. Blocks."""
+        """All logs are open: whatever is written from now on is written during this boot. Blocks."""
         try:
             write_boot_id(self.path)
         except OSError as error:
@@ -205,12 +205,12 @@ class LogDirectory:
             return {}
 
     def read_cleaner_offsets(self) -> dict[PartitionKey, int]:
-        """Up to where each partition was compacted; without the file, all of it is looked at again."""
+        """How far each partition was compacted; without the file, compaction starts over."""
         self._cleaner_offsets = self._read(CLEANER_OFFSET_FILE)
         return self._cleaner_offsets
 
     def write_cleaner_offsets(self, offsets: Mapping[PartitionKey, int]) -> bool:
-        """As the other checkpoints, but only where something changed: that is seldom, and never on most brokers."""
+        """Like the other checkpoints, but written only if something changed, which is rare, on most brokers never."""
         if offsets == self._cleaner_offsets:
             return True
         is_written = self._write(CLEANER_OFFSET_FILE, offsets)
@@ -228,7 +228,7 @@ class LogDirectory:
         return self._write(HIGH_WATERMARK_FILE, offsets)
 
     def _write(self, name: str, offsets: Mapping[PartitionKey, int]) -> bool:
-        """Write a checkpoint; False when the old one still stands."""
+        """Write a checkpoint; False if the old one is still in place."""
         if self.offline_reason is not None:
             return False
         if self._written.get(name) == offsets:
@@ -254,7 +254,7 @@ class LogDirectory:
         return True
 
     def write_clean_marker(self, log_ends: Mapping[PartitionKey, LogEnd], broker_epoch: int) -> None:
-        """The very last word of a clean stop."""
+        """The last step of a clean stop."""
         try:
             write_log_ends(self.path / LOG_END_FILE, log_ends)
             write_clean_shutdown(self.path, broker_epoch)

@@ -1,8 +1,9 @@
-"""The data directories of a broker together: taken at the start, and given up one by one as their disks fail.
+"""All data directories of a broker: locked at startup, and given up one by one as their disks fail.
 
-What always holds: a broker starts as long as one directory works; a directory that another process holds, or that
-belongs to another broker, stops the start, since that is a mistake and no disk; a directory goes offline once, with one
-line that says why and what to do, whichever thread met the error first. It knows the directories, not the logs in them.
+What always holds: a broker starts as long as one directory works. A directory that another process has locked, or that
+belongs to another broker, prevents the start, since that is a mistake and not a disk failure. A directory goes offline
+once, with one log line that says why and what to do, whichever thread met the error first. It knows the directories,
+not the logs in them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class DirectorySet:
     # Starting
 
     def lock(self) -> None:
-        """Take all for this process; raises DataDirectoryError when none can be used or one is not ours to use."""
+        """Lock all for this process; raises DataDirectoryError if none can be used, or one belongs to someone else."""
         self.try_each(LogDirectory.lock)
 
     def unlock(self) -> None:
@@ -51,11 +52,11 @@ class DirectorySet:
             directory.unlock()
 
     def identify(self, cluster_id: str, node_id: int) -> None:
-        """Check whose they are, and mark those that are new."""
+        """Check their owner, and claim the new ones."""
         self.try_each(lambda directory: directory.identify(cluster_id, node_id))
 
     def try_each(self, step: Callable[[LogDirectory], None]) -> None:
-        """Take a step of the start with every directory; those whose disk fails are left out, unless all are."""
+        """Run one startup step on every directory; those whose disk fails are left out, unless all fail."""
         failed: list[tuple[LogDirectory, DataDirectoryError]] = []
         for directory in self.online:
             try:
@@ -72,12 +73,12 @@ class DirectorySet:
     # Failing
 
     def subscribe(self, listener: Callable[[Path], None]) -> Callable[[], None]:
-        """Call with every directory that goes offline, in whichever thread; returns the function that ends it."""
+        """Call back for every directory that goes offline, in any thread; returns the function to unsubscribe."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def fail(self, path: Path, reason: str) -> None:
-        """Use a directory no more; only the first reason counts."""
+        """Stop using a directory; only the first reason counts."""
         directory = self._by_path[path]
         with self._guard:
             if directory.offline_reason is not None:
@@ -85,7 +86,7 @@ class DirectorySet:
             directory.offline_reason = f"the data directory {path} is offline: {reason}"
         logger.error(
             "log directory %s goes offline: %s; its partitions answer KAFKA_STORAGE_ERROR, all others are served: "
-            "mend the disk or make room, then restart the broker",
+            "repair the disk or make room, then restart the broker",
             path,
             reason,
         )

@@ -1,8 +1,7 @@
-"""Which leader epoch began at which offset: the history that followers and consumers compare with theirs (KIP-101).
+"""Which leader epoch started at which offset: the history that followers and consumers compare with theirs (KIP-101).
 
-What always holds: epochs and start offsets both grow from entry to entry, and a new
-epoch is in the file before the first record of it is in the log. It does not know where the log ends; the caller says
-so.
+What always holds: epochs and start offsets both increase from entry to entry, and a new epoch is in the file before its
+first record is in the log. It does not know where the log ends; the caller passes that in.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class LeaderEpochs:
 
     @classmethod
     def load(cls, directory: Path) -> LeaderEpochs | None:
-        """What the file holds; None without a file; raises CorruptCheckpointError."""
+        """The contents of the file; None without a file; raises CorruptCheckpointError."""
         rows = read_rows(directory / LEADER_EPOCH_FILE, _parse_row)
         if rows is None:
             return None
@@ -60,22 +59,22 @@ class LeaderEpochs:
         self._directory = directory
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Begin an epoch; one that is already known or older changes nothing."""
+        """Start an epoch; one that is already known, or older, changes nothing."""
         before = self._entries.copy()
         if self._assign(epoch, start_offset):
             try:
                 self.write()
             except OSError:
-                # Memory and file agree, so that a full disk can be met again later.
+                # Keep memory and file in agreement, so that the append can be tried again once the disk has room.
                 self._entries = before
                 raise
 
     def begin_replay(self, from_offset: int) -> None:
-        """The log is read again from this offset on: what its batches say counts, and not what the file says."""
+        """The log is being read again from this offset: its batches count, not the file."""
         self._keep_before(from_offset)
 
     def replay(self, epoch: int, start_offset: int) -> None:
-        """As `assign`, for a batch found in the log while it is read again; `finish_replay` is called at the end."""
+        """Like `assign`, for a batch found while reading the log again; `finish_replay` is called at the end."""
         self._assign(epoch, start_offset)
 
     def epoch_for(self, offset: int) -> int:
@@ -84,7 +83,7 @@ class LeaderEpochs:
         return self._entries[slot].epoch if slot >= 0 else UNDEFINED_EPOCH
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """The largest epoch not above this one and the offset at which it ended; (-1, -1) when that can't be known."""
+        """The largest epoch up to this one, and the offset at which it ended; (-1, -1) if that is unknown."""
         if epoch == UNDEFINED_EPOCH or not self._entries:
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
         if epoch == self.latest_epoch:
@@ -92,20 +91,20 @@ class LeaderEpochs:
         slot = bisect.bisect_right(self._entries, epoch, key=_epoch)
         if slot == len(self._entries):
             return UNDEFINED_EPOCH, UNDEFINED_OFFSET
-        # Asked for an epoch before all known ones: it ended no later than where the first known one began.
+        # An epoch before all known ones: it ended no later than the first known one started.
         found = self._entries[slot - 1].epoch if slot else epoch
         return found, self._entries[slot].start_offset
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget epochs that began at this offset or later."""
+        """Forget epochs that started at this offset or later."""
         if self._keep_before(end_offset):
             self.write()
 
     def finish_replay(self, end_offset: int) -> None:
-        """The log was read up to its end: forget later epochs, and write what the file does not hold.
+        """The log was read to its end: forget later epochs, and write what the file is missing.
 
-        An epoch in which nothing was written is only forgotten, not erased from the file: the next one does that
-        anyway, and a broker with thousands of idle partitions would write them all at every start.
+        An epoch without records is only forgotten, not erased from the file: the next epoch does that anyway, and a
+        broker with thousands of idle partitions would otherwise rewrite all the files at every start.
         """
         self._keep_before(end_offset)
         written = self._written
@@ -118,7 +117,7 @@ class LeaderEpochs:
         return len(self._entries) != count
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Forget epochs that ended before this offset; the one that holds it begins there now."""
+        """Forget epochs that ended before this offset; the one that contains it now starts there."""
         slot = bisect.bisect_right(self._entries, start_offset, key=_start_offset) - 1
         if slot < 0 or (slot == 0 and self._entries[0].start_offset == start_offset):
             return
@@ -132,15 +131,15 @@ class LeaderEpochs:
 
     def write(self) -> None:
         rows = (f"{entry.epoch} {entry.start_offset}" for entry in self._entries)
-        # Flushed with the log, before anything counts as flushed; what was not is found again in the batches
-        # themselves. A start with thousands of partitions would otherwise wait for the disk once for each.
+        # Flushed with the log, before anything counts as flushed; what was not flushed is recovered from the batches.
+        # Otherwise, a start with thousands of partitions would wait for the disk once for each.
         write_unflushed(self._directory / LEADER_EPOCH_FILE, encode_rows(rows))
         self._written = self._entries.copy()
 
     def _assign(self, epoch: int, start_offset: int) -> bool:
         if epoch < 0 or epoch <= self.latest_epoch:
             return False
-        # An epoch that wrote nothing is overtaken by the one that begins at the same offset.
+        # An epoch without records is replaced by the next one, which starts at the same offset.
         while self._entries and self._entries[-1].start_offset >= start_offset:
             self._entries.pop()
         self._entries.append(EpochEntry(epoch, start_offset))

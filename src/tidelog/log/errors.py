@@ -1,4 +1,4 @@
-"""What can go wrong with files, as errors that say which partition, which file and what to do.
+"""Errors about files, each saying which partition, which file and what to do.
 
 What always holds: everything a disk or its contents can cause reaches the caller as LogStorageError, which a client
 sees as KAFKA_STORAGE_ERROR; a refusal of the records themselves is a plain KafkaError with its own code. Errors about

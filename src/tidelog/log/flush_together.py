@@ -1,9 +1,9 @@
-"""Flushing many logs at once: one syncfs(2) for a data directory, instead of several fsyncs for each of thousands.
+"""Flushes many logs together: one syncfs(2) per data directory, instead of several fsyncs for each of thousands.
 
-What always holds: a log counts as flushed only when syncfs has returned without an error, on a kernel and a file system
-that report failed write-backs by it, and only up to where it ended before; in every other case nothing has changed and
-each log is to be flushed by itself, which tells the one that failed. What syncfs writes besides (other files of that
-file system) is bounded by the machine's dirty memory, or it is not used.
+What always holds: a log counts as flushed only if syncfs returned without an error, on a kernel and filesystem where it
+reports failed write-backs, and only up to where the log ended before the call. In every other case nothing has changed,
+and each log has to be flushed separately, which shows the one that failed. If the machine has too much dirty memory,
+syncfs is not used, because it also writes the filesystem's other files.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _KERNEL_MIN = (5, 8)
 # File systems that record each failed write-back where syncfs looks. On others (overlays, FUSE, network) it may not
 # hear of one.
 _FILE_SYSTEMS = frozenset({0xEF53, 0x58465342, 0x9123683E})  # ext4, XFS, Btrfs
-# What others have written waits for the disk, too: at some hundred MB a second this is a few seconds.
+# Other programs' writes have to reach the disk as well: at a few hundred MB per second this takes a few seconds.
 _DIRTY_BYTES_MAX = 1 << 30
 
 
 def flush_together(directory: LogDirectory, logs: Sequence[PartitionLog], *, closing: bool = False) -> bool:
-    """Flush logs of one directory, `closing` with all that a clean start needs; False: none was. Blocks."""
+    """Flush logs of one directory; if `closing`, with all that a clean start needs. False: none was flushed. Blocks."""
     fd = directory.descriptor
     if len(logs) < MANY_LOGS or fd < 0 or not _can_sync(fd):
         return False
@@ -46,8 +46,8 @@ def flush_together(directory: LogDirectory, logs: Sequence[PartitionLog], *, clo
     try:
         sync_file_system(fd)
     except OSError as error:
-        # Perhaps another file on that disk: whose it was, each log's own flush tells.
-        logger.warning("the file system of %s can't be flushed as a whole: %s", directory.path, error)
+        # It may have been another file on that disk; flushing each log separately shows whose it was.
+        logger.warning("can't flush the whole filesystem of %s: %s", directory.path, error)
         return False
     for log, mark in marks:
         log.note_flushed(mark)
@@ -55,7 +55,7 @@ def flush_together(directory: LogDirectory, logs: Sequence[PartitionLog], *, clo
 
 
 def sync_file_system(fd: int) -> None:
-    """Flush the whole file system that the descriptor lies on; raises OSError."""
+    """Flush the whole filesystem of the descriptor; raises OSError."""
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
@@ -75,7 +75,7 @@ def _kernel_version() -> tuple[int, ...]:
 
 
 def file_system_type(fd: int) -> int:
-    """The magic number of the file system that the descriptor lies on; 0 when it can't be told."""
+    """The magic number of the descriptor's filesystem; 0 if unknown."""
     import ctypes
 
     # The first field of struct statfs is the type, in a machine word; the rest is not looked at.

@@ -28,20 +28,22 @@ def is_out_of_room(error: OSError) -> bool:
 
 
 class LogHealth:
-    """The part of a partition's log that knows its name and why it is offline."""
+    """Whether one log is online, and if not, why."""
 
-    __slots__ = ("_offline_reason", "on_failure", "partition", "topic")
+    __slots__ = ("_offline_reason", "_on_failure", "_partition", "_topic", "is_damaged")
 
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
+    def __init__(self, topic: str, partition: int, on_failure: Callable[[str], None] | None = None) -> None:
+        """`on_failure` is called with the reason by the thread that met the error; without it the reason is logged."""
+        self._topic = topic
+        self._partition = partition
         self._offline_reason: str | None = None
-        # Told why, by the thread that met the error; it says so in the log and takes the whole directory offline.
-        self.on_failure: Callable[[str], None] | None = None
+        self._on_failure = on_failure
+        # It is offline because of its own files: the disk works, and other logs on it are not affected.
+        self.is_damaged = False
 
     @property
     def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
+        return f"{self._topic}-{self._partition}"
 
     @property
     def is_offline(self) -> bool:
@@ -56,12 +58,19 @@ class LogHealth:
         if self._offline_reason is None:
             self._offline_reason = f"{self.name}: {reason}"
 
+    def take_damaged_offline(self, reason: str) -> None:
+        """As `take_offline`, because the files of this very log can't be used."""
+        if self._offline_reason is None:
+            self.is_damaged = True
+            self._offline_reason = reason
+            logger.error("%s", reason)
+
     def go_offline(self, reason: str) -> LogStorageError:
         """As `take_offline`, for an error that was just met; the error to raise."""
         if self._offline_reason is None:
             self.take_offline(f"{reason}; the log is offline")
-            if self.on_failure is not None:
-                self.on_failure(f"{self.name}: {reason}")
+            if self._on_failure is not None:
+                self._on_failure(f"{self.name}: {reason}")
             else:
                 logger.error("%s", self._offline_reason)
         return LogStorageError(self._offline_reason or reason)
@@ -87,6 +96,6 @@ class LogHealth:
         try:
             yield
         except CorruptSegmentError as error:
-            raise LogCorruptionError(self.topic, self.partition, error.path, error.position, error.reason) from error
+            raise LogCorruptionError(self._topic, self._partition, error.path, error.position, error.reason) from error
         except OSError as error:
             raise LogStorageError(f"{self.name}: read failed: {error}") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.common.clock import Clock
+from tidelog.common.steps import with_pauses
 from tidelog.log.config import FOREVER
 from tidelog.log.errors import LogStorageError
 from tidelog.log.flush_together import flush_together
@@ -89,7 +90,8 @@ class Housekeeping:
 
     async def _flush_due(self) -> None:
         now_ms = self._clock.now_ms()
-        await self._flush_all(log for log in self._manager.logs() if now_ms - log.last_flush_ms >= log.config.flush_ms)
+        logs = self._manager.open_logs()
+        await self._flush_all(log for log in logs if now_ms - log.last_flush_ms >= log.config.flush_ms)
 
     async def _flush_rolled(self) -> None:
         await self._flush_all(log for log in self._manager.logs_with_work_behind() if log.has_unflushed_segments)
@@ -101,13 +103,13 @@ class Housekeeping:
 
     def _flush(self, logs: Sequence[PartitionLog]) -> None:
         for directory in self._manager.directories.online:
-            here = [log for log in logs if log.directory.parent == directory.path]
+            here = [log for log in logs if log.parent == directory.path]
             if here and not flush_together(directory, here):
                 _flush_side_by_side(here)
 
     async def _roll_due(self) -> None:
         now_ms = self._clock.now_ms()
-        for log in self._manager.logs():
+        async for log in with_pauses(self._manager.logs()):
             if log.is_offline:
                 continue
             try:
@@ -139,8 +141,8 @@ class Housekeeping:
 
     async def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()
-        for log in self._manager.logs():
-            log.remove_expired_producers(now_ms, self._config.producer_expiration_ms)
+        async for log in with_pauses(self._manager.open_logs()):
+            log.remove_expired_producers(now_ms, self._manager.producer_expiration_ms)
 
 
 def _flush_side_by_side(logs: Sequence[PartitionLog]) -> None:

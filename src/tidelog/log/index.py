@@ -294,7 +294,7 @@ class OffsetIndex(_Index):
             relative_offset, position = self._slot(len(self) - 1)
             # The first batch of a segment never gets an entry, so neither number is ever 0.
             if relative_offset <= 0 or not 0 < position < log_size_bytes:
-                raise CorruptIndexError(f"{self.path} ends with an entry that points outside of its log")
+                raise CorruptIndexError(f"{self.path} ends with an entry that points outside its log")
 
 
 class TimeIndex(_Index):
@@ -338,7 +338,7 @@ class TimeIndex(_Index):
         if len(self) > 1:
             timestamp, relative_offset = self._slot(len(self) - 1)
             if timestamp < self._slot(0)[0] or relative_offset < 0:
-                raise CorruptIndexError(f"{self.path} ends with an entry that lies before its first")
+                raise CorruptIndexError(f"{self.path} ends with an entry that is before its first")
 
     def _entry_at(self, slot: int) -> tuple[int, int]:
         if slot < 0:

@@ -26,6 +26,7 @@ from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, CorruptIndexError, CorruptSnapshotError
 from tidelog.log.file_slice import LogFile
 from tidelog.log.index import OffsetIndex, TimeIndex
+from tidelog.log.producer_entry import ProducerEntry
 from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX, decode_snapshot
 from tidelog.log.scan import WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX
@@ -94,7 +95,7 @@ def dump(path: Path) -> Iterator[Row]:
     if path.suffix == LOG_SUFFIX:
         return dump_log(path)
     if path.suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX) and offset_in_file_name(path.stem) is None:
-        raise ValueError(f"{path.name} is no index of a log: such files are named by an offset of 20 digits")
+        raise ValueError(f"{path.name} is not the index of a log: those are named after an offset of 20 digits")
     if path.suffix == INDEX_SUFFIX:
         entries = OffsetIndex(path, int(path.stem), 0).entries()
         return (OffsetIndexRow(offset, position) for offset, position in entries)
@@ -107,7 +108,7 @@ def dump(path: Path) -> Iterator[Row]:
         return _dump_snapshot(path)
     if path.name == LEADER_EPOCH_FILE:
         return _dump_epochs(path)
-    raise ValueError(f"{path.name} is no log, index, snapshot or leader epoch file")
+    raise ValueError(f"{path.name} is not a log, index, snapshot or leader epoch file")
 
 
 def dump_log(path: Path) -> Iterator[BatchRow | Problem]:
@@ -141,7 +142,7 @@ def _dump_snapshot(path: Path) -> Iterator[ProducerRow | Problem]:
     except CorruptSnapshotError as error:
         yield Problem(path, -1, str(error))
         return
-    for entry in entries:
+    for entry in map(ProducerEntry.unpack, entries):
         yield ProducerRow(
             entry.producer_id,
             entry.producer_epoch,
@@ -175,15 +176,13 @@ def verify(directory: Path) -> Iterator[Problem]:
     for path in sorted(directory.glob("*" + LOG_SUFFIX)):
         base_offset = offset_in_file_name(path.stem)
         if base_offset is None:
-            yield Problem(path, -1, "no segment has such a name, so the file is not used")
+            yield Problem(path, -1, "segments are not named like this, so the file is not used")
             continue
         if not path.is_file():
-            yield Problem(path, -1, "a directory is where a log file should be")
+            yield Problem(path, -1, "there is a directory in place of the log file")
             continue
         if next_offset is not None and base_offset < next_offset:
-            yield Problem(
-                path, 0, f"the segment starts at {base_offset}, the one before it goes up to {next_offset - 1}"
-            )
+            yield Problem(path, 0, f"the segment starts at {base_offset}, the one before it ends at {next_offset - 1}")
         elif next_offset is not None and base_offset > next_offset and not is_compacted:
             yield Problem(path, 0, f"offsets {next_offset} to {base_offset - 1} are missing before the segment")
         next_offset, last_path = base_offset, path
@@ -212,7 +211,7 @@ def verify(directory: Path) -> Iterator[Problem]:
     # A compacted log may have been cut where its batches have a gap; then it ends behind the last of them.
     if flushed_offset > (next_offset or 0) and not is_compacted:
         yield Problem(
-            last_path, -1, f"offsets {next_offset or 0} to {flushed_offset - 1} had been flushed and are not there"
+            last_path, -1, f"offsets {next_offset or 0} to {flushed_offset - 1} had been flushed but are missing"
         )
     for path in sorted(directory.glob("*" + SNAPSHOT_SUFFIX)):
         yield from (row for row in _dump_snapshot(path) if isinstance(row, Problem))
@@ -275,7 +274,7 @@ def _verify_indexes(log_path: Path, base_offset: int, batches: dict[int, BatchHe
     offsets_path, times_path = log_path.with_suffix(INDEX_SUFFIX), log_path.with_suffix(TIME_INDEX_SUFFIX)
     for path in (offsets_path, times_path):
         if path.exists() and not path.is_file():
-            yield Problem(path, -1, "a directory is where an index should be")
+            yield Problem(path, -1, "there is a directory in place of the index")
             return
     yield from _verify_txn_index(log_path.with_suffix(TXN_INDEX_SUFFIX), batches)
     last = -1
@@ -320,7 +319,7 @@ def _verify_epochs(
         return
     if epochs is not None and not epochs_agree(epochs, found, end_offset, is_compacted=is_compacted):
         began = ", ".join(f"{epoch} with offset {start}" for epoch, start in found)
-        yield Problem(path, -1, f"it does not agree with the batches, in which epochs begin so: {began}")
+        yield Problem(path, -1, f"it does not match the batches, in which epochs start as follows: {began}")
 
 
 def epochs_agree(epochs: LeaderEpochs, found: list[tuple[int, int]], end_offset: int, *, is_compacted: bool) -> bool:

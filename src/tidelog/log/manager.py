@@ -1,9 +1,9 @@
-"""All logs of a broker: opening them at start, making and deleting them, keeping their checkpoints, closing them.
+"""All logs of a broker: opens them at startup, creates and deletes them, keeps their checkpoints, closes them.
 
-What always holds: a log is known once by topic and partition; a partition whose files are corrupt is known as offline
-and can neither be read nor made anew, while all others serve; the clean-shutdown marker is written last, after
-everything it vouches for. Logs are made and deleted by one thread at a time, which need not be the event loop's;
-methods that block say so, the others are called on the event loop. It decides nothing about leaders.
+What always holds: there is one log per topic and partition; a partition whose files are corrupt is offline and can be
+neither read nor recreated, while all others are served; the clean-shutdown marker is written last, after everything it
+vouches for. One thread at a time creates and deletes logs, not necessarily the event loop's; methods that block say so,
+the others are called on the event loop. It makes no decisions about leaders.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from tidelog.log.housekeeping import BackgroundTask, Housekeeping
 from tidelog.log.loading import open_all
 from tidelog.log.manager_config import LogManagerConfig
 from tidelog.log.open_files import OPEN_FILES
-from tidelog.log.partition_log import PartitionLog
+from tidelog.log.partition_log import LogOwner, PartitionLog
 from tidelog.log.placement import find_doubles
-from tidelog.log.recovery import LastKnown, RecoveryProgress, create_log, open_log
+from tidelog.log.producer_limits import ProducerLimits
+from tidelog.log.recovery import LastKnown, RecoveryProgress, create_log, open_log, rest_log
 from tidelog.log.set_aside import CUT_SUFFIX
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -45,8 +46,10 @@ logger = logging.getLogger(__name__)
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 _FILE_NAME_BYTES_MAX = 255
-# Closing waits for the disk, not for a processor, and file systems flush many files at once about as fast as one.
+# Closing waits for the disk, not for the CPU, and filesystems flush many files together about as fast as one.
 _CLOSE_THREADS = 16
+# How many logs a thread processes at a time, so that handing them over costs next to nothing.
+_REST_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,9 @@ class LogManager:
 
     def __init__(self, log_dirs: Sequence[Path], values: Settings | Mapping[str, object], clock: Clock) -> None:
         self._config = LogManagerConfig.from_values(values)
+        # These two may change while the broker runs.
+        self.recovery_threads = self._config.recovery_threads
+        self.producer_expiration_ms = self._config.producer_expiration_ms
         OPEN_FILES.set_limit(self._config.max_open_files)
         self._clock = clock
         self._directories = DirectorySet(map(Path, log_dirs))
@@ -70,17 +76,27 @@ class LogManager:
         self._directories.subscribe(self._on_directory_offline)
         self._logs: dict[PartitionKey, PartitionLog] = {}
         self._logs_count: Counter[Path] = Counter()
-        # Those whose segments changed since they were last looked at, or still wait for something.
+        # The others are at rest.
+        self._open_logs: set[PartitionLog] = set()
+        # Logs whose segments changed since the last check, or that still wait for something.
         self._changed_logs: set[PartitionLog] = set()
+        producer_limits = ProducerLimits(self._config.producer_ids_per_partition_max, self._config.producer_ids_max)
+        self._owners = {
+            directory.path: LogOwner(
+                directory.fail, self._changed_logs.add, self._open_logs.add, producer_limits, directory.path
+            )
+            for directory in self._directories
+        }
         self._offline: dict[PartitionKey, tuple[LogStorageError, _Found]] = {}
-        # Partitions that lie in a data directory that is not there.
+        # Partitions in a missing data directory.
         self._withheld: dict[PartitionKey, LogStorageError] = {}
-        # Deleted partitions that the checkpoint files may still name; a new log of that name must not inherit them.
+        # Deleted partitions that may still be in checkpoint files; a new log of that name must not inherit their
+        # offsets.
         self._stale: set[PartitionKey] = set()
         self._doomed: list[tuple[int, Path]] = []
         self._doomed_guard = threading.Lock()
         self._log_starts_guard = threading.Lock()
-        # Data directories in which deletions were made that are not flushed.
+        # Data directories with unflushed deletions.
         self._unflushed: set[Path] = set()
         self.was_clean_shutdown = False
         self.cleaner = LogCleaner(
@@ -98,8 +114,16 @@ class LogManager:
     def logs(self) -> list[PartitionLog]:
         return list(self._logs.values())
 
+    def open_logs(self) -> list[PartitionLog]:
+        """The logs whose files have been read; the others have nothing to flush, expire or compact."""
+        return list(self._open_logs)
+
+    @property
+    def has_logs_at_rest(self) -> bool:
+        return len(self._open_logs) < len(self._logs)
+
     def logs_with_work_behind(self) -> list[PartitionLog]:
-        """Those in which segments wait for something. Most of thousands of logs rest, and are not looked at."""
+        """Logs with segments that wait for something. Most of thousands of logs are at rest, and are skipped."""
         for log in tuple(self._changed_logs):
             # In this order: another thread may be changing its segments.
             self._changed_logs.discard(log)
@@ -110,7 +134,7 @@ class LogManager:
     # Starting
 
     def open(self, cluster_id: str, node_id: int) -> None:
-        """Lock the directories and check whose they are; raises DataDirectoryError with what to do about it."""
+        """Lock the directories and check their owner; raises a DataDirectoryError that says what to do."""
         try:
             self._directories.lock()
             self._directories.identify(cluster_id, node_id)
@@ -121,10 +145,10 @@ class LogManager:
     def load(
         self, configs: Mapping[str, LogConfig] | None = None, topic_ids: Mapping[str, uuid.UUID] | None = None
     ) -> None:
-        """Open all logs that the directories hold, checking them as far as needed. Blocks; uses threads of its own.
+        """Open all logs in the directories, checking them as far as needed. Blocks; uses its own threads.
 
-        Topic ids tell which directory is right where two hold the same partition. A log that can't be opened is
-        offline; raises DataDirectoryError when no directory can be read.
+        Topic ids decide which directory is right if two hold the same partition. A log that can't be opened is offline;
+        raises DataDirectoryError if no directory can be read.
         """
         found: list[_Found] = []
         self.was_clean_shutdown = not self._directories.has_offline
@@ -142,15 +166,16 @@ class LogManager:
         started_ms = self._clock.monotonic_ms()
         open_one = functools.partial(self._open_log, configs or {})
         is_shorter = False
-        for item, opened in open_all(found, open_one, self._config.recovery_threads):
+        unrested = self._rest_logs(found, configs or {}, topic_ids or {})
+        for item, opened in open_all(unrested, open_one, self.recovery_threads):
             if isinstance(opened, LogStorageError):
                 self._offline[item.key] = opened, item
                 logger.error("%s", opened.message)
             else:
-                self._take_in(item.key, opened, item.path.parent)
+                self._take_in(item.key, opened)
                 is_shorter |= opened.recovery_point < item.known.recovery_point
         if is_shorter:
-            # What is appended from now on was not flushed, wherever a checkpoint of longer logs says so.
+            # What is appended from now on is not flushed, even if a checkpoint of a longer log says so.
             self.checkpoint()
         for directory in self._directories.online:
             directory.note_boot()
@@ -160,8 +185,9 @@ class LogManager:
         if not found:
             return
         logger.info(
-            "loaded %d logs in %.0f ms after a%s shutdown, %d offline",
+            "loaded %d logs, %d of them opened, in %.0f ms after a%s shutdown, %d offline",
             len(self._logs),
+            len(self._open_logs),
             self._clock.monotonic_ms() - started_ms,
             " clean" if self.was_clean_shutdown else "n unclean",
             len(self._offline),
@@ -172,7 +198,7 @@ class LogManager:
         for item in superseded:
             target = _free_name(item.path, STRAY_SUFFIX)
             os.rename(item.path, target)
-            logger.warning("%s is of an earlier topic of that name; it is set aside as %s", item.path, target)
+            logger.warning("%s belongs to an earlier topic of that name; it is set aside as %s", item.path, target)
         for item, error in undecided:
             self._offline[item.key] = error, item
             logger.error("%s", error.message)
@@ -188,32 +214,74 @@ class LogManager:
                 self._doom(self._clock.now_ms(), Path(entry.path))
                 continue
             if entry.name.endswith(STRAY_SUFFIX):
-                logger.warning("%s was set aside earlier; delete it when it is not needed", _as_text(entry.path))
+                logger.warning("%s was set aside earlier; delete it if you don't need it", _as_text(entry.path))
                 continue
             if entry.name.endswith(CUT_SUFFIX):
-                logger.warning("%s holds what was cut out of a log; delete it when not needed", _as_text(entry.path))
+                logger.warning(
+                    "%s holds what was cut out of a log; delete it if you don't need it", _as_text(entry.path)
+                )
                 continue
             key = partition_of_directory(entry.name)
             if key is None:
-                logger.warning("%s is no partition's directory and is left alone", _as_text(entry.path))
+                logger.warning("%s is not a partition's directory and is left alone", _as_text(entry.path))
                 continue
             yield _Found(key, Path(entry.path), known.pop(key, nothing_known))
         # Checkpoints of partitions that were deleted right before a crash.
         self._stale.update(known)
+
+    def _rest_logs(
+        self, found: Sequence[_Found], configs: Mapping[str, LogConfig], topic_ids: Mapping[str, uuid.UUID]
+    ) -> list[_Found]:
+        """Register logs that were closed cleanly and are unchanged, without opening them; returns all others."""
+        names = {name: name for name in topic_ids}  # one text for a name, and not one for each of its partitions
+        default_config = LogConfig()
+
+        def rest(item: _Found) -> PartitionLog | None:
+            topic, partition = item.key
+            try:
+                topic_id = read_partition_metadata(item.path)
+                known_id = topic_ids.get(topic)
+                return rest_log(
+                    names.get(topic, topic),
+                    partition,
+                    item.path,
+                    known_id if known_id == topic_id else topic_id,
+                    configs.get(topic) or default_config,
+                    self._clock,
+                    item.known,
+                    self._owners[item.path.parent],
+                )
+            except (OSError, CorruptCheckpointError) as error:
+                # Opening it meets the same error, and explains it.
+                logger.debug("%s has to be opened: %s", item.path, error)
+                return None
+
+        unrested = [item for item in found if not item.known.is_clean]
+        closed = [item for item in found if item.known.is_clean]
+        chunks = [closed[start : start + _REST_CHUNK] for start in range(0, len(closed), _REST_CHUNK)]
+        with ThreadPoolExecutor(self.recovery_threads, "log-recovery") as threads:
+            for chunk, logs in zip(chunks, threads.map(lambda chunk: list(map(rest, chunk)), chunks), strict=True):
+                for item, log in zip(chunk, logs, strict=True):
+                    if log is None:
+                        unrested.append(item)
+                    else:
+                        self._take_in((log.topic, log.partition), log)
+        return unrested
 
     def _open_log(self, configs: Mapping[str, LogConfig], item: _Found, progress: RecoveryProgress) -> PartitionLog:
         topic, partition = item.key
         try:
             topic_id = read_partition_metadata(item.path)
             config = configs.get(topic) or LogConfig()
-            return open_log(topic, partition, item.path, topic_id, config, self._clock, item.known, progress)
+            owner = self._owners[item.path.parent]
+            return open_log(topic, partition, item.path, topic_id, config, self._clock, item.known, progress, owner)
         except (OSError, CorruptCheckpointError) as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be opened: {error}") from error
 
     # Logs
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
-        """The log, if there is one; raises LogStorageError when its files are there but not usable."""
+        """The log, if there is one; raises LogStorageError if its files exist but can't be used."""
         key = topic, partition
         log = self._logs.get(key)
         if log is None and key in self._offline:
@@ -223,18 +291,18 @@ class LogManager:
         return log
 
     def has(self, topic: str, partition: int) -> bool:
-        """Whether there are files of the partition, usable or not."""
+        """Whether the partition has files, usable or not."""
         return (topic, partition) in self._logs or (topic, partition) in self._offline
 
     def withhold(self, topic: str, partition: int, reason: str) -> None:
-        """Keep a partition from being made anew whose files are out of reach; its offsets would be given out twice."""
+        """Keep a partition from being recreated while its files are missing; its offsets would be assigned twice."""
         self._withheld[topic, partition] = LogStorageError(f"partition {topic}-{partition} is offline: {reason}")
 
     def is_withheld(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._withheld
 
     def create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
-        """Make a new log; raises LogStorageError when the disk does not let it. Blocks."""
+        """Create a log; raises LogStorageError if the disk fails. Blocks."""
         key = topic, partition
         if self.get(topic, partition) is not None:
             raise ValueError(f"{topic}-{partition} exists")
@@ -244,25 +312,27 @@ class LogManager:
                 raise LogStorageError(
                     f"partition {topic}-{partition} can't be created while checkpoints name the old one"
                 )
-            log = create_log(topic, partition, directory.path / f"{topic}-{partition}", topic_id, config, self._clock)
+            path, owner = directory.path / f"{topic}-{partition}", self._owners[directory.path]
+            log = create_log(topic, partition, path, topic_id, config, self._clock, owner)
         except OSError as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be created: {error}") from error
-        self._take_in(key, log, directory.path)
+        self._take_in(key, log)
         return log
 
-    def _take_in(self, key: PartitionKey, log: PartitionLog, parent: Path) -> None:
-        directory = self._directories[parent]
-        log.on_failure = directory.fail
-        log.on_segments_changed(functools.partial(self._changed_logs.add, log))
-        self._changed_logs.add(log)
+    def _take_in(self, key: PartitionKey, log: PartitionLog) -> None:
+        directory = self._directories[log.parent]
+        if log.is_open:
+            self._open_logs.add(log)
+            self._changed_logs.add(log)
         self._logs[key] = log
-        self._logs_count[parent] += 1
+        self._logs_count[log.parent] += 1
         if directory.offline_reason is not None:
-            # It went offline while the log was made, and may have been looked for in vain.
-            log.take_offline(directory.offline_reason)
+            # The directory went offline while the log was being created, and its logs were taken offline without this
+            # one.
+            log.health.take_offline(directory.offline_reason)
 
     def get_or_create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
-        """The log with these settings; one that belongs to another topic of the same name is refused. Blocks."""
+        """The log with these settings; refuses one that belongs to another topic of the same name. Blocks."""
         log = self.get(topic, partition)
         if log is None:
             return self.create(topic, partition, topic_id, config)
@@ -282,9 +352,9 @@ class LogManager:
         return min(online, key=lambda directory: self._logs_count[directory.path])
 
     def delete(self, topic: str, partition: int) -> None:
-        """Take a log out at once; its files go after file.delete.delay.ms, and those who read it are not disturbed.
+        """Remove a log immediately; its files are deleted after file.delete.delay.ms, and readers are not disturbed.
 
-        Blocks. `flush_deletions` makes sure that a power cut does not bring them back.
+        Blocks. `flush_deletions` makes sure that a power cut does not bring the files back.
         """
         log = self._logs.get((topic, partition))
         target = self._take_out(topic, partition, DELETE_SUFFIX)
@@ -294,7 +364,7 @@ class LogManager:
             self._doom(self._clock.now_ms() + delay_ms, target)
 
     def flush_deletions(self) -> None:
-        """Make the deletions so far survive a power cut; once for many is enough. Blocks."""
+        """Make all deletions so far survive a power cut; one call covers many. Blocks."""
         unflushed, self._unflushed = self._unflushed, set()
         for path in unflushed:
             try:
@@ -303,11 +373,11 @@ class LogManager:
                 raise LogStorageError(f"deletions in {path} can't be flushed: {error}") from error
 
     def set_aside(self, topic: str, partition: int) -> Path | None:
-        """Take a log out whose topic is unknown; its files stay, renamed, until a person has judged them. Blocks."""
+        """Remove a log whose topic is unknown; its files are renamed and kept for someone to decide. Blocks."""
         return self._take_out(topic, partition, STRAY_SUFFIX)
 
     def refuse(self, log: PartitionLog, reason: str) -> None:
-        """Keep a log from being used or made anew; its files stay as they are. Blocks."""
+        """Keep a log from being used or recreated; its files stay as they are. Blocks."""
         error = LogStorageError(f"partition {log.name} stays offline: {reason}")
         logger.error("%s", error.message)
         known = LastKnown(
@@ -318,10 +388,11 @@ class LogManager:
         key = log.topic, log.partition
         self._offline[key] = error, _Found(key, log.directory, known)
         del self._logs[key]
+        self._open_logs.discard(log)
         log.close(clean=False)
 
     def _take_out(self, topic: str, partition: int, suffix: str) -> Path | None:
-        """Rename a log's directory and forget the log; gives its new path, None when there is no such log."""
+        """Rename a log's directory and forget the log; returns its new path, or None if there is no such log."""
         key = topic, partition
         log = self._logs.pop(key, None)
         _, found = self._offline.pop(key, (None, None))
@@ -329,7 +400,8 @@ class LogManager:
         self._withheld.pop(key, None)
         try:
             if log is not None:
-                self._logs_count[log.directory.parent] -= 1
+                self._logs_count[log.parent] -= 1
+                self._open_logs.discard(log)
                 self.cleaner.abort(log)
                 target = _free_name(log.directory, suffix)
                 log.move(target)
@@ -351,13 +423,13 @@ class LogManager:
         """The disk failed: all logs on it refuse everything. May be called from any thread."""
         reason = self._directories[path].offline_reason or ""
         for log in self.logs():
-            if log.directory.parent == path:
-                log.take_offline(reason)
+            if log.parent == path:
+                log.health.take_offline(reason)
 
     # Keeping
 
     def background_tasks(self) -> list[BackgroundTask]:
-        """What the broker's scheduler shall run, with how often."""
+        """What the broker's scheduler should run, and how often."""
         config = self.cleaner.config
         cleaners = range(config.threads if config.enable else 0)
         return [
@@ -366,8 +438,8 @@ class LogManager:
         ]
 
     def checkpoint(self) -> bool:
-        """Write recovery points, log start offsets, high watermarks; False when a full disk kept old ones. Blocks."""
-        # What is deleted later stays stale, whatever was written meanwhile.
+        """Write recovery points, log start offsets, high watermarks; False if the disk was full. Blocks."""
+        # What is deleted later stays stale, whatever is written in the meantime.
         stale = set(self._stale)
         is_written = True
         for directory in self._directories.online:
@@ -381,9 +453,9 @@ class LogManager:
         return is_written
 
     def checkpoint_log_start_offsets(self) -> bool:
-        """Write where logs start; False when a full disk kept the old file. Blocks."""
+        """Write where logs start; False if the disk was full. Blocks."""
         is_written = True
-        # What one thread read must not be written after what another read later.
+        # Data read by one thread must not be written after newer data read by another.
         with self._log_starts_guard:
             for directory in self._directories.online:
                 starts = {key: found.known.log_start_offset for key, found in self._offline_of(directory)}
@@ -394,7 +466,7 @@ class LogManager:
         return is_written
 
     def checkpoint_high_watermarks(self) -> bool:
-        """Write high watermarks; False when a full disk kept old ones. Blocks."""
+        """Write high watermarks; False if the disk was full. Blocks."""
         is_written = True
         for directory in self._directories.online:
             watermarks = {key: found.known.high_watermark for key, found in self._offline_of(directory)}
@@ -403,7 +475,7 @@ class LogManager:
         return is_written
 
     def checkpoint_cleaner_offsets(self) -> bool:
-        """Write up to where logs are compacted; False when a full disk kept the old file. Blocks."""
+        """Write how far logs are compacted; False if the disk was full. Blocks."""
         is_written = True
         for directory in self._directories.online:
             cleaned = {key: log.first_dirty_offset for key, log in self._logs_of(directory).items()}
@@ -416,16 +488,16 @@ class LogManager:
         logs = self._logs.copy()
         if self._has_one_directory:
             return logs
-        return {key: log for key, log in logs.items() if log.directory.parent == directory.path}
+        return {key: log for key, log in logs.items() if log.parent == directory.path}
 
     def _offline_of(self, directory: LogDirectory) -> list[tuple[PartitionKey, _Found]]:
         offline = self._offline.copy()
         return [(key, found) for key, (_, found) in offline.items() if found.path.parent == directory.path]
 
     def rename_dropped_segments(self) -> None:
-        """Rename the files of segments that were dropped, once it is on disk where their logs start. Blocks."""
+        """Rename the files of dropped segments, once their logs' start offsets are on disk. Blocks."""
         logs = [log for log in self.logs_with_work_behind() if log.has_dropped_segments]
-        # A full disk must not keep what would make room on it; what then begins each log is made sure of otherwise.
+        # A full disk must not prevent what would make room on it; each log's first file is secured in another way then.
         sync = bool(logs) and not self.checkpoint_log_start_offsets()
         for log in logs:
             try:
@@ -434,7 +506,7 @@ class LogManager:
                 logger.error("%s", error.message)
 
     def take_doomed_paths(self, now_ms: int) -> list[Path]:
-        """The directories of deleted partitions whose time has come; the caller removes them."""
+        """The directories of deleted partitions that are due; the caller removes them."""
         with self._doomed_guard:
             due = [path for due_ms, path in self._doomed if due_ms <= now_ms]
             self._doomed = [(due_ms, path) for due_ms, path in self._doomed if due_ms > now_ms]
@@ -443,37 +515,39 @@ class LogManager:
     # Stopping
 
     def close(self, *, clean: bool = True, broker_epoch: int = -1) -> None:
-        """Flush and close all logs and give the directories back. Blocks. Unclean: as after a crash, but unlocked."""
+        """Flush and close all logs and unlock the directories. Blocks. Unclean: as after a crash, but unlocked."""
         if clean:
             self.rename_dropped_segments()
             for directory in self._directories.online:
                 online = [log for log in self._logs_of(directory).values() if not log.is_offline]
                 flush_together(directory, [log for log in online if log.has_unflushed], closing=True)
         logs = self.logs()
-        failed = {log.directory.parent for log in logs if log.is_offline}
+        damaged = {log for log in logs if log.health.is_damaged}
+        failed = {log.parent for log in logs if log.is_offline and log not in damaged}
         waiting = [log for log in logs if clean and log.has_unflushed]
         if waiting:
             with ThreadPoolExecutor(min(_CLOSE_THREADS, len(waiting)), "log-close") as threads:
                 results = threads.map(lambda log: _close(log, clean), waiting)
-                failed |= {log.directory.parent for log, is_ok in zip(waiting, results, strict=True) if not is_ok}
-        # The rest waits for no disk, and threads would only wait for each other.
-        failed |= {log.directory.parent for log in logs if not _close(log, clean)}
+                failed |= {log.parent for log, is_ok in zip(waiting, results, strict=True) if not is_ok}
+        # The rest doesn't wait for the disk, so threads would only wait for each other.
+        failed |= {log.parent for log in logs if not _close(log, clean)}
         if clean and self.checkpoint():
             for directory in self._directories.online:
                 if directory.path not in failed:
-                    ends = {key: log.log_end for key, log in self._logs_of(directory).items()}
+                    here = self._logs_of(directory).items()
+                    ends = {key: log.log_end for key, log in here if log not in damaged}
                     directory.write_clean_marker(ends, broker_epoch)
         self._directories.unlock()
 
 
 def _free_name(path: Path, suffix: str) -> Path:
-    """A name beside this one that nothing has."""
+    """An unused name in the same directory."""
     suffix = f".{uuid.uuid4().hex}{suffix}"
     return path.with_name(path.name[: _FILE_NAME_BYTES_MAX - len(suffix)] + suffix)
 
 
 def _as_text(path: str) -> str:
-    """A name from the file system may hold any bytes; a line of the log may not."""
+    """A file name may contain any bytes; a log line may not."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""The broker's settings that concern all logs together, with Kafka's defaults."""
+"""The broker's settings for all logs together, with Kafka's defaults."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from tidelog.common.settings import SettingError, Settings
+from tidelog.log.producer_limits import PER_PARTITION_MAX, TOTAL_MAX
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -19,7 +20,7 @@ def setting(name: str, default: float | bool | None) -> Any:
 
 
 def values_of(config: type[DataclassInstance], values: Settings | Mapping[str, object]) -> dict[str, Any]:
-    """What the broker's settings say for each field; a table that lacks a row leaves the field's default."""
+    """The value of each field from the broker's settings; without a row in the table, the field keeps its default."""
     taken: dict[str, Any] = {}
     for item in dataclasses.fields(config):
         try:
@@ -39,6 +40,8 @@ class LogManagerConfig:
     high_watermark_interval_ms: int = setting("replica.high.watermark.checkpoint.interval.ms", 5_000)
     producer_expiration_ms: int = setting("producer.id.expiration.ms", 86_400_000)
     producer_check_interval_ms: int = setting("producer.id.expiration.check.interval.ms", 600_000)
+    producer_ids_per_partition_max: int = setting("tidelog.max.producer.ids.per.partition", PER_PARTITION_MAX)
+    producer_ids_max: int = setting("tidelog.max.producer.ids", TOTAL_MAX)
     retention_check_interval_ms: int = setting("log.retention.check.interval.ms", 300_000)
     initial_task_delay_ms: int = setting("log.initial.task.delay.ms", 30_000)
     # None: as many as fit the process's own limit.

@@ -1,14 +1,13 @@
-"""How many files the logs of a process hold open: those that were not used for longest are closed to make room.
+"""Limits the open log files of a process: the least recently used ones are closed to make room.
 
-What always holds: a file that somebody uses (a slice that is being sent, a flush, a read) stays open until they let go
-of it, whatever is decided here; a log file with writes that were not flushed is never closed before it was flushed;
-a process that has no descriptors left closes files here and tries again. The limit is passed for a moment where
-files are opened faster than `trim` runs, or can't be flushed. One list serves all logs of a process, because the number
-of descriptors is the process's.
+What always holds: a file in use (a slice being sent, a flush, a read) stays open until it is released, whatever is
+decided here; a log file with unflushed writes is never closed before it is flushed; a process that runs out of
+descriptors closes files here and tries again. The limit may be exceeded briefly if files are opened faster than `trim`
+runs, or can't be flushed. One list serves all logs of a process, because descriptors are limited per process.
 
-Why unflushed files stay open: Linux tells a failed write-back to those who have the file open when it happens, each
-once. To one who opens it later it is told only while nobody has heard of it and the kernel still has the inode in
-memory. A log file that was closed, and opened again for its flush, could so be flushed "well" without its records
+Why unflushed files stay open: Linux reports a failed write-back once to each process that has the file open when it
+happens. Someone who opens it later hears of it only if nobody else has, and if the kernel still has the inode in
+memory. So a log file that was closed, and reopened for its flush, could be flushed "successfully" without its records
 being on disk.
 """
 
@@ -32,12 +31,12 @@ NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 # Each mapped index is one of the maps that Linux lets a process have (vm.max_map_count, 65,530 by default).
 _DEFAULT_LIMIT_MAX = 30_000
 _LIMIT_MIN = 16
-# Closed in one go, so that the next ones to be opened need not look again.
+# How many are closed together, so that the next files to be opened need no check.
 _TRIMMED_PART = 8
 _FREED_PART = 4
-# Flushed where the event loop may have to wait for it, a millisecond or so each.
+# How many are flushed when the event loop may have to wait for it, at about a millisecond each.
 _FLUSHED_AT_ONCE = 8
-# Descriptors that connections leave alone: sockets that listen, the metadata store, checkpoints being written.
+# Descriptors reserved from connections: for listening sockets, the metadata store, checkpoints being written.
 _RESERVED_DESCRIPTORS = 128
 _RESERVED_PART = 4
 _TOLD_INTERVAL_S = 60.0
@@ -46,7 +45,7 @@ OpenedT = TypeVar("OpenedT")
 
 
 class Holder(Protocol):
-    """What holds one file open: a segment its log, an index its map."""
+    """The owner of an open file: a segment for its log, an index for its map."""
 
     path: Path
     was_used: bool
@@ -55,7 +54,7 @@ class Holder(Protocol):
         """Close the file, unless something in it was not flushed. May be called from any thread."""
 
     def sync_file(self) -> None:
-        """Flush the file, so that it can be let go of; raises OSError."""
+        """Flush the file, so that it can be closed; raises OSError."""
 
 
 class OpenFiles:
@@ -74,7 +73,7 @@ class OpenFiles:
         return len(self._held)
 
     def set_limit(self, limit: int | None) -> None:
-        """Hold at most so many open; None: as the process's own limit allows."""
+        """Keep at most this many open; None: as many as the process's own limit allows."""
         self.limit = default_limit() if limit is None else limit
 
     def add(self, holder: Holder) -> None:
@@ -93,14 +92,14 @@ class OpenFiles:
         return len(self._held) > self.limit
 
     def trim(self) -> None:
-        """Close files until there is room below the limit again. Blocks: what was not flushed is flushed first."""
+        """Close files until there is room below the limit again. Blocks: unflushed files are flushed first."""
         with self._guard:
             self._held = {reference: None for reference in self._held if reference() is not None}
         if self.is_over_limit:
             self._close(len(self._held) - self.limit + self.limit // _TRIMMED_PART)
 
     def make_room(self) -> None:
-        """Close files because the process can't open another. Waits for the disk only if all of them need a flush."""
+        """Close files because the process can't open any more. Waits for the disk only if all of them need a flush."""
         count = max(1, len(self._held) // _FREED_PART)
         now_s = time.monotonic()
         if now_s - self._told_s > _TOLD_INTERVAL_S:
@@ -116,7 +115,7 @@ class OpenFiles:
             self._close(min(count, _FLUSHED_AT_ONCE))
 
     def take_failures(self, directories: Iterable[Path]) -> list[tuple[Path, OSError]]:
-        """Log files in these data directories that could not be flushed since this was last asked."""
+        """Log files in these data directories that could not be flushed since the last call."""
         wanted = set(directories)
         with self._guard:
             taken = [failure for failure in self._failures if failure[0].parent.parent in wanted]
@@ -124,7 +123,7 @@ class OpenFiles:
         return taken
 
     def leaves_room_for(self, connections: int) -> bool:
-        """Whether a process with that many connections has descriptors to spare for another."""
+        """Whether a process with this many connections has descriptors to spare for another one."""
         allowed = _allowed_descriptors()
         reserved = min(_RESERVED_DESCRIPTORS, allowed // _RESERVED_PART)
         return connections + len(self._held) + reserved < allowed
@@ -138,7 +137,7 @@ class OpenFiles:
                     if not holder.let_go():
                         self.add(holder)
             except OSError as error:
-                # Its log must not go on as if nothing had happened: whoever keeps the logs asks for this.
+                # Its log must not continue as if nothing had happened: the log manager asks for this.
                 logger.error("%s can't be flushed: %s", holder.path, error)
                 self.add(holder)
                 with self._guard:
@@ -165,7 +164,7 @@ class OpenFiles:
 
 
 def default_limit() -> int:
-    """Half of what the process may open: the rest is for connections."""
+    """Half of the process's limit: the rest is for connections."""
     return max(_LIMIT_MIN, min(_allowed_descriptors() // 2, _DEFAULT_LIMIT_MAX))
 
 
@@ -178,7 +177,7 @@ OPEN_FILES: Final = OpenFiles()
 
 
 def open_descriptor(path: str | Path, flags: int, mode: int = 0o644) -> int:
-    """As `os.open`, closed on exec; without a descriptor left it makes room first."""
+    """Like `os.open`, with close-on-exec; if no descriptor is left, it makes room first."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, mode)
     except OSError as error:
@@ -189,7 +188,7 @@ def open_descriptor(path: str | Path, flags: int, mode: int = 0o644) -> int:
 
 
 def with_room(open_it: Callable[[], OpenedT]) -> OpenedT:
-    """What the function gives; without a descriptor left it makes room first and calls it again."""
+    """The function's result; if no descriptor is left, makes room and calls it again."""
     try:
         return open_it()
     except OSError as error:

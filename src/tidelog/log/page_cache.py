@@ -1,8 +1,8 @@
-"""Whether bytes of a file are in memory, so that the event loop can leave those that are not to a thread.
+"""Tells whether bytes of a file are in memory, so that the event loop can leave reading them to a thread if not.
 
-What always holds: `read_in_memory` and `is_in_memory` never wait for a disk; what they can't tell, as on a system or a
-file system that gives no answer, they take to be in memory. `bring_in` waits and is for threads: it releases the
-interpreter's lock, which touching a mapped page would not.
+What always holds: `read_in_memory` and `is_in_memory` never wait for a disk; if they can't tell, because the system or
+the filesystem doesn't say, they assume that the bytes are in memory. `bring_in` waits and is for threads: it releases
+the interpreter's lock, which touching a mapped page would not.
 
 Measured on Linux 6.18, ext4, for 1 MiB of a file: cachestat 1.0 us, one byte read with RWF_NOWAIT 1.1 us, mincore
 27 us, and that needs the file mapped. cachestat counts pages that are still being read as there; RWF_NOWAIT knows
@@ -21,7 +21,7 @@ from pathlib import Path
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)
 _CHUNK_BYTES = 1024 * 1024
-# No disk takes longer to read what was asked for, or nobody minds a little more any longer.
+# No disk takes longer to complete a read; if one does, a little more waiting no longer matters.
 _IN_FLIGHT_S = 30.0
 _CACHESTAT = 451  # the number of the system call, the same on all of Linux's architectures
 
@@ -29,7 +29,7 @@ Count = Callable[[int, int, int], int]
 
 
 def read_in_memory(fd: int, size_bytes: int, position: int) -> bytes:
-    """As `os.pread` of bytes that the file has; raises BlockingIOError when not all of them are in memory."""
+    """Like `os.pread` of bytes that the file has; raises BlockingIOError if not all of them are in memory."""
     if not _NOWAIT:
         return os.pread(fd, size_bytes, position)
     buffer = bytearray(size_bytes)
@@ -71,7 +71,7 @@ def is_in_memory(fd: int, position: int, size_bytes: int) -> bool:
 
 
 def is_file_in_memory(path: Path) -> bool:
-    """As `is_in_memory`, of all of a file; one that is not there can't be waited for."""
+    """Like `is_in_memory`, for a whole file; a missing file needs no waiting."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

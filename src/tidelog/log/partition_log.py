@@ -1,50 +1,429 @@
 """The log of one partition: appends, reads, offsets, and the state that follows from its batches.
 
 What always holds: log_start_offset <= high_watermark <= log_end_offset; everything below `flushed_offset` was
-fsynced; an append either happened whole (in the file, the indexes, the producer state) or not at all; after a disk
-error whose effects are unknown the log is offline and refuses everything with KAFKA_STORAGE_ERROR. All methods are
-called from one thread, except `flush` and `rename_dropped`, which may run in others. Opening a log from its files is
-in `recovery`, what is asked of it without changing it in `readable_log`, what it need not keep in `retention`.
+fsynced; an append either happened completely (in the file, the indexes, the producer state) or not at all; after a disk
+error with unknown effects the log is offline and refuses everything with KAFKA_STORAGE_ERROR. All methods are
+called from one thread, except `flush` and `rename_dropped`, which may run in others. `recovery` opens a log from its
+files, `reading` looks things up in segments, `retention` decides what a log no longer has to keep.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from tidelog.log.checkpoints import fsync_directory, sync_files, write_partition_metadata
+from tidelog.common.clock import Clock
+from tidelog.log.checkpoints import LogEnd, fsync_directory, sync_files, write_partition_metadata
 from tidelog.log.cleaning import LogCleaning
+from tidelog.log.cold_lookup import LogNotOpenError
 from tidelog.log.config import LogConfig
-from tidelog.log.health import is_out_of_room
+from tidelog.log.epochs import UNDEFINED_EPOCH, EpochEntry, LeaderEpochs
+from tidelog.log.errors import CorruptIndexError, LogStorageError
+from tidelog.log.health import LogHealth, is_out_of_room
 from tidelog.log.inspect import Problem, verify
-from tidelog.log.log_state import AppendResult, FlushMark
+from tidelog.log.producer_entry import ProducerEntry
+from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.producer_replay import find_duplicate, read_marker, restore_producers
 from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
-from tidelog.log.readable_log import ReadableLog
+from tidelog.log.producer_state import ProducerState
+from tidelog.log.reading import (
+    LogRead,
+    RecordTime,
+    TimestampOffset,
+    find_aborted,
+    find_by_timestamp,
+    find_max_timestamp,
+    offset_behind,
+    read_segments,
+)
 from tidelog.log.retention import count_expired
 from tidelog.log.segment import Segment, SegmentBrokenError
+from tidelog.log.segments import SegmentList
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction
-from tidelog.log.validation import AppendOrigin, split_into_runs, validate_batch
+from tidelog.log.validation import AppendOrigin, ValidatedBatch, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import BatchHeader, ControlRecordType, assign_offsets, encode_control_batch
 
+logger = logging.getLogger(__name__)
 
-class PartitionLog(ReadableLog):
-    """Segments in a row; the last one is appended to."""
 
-    __slots__ = ()
+@dataclass(slots=True)
+class AppendResult:
+    """Where a batch was written; for a repeated one, where it was written the first time."""
+
+    first_offset: int
+    last_offset: int
+    log_append_time_ms: int  # -1 when the records keep the producer's timestamps
+    log_start_offset: int
+    is_duplicate: bool = False
+
+
+@dataclass(slots=True)
+class LogContents:
+    """What is kept in memory about an open log's files."""
+
+    segments: SegmentList
+    epochs: LeaderEpochs
+    producers: ProducerState
+    last_snapshot_offset: int
+    # No aborted transaction reaches beyond it, so readers at the end of the log need no lookup.
+    last_aborted_offset: int
+    # The offset of a snapshot that has yet to be written, and its contents.
+    pending_snapshot: tuple[int, list[bytes]] | None = None
+
+
+class LogAtRest:
+    """What is known about a log that was closed cleanly and not opened since: enough for everything but changes.
+
+    `read` opens it; it raises LogStorageError if the files have changed.
+    """
+
+    __slots__ = ("end", "high_watermark", "log_start_offset", "read")
+
+    def __init__(
+        self, end: LogEnd, log_start_offset: int, high_watermark: int, read: Callable[[PartitionLog], LogState]
+    ) -> None:
+        self.end = end
+        self.log_start_offset = log_start_offset
+        self.high_watermark = high_watermark
+        self.read = read
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.end.end_offset
+
+
+@dataclass(slots=True)
+class LogState:
+    """What `recovery` found in a partition's directory."""
+
+    segments: SegmentList
+    epochs: LeaderEpochs
+    producers: ProducerState
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    recovery_point: int
+    last_snapshot_offset: int
+    was_recovered: bool = False
+
+
+class FlushMark(NamedTuple):
+    """The state of a log, and of the names and small files in its directory, at some time."""
+
+    end_offset: int
+    active_base_offset: int
+    directory_version: int
+    truncations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogOwner:
+    """Callbacks for what happens to a log. They are called in whichever thread it happens."""
+
+    # A disk error took the log offline, for this reason.
+    on_failure: Callable[[str], None]
+    # Segments were added or removed: there may be something to flush, rename or unlink.
+    on_segments_changed: Callable[[PartitionLog], None]
+    # A log that was at rest is about to be opened, and may change.
+    on_opening: Callable[[PartitionLog], None]
+    producer_limits: ProducerLimits
+    # The data directory.
+    path: Path
+
+
+class PartitionLog:
+    """A series of segments; the last one is appended to."""
+
+    __slots__ = (
+        "_closed_end",
+        "_contents",
+        "_directory_name",
+        "_directory_version",
+        "_flushed_directory_version",
+        "_flushed_offset",
+        "_flushed_truncations",
+        "_high_watermark",
+        "_last_flush_ms",
+        "_lock",
+        "_log_end_offset",
+        "_log_start_offset",
+        "_rest",
+        "_truncations",
+        "clock",
+        "config",
+        "first_dirty_offset",
+        "health",
+        "owner",
+        "parent",
+        "partition",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        directory: Path,
+        config: LogConfig,
+        clock: Clock,
+        state: LogState | LogAtRest,
+        topic_id: uuid.UUID | None = None,
+        owner: LogOwner | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.owner = owner
+        self.health = LogHealth(topic, partition, None if owner is None else owner.on_failure)
+        self.parent = directory.parent if owner is None else owner.path
+        self._directory_name = None if directory.name == self.name else directory.name
+        self.config = config
+        self.topic_id = topic_id
+        self.clock = clock
+        self._log_start_offset = state.log_start_offset
+        self._log_end_offset = state.log_end_offset
+        self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
+        self._last_flush_ms = clock.now_ms()
+        self._lock = threading.Lock()  # held by whatever must not run beside a truncation, or beside another opening
+        # Up to here the log is compacted, None where it never was. The cleaner keeps it, and its checkpoint.
+        self.first_dirty_offset: int | None = None
+        # Counts files created, renamed or written next to the log.
+        self._directory_version = 0
+        self._flushed_directory_version = 0
+        # Counts truncations, so that a flush overtaken by one proves nothing.
+        self._truncations = 0
+        self._flushed_truncations = 0
+        self._rest: LogAtRest | None = None
+        self._contents: LogContents | None = None
+        self._closed_end: LogEnd | None = None
+        if isinstance(state, LogAtRest):
+            self._rest = state
+            self._flushed_offset = state.log_end_offset
+        else:
+            self._flushed_offset = min(state.recovery_point, state.log_end_offset)
+            self._take_over(state)
+
+    def _take_over(self, state: LogState) -> None:
+        """Hold what was read from the files."""
+        if state.was_recovered:
+            # Segments that were removed before a crash may come back until that is flushed; so what is appended to is
+            # checked again after another crash, from the segment's start.
+            self._flushed_offset = min(self._flushed_offset, state.segments.active.base_offset)
+            # What a broker truncated before it crashed may come back until the log is flushed again.
+            self._truncations = 1
+        # What was written to open it may not be flushed yet.
+        self._directory_version = 1
+        self._contents = LogContents(
+            segments=state.segments,
+            epochs=state.epochs,
+            producers=state.producers,
+            last_snapshot_offset=state.last_snapshot_offset,
+            last_aborted_offset=state.segments.last_aborted_offset,
+        )
+        self._rest = None
+
+    # Opening
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the files have been read. Most logs of a large broker are at rest, and cost next to nothing."""
+        return self._contents is not None
+
+    def open(self) -> LogContents:
+        """Read the files, if that hasn't been done. Blocks; in any thread. Raises LogStorageError."""
+        contents = self._contents
+        if contents is None:
+            with self._lock:
+                if self._contents is None:
+                    self._open_from_rest()
+                contents = self._contents
+                assert contents is not None
+        return contents
+
+    def _open_from_rest(self) -> None:
+        rest = self._rest
+        assert rest is not None
+        self.health.check_online()
+        if self.owner is not None:
+            self.owner.on_opening(self)
+        try:
+            state = rest.read(self)
+        except OSError as error:
+            failure = LogStorageError(f"partition {self.name} can't be opened: {error}")
+            if not is_out_of_room(error):
+                self.health.take_damaged_offline(str(failure.message))
+            raise failure from error
+        except LogStorageError as error:
+            # The files changed while the broker was running: nothing known about them can be relied on.
+            self.health.take_damaged_offline(str(error.message))
+            raise
+        self._take_over(state)
+
+    # These read the files where that was not done before.
+
+    @property
+    def _segments(self) -> SegmentList:
+        return (self._contents or self.open()).segments
+
+    @property
+    def _epochs(self) -> LeaderEpochs:
+        return (self._contents or self.open()).epochs
+
+    @property
+    def _producers(self) -> ProducerState:
+        return (self._contents or self.open()).producers
+
+    def __repr__(self) -> str:
+        return f"PartitionLog({self.name}, {self._log_start_offset}..{self._log_end_offset})"
+
+    @property
+    def name(self) -> str:
+        return self.health.name
+
+    @property
+    def directory(self) -> Path:
+        return self.parent / (self._directory_name or self.name)
+
+    @property
+    def is_offline(self) -> bool:
+        return self.health.is_offline
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self._high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Everything below is committed or aborted for good."""
+        contents = self._contents
+        if contents is not None:
+            unstable_offset = contents.producers.first_unstable_offset()
+        else:
+            unstable_offset = None if self._rest is None else self._rest.end.first_unstable_offset
+        if unstable_offset is None or unstable_offset >= self._high_watermark:
+            return self._high_watermark
+        return max(unstable_offset, self._log_start_offset)
+
+    @property
+    def flushed_offset(self) -> int:
+        return self._flushed_offset
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether records were appended or truncated since the last flush."""
+        return self.recovery_point < self._log_end_offset or self._flushed_truncations < self._truncations
+
+    @property
+    def recovery_point(self) -> int:
+        """The log is checked from here after a crash: records, or only indexes, may be unflushed."""
+        if self._contents is None:
+            return self._flushed_offset
+        unflushed = self._contents.segments.with_unflushed_indexes(self._flushed_offset)
+        return unflushed[-1].base_offset if unflushed else self._flushed_offset
+
+    @property
+    def flush_is_due(self) -> bool:
+        """Whether flush.messages requires a flush before anything more is acknowledged."""
+        return self._log_end_offset - self._flushed_offset >= self.config.flush_messages
+
+    @property
+    def last_flush_ms(self) -> int:
+        return self._last_flush_ms
+
+    @property
+    def size_bytes(self) -> int:
+        return self._segments.size_bytes if self._rest is None else self._rest.end.size_bytes
+
+    @property
+    def segments_count(self) -> int:
+        return len(self._segments) if self._rest is None else self._rest.end.segments_count
+
+    @property
+    def has_unflushed_segments(self) -> bool:
+        """Whether there are unflushed rolled segments; nobody waits for them, but flushing shortens recovery."""
+        return self._contents is not None and self.recovery_point < self._contents.segments.active.base_offset
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return tuple(self._segments)
+
+    @property
+    def latest_epoch(self) -> int:
+        return self._epochs.latest_epoch if self._rest is None else self._rest.end.latest_epoch
+
+    @property
+    def epochs(self) -> tuple[EpochEntry, ...]:
+        return self._epochs.entries
+
+    @property
+    def log_end(self) -> LogEnd:
+        """What the clean-shutdown checkpoint stores about this log. Blocks."""
+        if self._rest is not None:
+            return self._rest.end
+        if self._closed_end is not None:
+            return self._closed_end
+        contents = self.open()
+        segments = contents.segments
+        return LogEnd(
+            end_offset=self._log_end_offset,
+            segments_count=len(segments),
+            active_size_bytes=segments.active.size_bytes,
+            size_bytes=segments.size_bytes,
+            first_unstable_offset=contents.producers.first_unstable_offset(),
+            oldest_timestamp=segments.oldest_timestamp(),
+            start_epoch=contents.epochs.epoch_for(self._log_start_offset),
+            latest_epoch=contents.epochs.latest_epoch,
+        )
+
+    def may_have_expired(self, now_ms: int) -> bool:
+        """Whether retention may delete segments, as far as is known without opening the log."""
+        end = None if self._rest is None else self._rest.end
+        if end is None:
+            return True
+        config = self.config
+        if not end.size_bytes or "delete" not in config.cleanup_policy:
+            return False
+        is_too_large = 0 <= config.retention_bytes < end.size_bytes
+        is_too_old = config.retention_ms >= 0 and end.oldest_timestamp < now_ms - config.retention_ms
+        return is_too_large or is_too_old
+
+    @property
+    def has_work_behind(self) -> bool:
+        """Whether segments wait to be flushed, or their files to be renamed or unlinked."""
+        contents = self._contents
+        return contents is not None and (
+            self.has_unflushed_segments or contents.segments.has_dropped or contents.segments.has_removed
+        )
+
+    @property
+    def has_dropped_segments(self) -> bool:
+        """Whether files wait for `rename_dropped`; the log start offset must be on disk by then."""
+        return self._contents is not None and self._contents.segments.has_dropped
 
     def update_config(self, config: LogConfig) -> None:
-        """Obey other settings from the next call on; index sizes count from the next segment."""
+        """Apply new settings from the next call; index sizes apply from the next segment."""
         self.config = config
 
     def assign_topic_id(self, topic_id: uuid.UUID) -> None:
-        """Say which topic this is, in a directory that does not tell."""
-        with self.storage("partition metadata"):
+        """Record the topic's id in a directory that doesn't have it yet."""
+        with self.health.storage("partition metadata"):
             write_partition_metadata(self.directory, topic_id)
         self._directory_version += 1
         self.topic_id = topic_id
@@ -53,28 +432,33 @@ class PartitionLog(ReadableLog):
 
     def append_as_leader(
         self,
-        records: memoryview,
+        records: memoryview | ValidatedBatch,
         *,
         leader_epoch: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = NOT_ASKED,
+        on_loop: bool = False,
     ) -> AppendResult:
         """Check one batch, give it its offsets in place and write it; raises KafkaError and changes nothing else.
 
-        `guard` lets it begin a transaction, see `begin_verification`.
+        `guard` lets it begin a transaction, see `begin_verification`. `on_loop`: raise LongCheckError for a batch that
+        a thread has to validate first.
         """
-        self.check_online()
-        now_ms = self._clock.now_ms()
-        records, header, log_append_time_ms = validate_batch(records, self.config, now_ms, origin)
+        self.health.check_online()
+        now_ms = self.clock.now_ms()
+        if not isinstance(records, ValidatedBatch):
+            records = validate_batch(records, self.config, now_ms, origin, on_loop=on_loop)
+        records, header, log_append_time_ms = records
         if header.producer_id >= 0:
             duplicate = self._find_duplicate_or_check(header, log_append_time_ms, origin, guard)
             if duplicate is not None:
                 return duplicate
         first_offset = self._log_end_offset
-        if leader_epoch > self._epochs.latest_epoch:
+        if leader_epoch > (self._contents or self.open()).epochs.latest_epoch:
             self.assign_epoch(leader_epoch, first_offset)
         assign_offsets(records, first_offset, leader_epoch)
-        header = header._replace(base_offset=first_offset, partition_leader_epoch=leader_epoch)
+        # As _replace would make it, which takes three times as long.
+        header = BatchHeader(first_offset, header[1], leader_epoch, *header[3:])
         self._write(records, [(0, header)], now_ms)
         return AppendResult(first_offset, header.last_offset, log_append_time_ms, self._log_start_offset)
 
@@ -82,10 +466,11 @@ class PartitionLog(ReadableLog):
         self, header: BatchHeader, log_append_time_ms: int, origin: AppendOrigin, guard: TransactionGuard | None
     ) -> AppendResult | None:
         is_client = origin is AppendOrigin.CLIENT
-        duplicate = find_duplicate(self._producers, self._segments, header) if is_client else None
+        contents = self._contents or self.open()
+        duplicate = find_duplicate(contents.producers, contents.segments, header) if is_client else None
         if duplicate is None:
             if not header.is_control:
-                self._producers.check(header, check_sequence=is_client, guard=guard)
+                contents.producers.check(header, check_sequence=is_client, guard=guard)
             return None
         return AppendResult(
             duplicate.first_offset,
@@ -97,9 +482,9 @@ class PartitionLog(ReadableLog):
 
     def append_as_follower(self, records: memoryview) -> None:
         """Write batches that a leader gave their offsets; a partial one at the end is left out."""
-        self.check_online()
+        self.health.check_online()
         runs = split_into_runs(records, self._log_end_offset, self.config.segment_bytes)
-        now_ms = self._clock.now_ms()
+        now_ms = self.clock.now_ms()
         for start, batches in runs:
             for _, header in batches:
                 self.assign_epoch(header.partition_leader_epoch, header.base_offset)
@@ -109,22 +494,26 @@ class PartitionLog(ReadableLog):
     def _write(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Write batches with one system call, then let everything that follows from them follow."""
         last = batches[-1][1]
-        segment = self._segments.active
+        contents = self._contents or self.open()
+        segment = contents.segments.active
         try:
             if segment.should_roll(len(records), last.max_timestamp, last.last_offset, now_ms, self.config):
                 segment = self._roll(batches[0][1].base_offset)
             start = segment.write(records)
         except SegmentBrokenError as error:
-            raise self.go_offline(f"append failed: {error}") from error
+            raise self.health.go_offline(f"append failed: {error}") from error
         except OSError as error:
-            raise self.refuse("append", error) from error
+            raise self.health.refuse("append", error) from error
         for position, header in batches:
             segment.note_batch(start + position, header)
             if header.producer_id >= 0:
-                aborted = self._producers.update(header, read_marker(records, position, header))
+                aborted = contents.producers.update(header, read_marker(records, position, header))
                 if aborted is not None:
                     self._note_aborted(segment, aborted)
         self._log_end_offset = last.next_offset
+        limits = contents.producers.limits
+        if limits.is_exceeded:
+            limits.shrink_largest(contents.producers)
 
     # Transactions
 
@@ -145,22 +534,108 @@ class PartitionLog(ReadableLog):
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             coordinator_epoch=coordinator_epoch,
-            timestamp_ms=self._clock.now_ms(),
+            timestamp_ms=self.clock.now_ms(),
         )
         return self.append_as_leader(memoryview(batch), leader_epoch=leader_epoch, origin=AppendOrigin.COORDINATOR)
 
     def _note_aborted(self, segment: Segment, aborted: AbortedTransaction) -> None:
         # Without its entry readers would take the records for committed ones; after a restart it is there again.
-        with self.storage("note of an aborted transaction"):
+        with self.health.storage("note of an aborted transaction"):
             if not len(segment.txn_index):
                 self._directory_version += 1
             segment.txn_index.append(aborted)
-        self._last_aborted_offset = aborted.last_offset
+        self.open().last_aborted_offset = aborted.last_offset
+
+    # Reading
+
+    def read(
+        self, offset: int, max_bytes: int, *, limit_offset: int, min_one_batch: bool, in_memory: bool = False
+    ) -> LogRead:
+        """Batches from the one that holds the offset up to the limit; raises OFFSET_OUT_OF_RANGE outside the log.
+
+        `in_memory`: raise NotInMemoryError rather than wait for the disk.
+        """
+        if not self._log_start_offset <= offset <= self._log_end_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"{self.name} holds offsets {self._log_start_offset} to {self._log_end_offset}, not {offset}",
+            )
+        limit_offset = min(limit_offset, self._log_end_offset)
+        if offset >= limit_offset:
+            return LogRead()
+        contents = self._contents
+        if contents is None:
+            if in_memory:
+                raise LogNotOpenError(self.name, self.open)
+            contents = self.open()
+        first = contents.segments.index_of(offset)
+        with self.health.reading():
+            return read_segments(
+                contents.segments, first, offset, max_bytes, limit_offset, min_one_batch, in_memory=in_memory
+            )
+
+    def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
+        """The first record whose timestamp is not below this one."""
+        with self.health.reading():
+            return self._timestamp_offset(find_by_timestamp(self._segments, timestamp, self._log_start_offset))
+
+    def offset_of_max_timestamp(self) -> TimestampOffset | None:
+        """The first record that has the largest timestamp of all."""
+        with self.health.reading():
+            return self._timestamp_offset(find_max_timestamp(self._segments))
+
+    def _timestamp_offset(self, record: RecordTime | None) -> TimestampOffset | None:
+        if record is None or record.offset < self._log_start_offset:
+            return None
+        return TimestampOffset(record.timestamp, record.offset, self._epochs.epoch_for(record.offset))
+
+    # Producers and their transactions
+
+    def active_producers(self) -> list[ProducerEntry]:
+        return self._producers.entries()
+
+    def packed_producers(self) -> list[bytes]:
+        """The same in packed form, cheap for many of them, to be unpacked by another thread."""
+        return self._producers.packed()
+
+    def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> int:
+        return 0 if self._contents is None else self._contents.producers.remove_expired(now_ms, expiration_ms)
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        return self._producers.has_open_transaction(producer_id, producer_epoch)
+
+    def begin_verification(self, producer_id: int, producer_epoch: int, first_sequence: int) -> TransactionGuard:
+        """What lets a batch begin a transaction here, once the coordinator says that it may (KIP-890)."""
+        return self._producers.guards.begin(producer_id, producer_epoch, first_sequence, self.clock.now_ms())
+
+    def aborted_transactions(self, offset: int, upper_bound: int) -> list[AbortedTransaction]:
+        """Those that touch the offsets from one up to another, by their first offsets."""
+        if offset > self.open().last_aborted_offset:
+            return []
+        with self.health.reading():
+            try:
+                found = list(find_aborted(self._segments, self._segments.index_of(offset), offset, upper_bound))
+            except CorruptIndexError as error:
+                raise LogStorageError(f"{self.name}: {error}") from error
+        return sorted(found, key=lambda entry: entry.first_offset)
+
+    def aborted_in(self, read: LogRead, offset: int, limit_offset: int) -> list[AbortedTransaction]:
+        """Those that touch what was read from an offset on."""
+        if offset > self.open().last_aborted_offset:
+            return []
+        return self.aborted_transactions(offset, offset_behind(read, limit_offset))
 
     # Segments
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Begin a new segment when the active one has waited for segment.ms, though nothing is appended."""
+        if self._rest is not None:
+            # Retention may let the last segment go, too; only compaction needs another one behind it.
+            is_due = self.config.is_compacted and now_ms - self._last_flush_ms > self.config.max_segment_ms
+            if is_due and self._rest.end.active_size_bytes:
+                self.roll()
+                return True
+            return False
         segment = self._segments.active
         if not segment.size_bytes or now_ms - segment.created_ms <= self.config.max_segment_ms - segment.roll_jitter_ms:
             return False
@@ -169,8 +644,8 @@ class PartitionLog(ReadableLog):
 
     def roll(self) -> None:
         """Begin a new segment now."""
-        self.check_online()
-        with self.storage("roll", is_undone=True):
+        self.health.check_online()
+        with self.health.storage("roll", is_undone=True):
             self._roll(self._log_end_offset)
 
     def _roll(self, base_offset: int) -> Segment:
@@ -180,17 +655,24 @@ class PartitionLog(ReadableLog):
         created = self._create_segment(base_offset)
         try:
             active.become_inactive()
-            self._take_snapshot(self._log_end_offset)
         except OSError:
             # A smaller batch may still fit the old segment; one that begins within it would later pass for damage.
-            with self.storage("removal of an unused segment"):
+            with self.health.storage("removal of an unused segment"):
                 created.path.unlink()
             raise
         if not active.size_bytes:
             # Offsets jumped too far for an empty segment's index; it would only stand in the way.
             self._remove_segments(len(self._segments) - 1, len(self._segments))
         self._segments.add(created)
+        # A copy is made here; the thread that flushes the rolled segment writes it.
+        contents = self.open()
+        contents.pending_snapshot = self._log_end_offset, contents.producers.packed()
+        self._segments_changed()
         return created
+
+    def _segments_changed(self) -> None:
+        if self.owner is not None:
+            self.owner.on_segments_changed(self)
 
     def _create_segment(self, base_offset: int) -> Segment:
         config = self.config
@@ -200,40 +682,40 @@ class PartitionLog(ReadableLog):
             self.directory,
             base_offset,
             config,
-            created_ms=self._clock.now_ms(),
+            created_ms=self.clock.now_ms(),
             roll_jitter_ms=random.randint(0, jitter_ms) if jitter_ms else 0,
         )
 
     @property
     def _removal_due_ms(self) -> int:
-        return self._clock.now_ms() + self.config.file_delete_delay_ms
+        return self.clock.now_ms() + self.config.file_delete_delay_ms
 
     def _remove_segments(self, first: int, end: int) -> None:
         self._segments.remove(first, end, self._removal_due_ms)
 
     def take_removed_paths(self, now_ms: int) -> list[Path]:
         """The files of removed segments whose file.delete.delay.ms is over; the caller unlinks them, in a thread."""
-        return self._segments.take_removed_paths(now_ms)
+        return [] if self._contents is None else self._contents.segments.take_removed_paths(now_ms)
 
     # Cleaning: a thread writes what shall take the place of segments, the log lets it in
 
     def start_cleaning(self) -> LogCleaning:
         """Let segments be replaced, until the cleaning is ended or something else happens to the segments."""
-        self.check_online()
+        self.health.check_online()
         return self._segments.start_cleaning()
 
     def end_cleaning(self) -> None:
-        with self.storage("end of cleaning"):
+        with self.health.storage("end of compaction"):
             self._segments.end_cleaning()
 
     def decide_swap(self, cleaning: LogCleaning, old: Sequence[Segment]) -> None:
         """Decide that the cleaned segment beside them replaces old ones; raises CleaningAbortedError, or OSError."""
-        self.check_online()
+        self.health.check_online()
         self._segments.decide_swap(cleaning, old)
 
     def swap(self, cleaning: LogCleaning, old: Sequence[Segment], size_bytes: int) -> None:
         """Replace old segments as decided, once the decision is on disk; raises CleaningAbortedError."""
-        self.check_online()
+        self.health.check_online()
         cleaned = Segment(
             self.directory,
             old[0].base_offset,
@@ -241,16 +723,36 @@ class PartitionLog(ReadableLog):
             created_ms=old[-1].created_ms,
             size_bytes=size_bytes,
         )
-        with self.storage("swap of a cleaned segment"):
+        with self.health.storage("swap of a compacted segment"):
             self._segments.swap(cleaning, old, cleaned, self._removal_due_ms)
+            self._segments_changed()
 
-    def _take_snapshot(self, offset: int) -> None:
-        if offset == self._last_snapshot_offset:
+    def _write_pending_snapshot(self) -> None:
+        """Write the producers as they were at the last roll. Blocks; in any thread.
+
+        The lock keeps a truncation away, which must not find a later snapshot written behind its back.
+        """
+        contents = self.open()
+        with self._lock:
+            pending, contents.pending_snapshot = contents.pending_snapshot, None
+            if pending is not None:
+                self._write_snapshot(contents, *pending)
+
+    def _write_snapshot(self, contents: LogContents, offset: int, packed_producers: list[bytes]) -> None:
+        if offset <= contents.last_snapshot_offset:
             return
-        write_snapshot(self.directory, offset, self._producers.entries())
-        if self._last_snapshot_offset >= 0 and not self._segments.has_base_offset(self._last_snapshot_offset):
-            snapshot_path(self.directory, self._last_snapshot_offset).unlink(missing_ok=True)
-        self._last_snapshot_offset = offset
+        try:
+            write_snapshot(self.directory, offset, packed_producers)
+        except OSError as error:
+            if not is_out_of_room(error):
+                raise
+            # Without it a start replays more of the log.
+            snapshot_path(self.directory, offset).unlink(missing_ok=True)
+            logger.warning("%s: no snapshot of its producers at %d: %s", self.name, offset, error.strerror)
+            return
+        if contents.last_snapshot_offset >= 0 and not contents.segments.has_base_offset(contents.last_snapshot_offset):
+            snapshot_path(self.directory, contents.last_snapshot_offset).unlink(missing_ok=True)
+        contents.last_snapshot_offset = offset
 
     # Offsets and epochs
 
@@ -259,11 +761,12 @@ class PartitionLog(ReadableLog):
         offset = min(offset, self._log_end_offset)
         if offset > self._high_watermark:
             self._high_watermark = offset
-            self._producers.on_high_watermark(offset)
+            if self._contents is not None:
+                self._contents.producers.on_high_watermark(offset)
 
     def set_log_start_offset(self, offset: int) -> None:
-        """Forget what lies below (DeleteRecords, retention); whole segments below it are removed."""
-        self.check_online()
+        """Move the start of the log up (DeleteRecords, retention); segments entirely below it are removed."""
+        self.health.check_online()
         if offset > self._high_watermark:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
@@ -274,8 +777,8 @@ class PartitionLog(ReadableLog):
         self._forget_below(offset)
 
     def delete_expired(self, now_ms: int) -> int:
-        """Forget the segments that retention lets go; how many. All of them: another is begun first."""
-        with self.reading():
+        """Remove the segments that have expired; returns how many. If that is all of them, a new one is added first."""
+        with self.health.reading():
             count = count_expired(
                 self._segments,
                 self.config,
@@ -285,7 +788,7 @@ class PartitionLog(ReadableLog):
                 log_end_offset=self._log_end_offset,
             )
         if count:
-            # As many as can go without a new segment go first: on a full disk there may be no room for one.
+            # First remove as many as possible without a new segment: on a full disk there may be no room for one.
             held = min(count, len(self._segments) - 1)
             self._forget_below(self._segments[held].base_offset)
             if held < count:
@@ -296,112 +799,141 @@ class PartitionLog(ReadableLog):
     def _forget_below(self, offset: int) -> None:
         self._log_start_offset = max(self._log_start_offset, offset)
         self._segments.drop_first(self._segments.index_of(offset))
-        with self.storage("deletion"):
+        self._segments_changed()
+        with self.health.storage("deletion"):
             try:
                 self._epochs.truncate_from_start(offset)
             except OSError as error:
-                # Its file goes on naming epochs that are gone, which harms nobody; full disks need deletions most.
+                # Its file still lists old epochs, which does no harm; full disks need deletions most.
                 if not is_out_of_room(error):
                     raise
 
     def rename_dropped(self, *, sync: bool = False) -> None:
-        """Rename the files of what was forgotten, after the directory was flushed where asked for. Blocks."""
-        with self.storage("deletion"), self._lock:
+        """Rename the files of removed segments, after flushing the directory if asked to. Blocks."""
+        self.open()
+        with self.health.storage("deletion"):
+            # What it tells of producers may be in no other file but in those that go.
+            self._write_pending_snapshot()
+        with self.health.storage("deletion"), self._lock:
             if sync:
                 fsync_directory(self.directory)
             self._segments.rename_dropped(self._removal_due_ms)
+            self._segments_changed()
 
     def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """Begin a leader epoch; it is on disk when this returns."""
+        """Start a leader epoch. When this returns, it is in the checkpoint file, so it survives the process.
+
+        The file is flushed with the log, before any record counts as flushed. A power cut before that loses the epoch
+        only together with its records, or recovery finds it in the remaining batches.
+        """
         if leader_epoch > self._epochs.latest_epoch:
-            with self.storage("leader epoch checkpoint", is_undone=True):
+            with self.health.storage("leader epoch checkpoint", is_undone=True):
                 self._epochs.assign(leader_epoch, start_offset)
                 self._directory_version += 1
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        if self._rest is not None and epoch == self._rest.end.latest_epoch != UNDEFINED_EPOCH:
+            return epoch, self._log_end_offset
         return self._epochs.end_offset_for(epoch, self._log_end_offset)
 
     def epoch_for_offset(self, offset: int) -> int:
+        if self._rest is not None and offset == self._log_start_offset:
+            return self._rest.end.start_epoch
         return self._epochs.epoch_for(offset)
 
     # Durability
 
     def flush(self, up_to: int | None = None) -> None:
-        """fsync what is not yet on disk. Blocks; may be called from another thread than the rest."""
-        self.check_online()
+        """fsync what is not yet on disk. Blocks; may be called from a different thread than the rest."""
+        self.health.check_online()
+        if self._contents is None:
+            return
         mark = self.flush_mark()
         end_offset = mark.end_offset
         is_truncated = self._flushed_truncations < mark.truncations
         flushed_offset = self.recovery_point if up_to is None else self._flushed_offset
         if flushed_offset >= (end_offset if up_to is None else min(up_to, end_offset)) and not is_truncated:
-            self._last_flush_ms = self._clock.now_ms()
+            self._last_flush_ms = self.clock.now_ms()
             return
         try:
+            self._write_pending_snapshot()
             for segment in self._segments.with_unflushed_indexes(self._flushed_offset):
                 segment.sync_indexes()
             for segment in self._segments.from_offset(self._flushed_offset):
                 self._sync(segment)
             if is_truncated:
-                # It may be empty by now, and what was cut off must not come back.
+                # It may be empty by now, and what was truncated must not come back.
                 self._sync(self._segments.active)
             if self._flushed_directory_version < mark.directory_version:
                 sync_files(self.directory)
         except OSError as error:
             # The kernel may have dropped the dirty pages: a second fsync would succeed and prove nothing.
-            raise self.go_offline(f"fsync failed: {error}") from error
+            raise self.health.go_offline(f"fsync failed: {error}") from error
         self.note_flushed(mark)
 
     def flush_mark(self) -> FlushMark:
-        """How far the log is now; for `note_flushed`, after all of it was flushed."""
+        """The current state of the log, for `note_flushed` after all of it has been flushed."""
         active_base_offset = self._segments.active.base_offset
         return FlushMark(self._log_end_offset, active_base_offset, self._directory_version, self._truncations)
 
     def note_flushed(self, mark: FlushMark) -> None:
-        """All that was there at the mark is on disk. May be called from another thread than the rest."""
+        """Everything up to the mark is on disk. May be called from a different thread than the rest."""
         self._flushed_directory_version = max(self._flushed_directory_version, mark.directory_version)
         self._segments.note_flushed(mark.active_base_offset)
         with self._lock:
             if self._truncations == mark.truncations:
                 self._flushed_offset = max(self._flushed_offset, min(mark.end_offset, self._log_end_offset))
                 self._flushed_truncations = mark.truncations
-        self._last_flush_ms = self._clock.now_ms()
+        self._last_flush_ms = self.clock.now_ms()
 
     def _sync(self, segment: Segment) -> None:
         try:
             if segment is self._segments.active:
-                # Its indexes are written anew after a crash, as the recovery point lies in it.
+                # Its indexes are rebuilt after a crash, because the recovery point is inside it.
                 segment.sync_file()
             else:
                 segment.sync()
         except FileNotFoundError:
-            # It was let go while this thread was on its way to it.
+            # It was removed before this thread got to it.
             if any(held is segment for held in self._segments):
                 raise
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush, write what the next start needs, and let go of the files. Unclean: only let go."""
+        """Flush, write what the next start needs, and close the files. Unclean: only close them."""
+        contents = self._contents
+        if contents is None:
+            self.health.take_offline("the log is closed")
+            return
         if clean and not self.is_offline:
             self.settle()
             self.flush()
-            with self.storage("close"):
+            with self.health.storage("close"):
                 # Where the machine goes down after a clean stop, they are not built anew.
-                self._segments.active.sync_indexes()
-        self._segments.close()
-        self.take_offline("the log is closed")
+                contents.segments.active.sync_indexes()
+            # As it will be known to the next start.
+            self._closed_end = self.log_end
+        contents.segments.close()
+        contents.producers.clear()
+        self.health.take_offline("the log is closed")
 
     def settle(self) -> None:
         """Write what the next clean start needs besides the records. Nothing may be appended after it."""
-        with self.storage("close"):
-            self._segments.active.become_inactive()
-            if self._log_end_offset > self._log_start_offset or self._producers.entries():
-                self._take_snapshot(self._log_end_offset)
+        contents = self._contents
+        if contents is None:
+            return
+        with self.health.storage("close"):
+            contents.segments.active.become_inactive()
+            contents.pending_snapshot = None
+            if self._log_end_offset > self._log_start_offset or len(contents.producers):
+                self._write_snapshot(contents, self._log_end_offset, contents.producers.packed())
 
     def move(self, directory: Path) -> None:
         """Rename the directory; what is open stays open."""
         os.rename(self.directory, directory)
-        self.directory = directory
-        self._epochs.move(directory)
-        self._segments.move(directory)
+        self._directory_name = directory.name
+        if self._contents is not None:
+            self._contents.epochs.move(directory)
+            self._contents.segments.move(directory)
 
     def verify(self) -> Iterator[Problem]:
         """Check all files against one another."""
@@ -410,27 +942,27 @@ class PartitionLog(ReadableLog):
     # Truncation
 
     def truncate_to(self, offset: int) -> bool:
-        """Drop all batches that hold this offset or come after it; False when there are none."""
+        """Remove all batches that contain this offset or come after it; False if there are none."""
         if offset >= self._log_end_offset:
             return False
         if offset <= self._log_start_offset:
             self.truncate_fully_and_start_at(offset)
             return True
-        with self.reading():
+        with self.health.reading():
             index = self._segments.index_of(offset)
             segment = self._segments[index]
             found = next((item for item in segment.headers_from(offset) if item[1].last_offset >= offset), None)
         if found is not None and found[1].base_offset < self._log_start_offset:
-            # The first batch that is left goes as a whole, and with it everything; the log still begins where it did.
+            # The first remaining batch is removed as a whole, and with it everything; the log start stays the same.
             self.truncate_fully_and_start_at(self._log_start_offset)
             return True
-        with self.storage("truncation"), self._lock:
-            # Offsets come again: a segment made later may have the name of one that was dropped before.
+        with self.health.storage("truncation"), self._lock:
+            # Offsets are reused: a new segment may get the name of one that was dropped before.
             self._segments.rename_dropped(self._removal_due_ms)
             self._remove_segments(index + 1, len(self._segments))
             if found is not None:
                 position, header = found
-                # A batch goes as a whole, so the log may end before the offset that was asked for.
+                # Batches are removed as a whole, so the log may end before the requested offset.
                 offset = min(offset, header.base_offset)
                 segment.truncate_to(position, offset)
                 # Until a flush has reached it, the segment is checked after a crash: it may have its old end again.
@@ -440,9 +972,10 @@ class PartitionLog(ReadableLog):
         return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything; the next record gets this offset."""
-        self.check_online()
-        with self.reading(), self.storage("truncation"), self._lock:
+        """Remove everything; the next record gets this offset."""
+        self.health.check_online()
+        self.open()
+        with self.health.reading(), self.health.storage("truncation"), self._lock:
             self._segments.rename_dropped(self._removal_due_ms)
             if remove_snapshots(self.directory):
                 # One that came back would speak of producers whose batches the log does not hold.
@@ -452,7 +985,7 @@ class PartitionLog(ReadableLog):
             if first.base_offset == offset:
                 first.truncate_to(0, offset)
             else:
-                # At any moment one of them is there: without a log file at all, records would seem to be lost.
+                # One of them exists at all times: without any log file, records would seem to be lost.
                 created = self._create_segment(offset)
                 self._remove_segments(0, 1)
                 self._segments.add(created)
@@ -461,6 +994,7 @@ class PartitionLog(ReadableLog):
             self._end_at(offset)
 
     def _end_at(self, offset: int) -> None:
+        self._segments_changed()
         self._truncations += 1
         self._directory_version += 1
         if self.first_dirty_offset is not None:
@@ -468,8 +1002,12 @@ class PartitionLog(ReadableLog):
         self._log_end_offset = offset
         self._high_watermark = min(self._high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)
-        self._last_aborted_offset = self._segments.last_aborted_offset
-        self._producers, self._last_snapshot_offset = restore_producers(
-            self.directory, self._segments, self._log_start_offset, offset
+        contents = self.open()
+        contents.last_aborted_offset = contents.segments.last_aborted_offset
+        contents.pending_snapshot = None
+        limits = contents.producers.limits
+        contents.producers.clear()
+        contents.producers, contents.last_snapshot_offset = restore_producers(
+            self.directory, contents.segments, self._log_start_offset, offset, limits
         )
-        self._producers.on_high_watermark(self._high_watermark)
+        contents.producers.on_high_watermark(self._high_watermark)

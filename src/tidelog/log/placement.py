@@ -1,8 +1,8 @@
-"""Which of several data directories holds a partition, where that is in doubt.
+"""Decides which of several data directories holds a partition when more than one claims to.
 
-What always holds: a partition is served from one directory. Two can hold one when a topic was deleted and made anew
-while a directory was offline: the directory that names the cluster's topic id is the partition, the other is not. Where
-that does not tell them apart neither is used, as a guess could bring back deleted records or lose acknowledged ones.
+What always holds: a partition is served from one directory. Two can hold it if a topic was deleted and recreated while
+a directory was offline: the one with the cluster's topic id is right. If that doesn't decide it, neither is used, as a
+guess could bring back deleted records or lose acknowledged ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PlacedT = TypeVar("PlacedT", bound=Placed)
 def find_doubles(
     found: Iterable[PlacedT], topic_ids: Mapping[str, uuid.UUID]
 ) -> tuple[list[PlacedT], list[PlacedT], list[tuple[PlacedT, LogStorageError]]]:
-    """The partitions to open, the directories to be set aside, and the partitions of which nobody can tell."""
+    """The partitions to open, the directories to set aside, and the partitions that can't be decided."""
     by_key: dict[PartitionKey, list[PlacedT]] = {}
     for item in found:
         by_key.setdefault(item.key, []).append(item)

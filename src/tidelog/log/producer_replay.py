@@ -1,7 +1,7 @@
-"""Producer state from disk: the latest snapshot that can be read, and the batches behind it.
+"""Restores producer state from disk: the latest readable snapshot, and the batches after it.
 
-What always holds: the result is what appending all batches below the end offset gave. A snapshot that can't be read is
-removed and an older one used; without any, the whole log is walked, by its headers.
+What always holds: the result is the same as after appending all batches below the end offset. An unreadable snapshot is
+removed and an older one used; without any, the headers of the whole log are read.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import logging
 from pathlib import Path
 
 from tidelog.log.errors import CorruptSnapshotError
+from tidelog.log.producer_entry import BatchMetadata, ProducerEntry, batch_metadata
+from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.producer_snapshot import read_snapshot, snapshot_offsets, snapshot_path
-from tidelog.log.producer_state import BatchMetadata, ProducerEntry, ProducerState, batch_metadata
+from tidelog.log.producer_state import ProducerState
 from tidelog.log.segments import SegmentList
 from tidelog.records import BatchHeader, ControlRecord, decode_records, parse_control_record
 
@@ -23,10 +25,14 @@ _HISTORY_BYTES_MAX = 8 * 1024 * 1024
 
 
 def restore_producers(
-    directory: Path, segments: SegmentList, log_start_offset: int, end_offset: int
+    directory: Path,
+    segments: SegmentList,
+    log_start_offset: int,
+    end_offset: int,
+    limits: ProducerLimits | None = None,
 ) -> tuple[ProducerState, int]:
-    """The state at an offset, and the offset of the snapshot it began with (-1: none)."""
-    state = ProducerState()
+    """The state at an offset, and the offset of the snapshot it started from (-1: none). Blocks."""
+    state = ProducerState(limits)
     snapshot_offset = _restore(state, directory, segments, log_start_offset, end_offset, is_log_end=True)
     return state, snapshot_offset
 
@@ -48,7 +54,7 @@ def _restore(
     is_log_end: bool,
 ) -> int:
     snapshot_offset = _load_snapshot(directory, state, end_offset, is_log_end=is_log_end)
-    # Batches below the log's start are taken in as long as they are there: a snapshot alone would be behind.
+    # Batches below the log start are included as long as they exist: a snapshot alone would be outdated.
     replay_from = max(snapshot_offset, min(log_start_offset, segments[0].base_offset))
     if replay_from < end_offset:
         _replay(state, segments, replay_from, end_offset)
@@ -76,7 +82,7 @@ def _load_snapshot(directory: Path, state: ProducerState, end_offset: int, *, is
 def remove_doubtful_snapshots(directory: Path, recovery_point: int) -> None:
     """Remove those that a power cut left torn, and those from beyond the recovery point.
 
-    The latter may have come back after a truncation, and then speak of batches that the log no longer holds.
+    The latter may have come back after a truncation, and then refer to batches that are no longer in the log.
     """
     for offset in snapshot_offsets(directory):
         path = snapshot_path(directory, offset)
@@ -112,7 +118,7 @@ def read_marker(records: memoryview | bytes, position: int, header: BatchHeader)
 
 
 def find_duplicate(state: ProducerState, segments: SegmentList, header: BatchHeader) -> BatchMetadata | None:
-    """The batch in the log that this one repeats. After a restart the log itself may have to be asked, once."""
+    """The batch in the log that this one repeats. After a restart the log itself may have to be searched, once."""
     entry = state.entry(header.producer_id)
     if entry is None:
         return None
@@ -137,5 +143,5 @@ def _complete_history(entry: ProducerEntry, segments: SegmentList) -> None:
             batches.append(batch_metadata(header))
     if len(batches) > len(entry.batches):
         newer = [batch for batch in entry.batches if batch.last_offset > batches[-1].last_offset]
-        entry.batches.extend(batches)
-        entry.batches.extend(newer)
+        entry.batches = ()
+        entry.add_batches(*batches, *newer)

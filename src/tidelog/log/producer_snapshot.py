@@ -19,15 +19,12 @@ from tidelog.common.checks import offset_in_file_name
 from tidelog.log.checkpoints import read_small_file
 from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.open_files import open_descriptor
-from tidelog.log.producer_state import NO_SEQUENCE, BatchMetadata, ProducerEntry
+from tidelog.log.producer_entry import SNAPSHOT_ENTRY, packed_from_snapshot
 
 SNAPSHOT_SUFFIX = ".snapshot"
 _VERSION = 1
 _HEAD = struct.Struct(">hI")
 _COUNT = struct.Struct(">i")
-# producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of
-# transaction
-_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 def snapshot_path(directory: Path, offset: int) -> Path:
@@ -41,62 +38,33 @@ def snapshot_offsets(directory: Path) -> list[int]:
     return sorted(offset for offset in map(offset_in_file_name, stems) if offset is not None)
 
 
-def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    packed = []
-    for entry in entries:
-        last = entry.batches[-1] if entry.batches else None
-        packed.append(
-            _ENTRY.pack(
-                entry.producer_id,
-                entry.producer_epoch,
-                entry.last_sequence,
-                entry.last_offset,
-                0 if last is None else last.offset_delta,
-                entry.last_timestamp,
-                entry.coordinator_epoch,
-                entry.current_txn_first_offset,
-            )
-        )
-    body = _COUNT.pack(len(packed)) + b"".join(packed)
+def encode_snapshot(packed: Iterable[bytes]) -> bytes:
+    """The snapshot of packed producers."""
+    entries = [each[: SNAPSHOT_ENTRY.size] for each in packed]
+    body = _COUNT.pack(len(entries)) + b"".join(entries)
     return _HEAD.pack(_VERSION, crc32c(body)) + body
 
 
-def decode_snapshot(contents: bytes) -> list[ProducerEntry]:
-    """The producers in a snapshot; raises CorruptSnapshotError."""
+def decode_snapshot(contents: bytes) -> list[bytes]:
+    """The producers in a snapshot, packed; raises CorruptSnapshotError."""
     if len(contents) < _HEAD.size + _COUNT.size:
         raise CorruptSnapshotError(f"{len(contents)} bytes are too few for a snapshot")
     version, crc = _HEAD.unpack_from(contents)
     if version != _VERSION:
-        raise CorruptSnapshotError(f"version {version} is not known")
+        raise CorruptSnapshotError(f"version {version} is unknown")
     body = memoryview(contents)[_HEAD.size :]
     if crc32c(body) != crc:
         raise CorruptSnapshotError("the CRC does not match")
     (count,) = _COUNT.unpack_from(body)
-    if len(body) != _COUNT.size + count * _ENTRY.size:
+    size = SNAPSHOT_ENTRY.size
+    if len(body) != _COUNT.size + count * size:
         raise CorruptSnapshotError(f"{count} producers do not fill {len(body)} bytes")
-    return [_decode_entry(*fields) for fields in _ENTRY.iter_unpack(body[_COUNT.size :])]
+    start = _HEAD.size + _COUNT.size
+    return [packed_from_snapshot(contents[at : at + size]) for at in range(start, len(contents), size)]
 
 
-def _decode_entry(
-    producer_id: int,
-    epoch: int,
-    last_sequence: int,
-    last_offset: int,
-    offset_delta: int,
-    timestamp: int,
-    coordinator_epoch: int,
-    txn_first_offset: int,
-) -> ProducerEntry:
-    batches = []
-    if last_sequence != NO_SEQUENCE:
-        batches.append(BatchMetadata(last_sequence, last_offset, offset_delta, timestamp))
-    entry = ProducerEntry(producer_id, epoch, coordinator_epoch, timestamp, txn_first_offset, batches)
-    entry.history_is_partial = True
-    return entry
-
-
-def write_snapshot(directory: Path, offset: int, entries: Iterable[ProducerEntry]) -> None:
-    remaining = memoryview(encode_snapshot(entries))
+def write_snapshot(directory: Path, offset: int, packed: Iterable[bytes]) -> None:
+    remaining = memoryview(encode_snapshot(packed))
     fd = open_descriptor(snapshot_path(directory, offset), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
         while remaining:
@@ -105,7 +73,7 @@ def write_snapshot(directory: Path, offset: int, entries: Iterable[ProducerEntry
         os.close(fd)
 
 
-def read_snapshot(directory: Path, offset: int) -> list[ProducerEntry]:
+def read_snapshot(directory: Path, offset: int) -> list[bytes]:
     return decode_snapshot(read_small_file(snapshot_path(directory, offset)))
 
 

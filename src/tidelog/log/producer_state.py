@@ -1,133 +1,87 @@
-"""What is known of each producer that wrote to a partition: its epoch, its last batches, its open transaction.
+"""What is known about each producer that wrote to a partition: its epoch, its latest batches, its open transaction.
 
 What always holds: the five latest batches of a producer are known, so that a retry of any of them is answered with
 its first offset and not written again; a gap in the sequence or an older epoch is refused before anything is written;
-offsets of transactions without an end are known, so that the last stable offset is right. State changes only by
-`update`, with a batch that is in the log. Files are in `producer_snapshot`.
+the first offsets of transactions without an end are known, so that the last stable offset is right. State changes only
+by `update`, with a batch that is in the log, and by forgetting producers (`producer_limits`). Producers that wrote
+lately are objects, all others are packed. Files are in `producer_snapshot`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from itertools import chain
+from typing import Final
 
+from tidelog.log.producer_entry import (
+    NO_OFFSET,
+    ProducerEntry,
+    batch_metadata,
+    packed_last_timestamp,
+    packed_producer_id,
+    packed_txn_first_offset,
+)
+from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.txn_guard import TransactionGuard, TransactionGuards
 from tidelog.log.txn_index import AbortedTransaction
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import BatchHeader, ControlRecord, ControlRecordType
 
-BATCHES_KEPT = 5  # as many requests as an idempotent producer may have in flight
-SEQUENCE_MAX = 2**31 - 1
-NO_SEQUENCE = -1
-NO_OFFSET = -1
-NO_COORDINATOR_EPOCH = -1
-
-
-class BatchMetadata(NamedTuple):
-    """One batch of a producer in the log."""
-
-    last_sequence: int
-    last_offset: int
-    offset_delta: int
-    timestamp: int
-
-    @property
-    def first_sequence(self) -> int:
-        return (self.last_sequence - self.offset_delta) & SEQUENCE_MAX
-
-    @property
-    def first_offset(self) -> int:
-        return self.last_offset - self.offset_delta
-
-
-def batch_metadata(header: BatchHeader) -> BatchMetadata:
-    return BatchMetadata(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
-
-
-class ProducerEntry:
-    """One producer."""
-
-    __slots__ = (
-        "batches",
-        "coordinator_epoch",
-        "current_txn_first_offset",
-        "history_is_partial",
-        "last_timestamp",
-        "producer_epoch",
-        "producer_id",
-    )
-
-    def __init__(
-        self,
-        producer_id: int,
-        producer_epoch: int,
-        coordinator_epoch: int = NO_COORDINATOR_EPOCH,
-        last_timestamp: int = -1,
-        current_txn_first_offset: int = NO_OFFSET,
-        batches: Iterable[BatchMetadata] = (),
-    ) -> None:
-        self.producer_id = producer_id
-        self.producer_epoch = producer_epoch
-        self.coordinator_epoch = coordinator_epoch
-        self.last_timestamp = last_timestamp
-        self.current_txn_first_offset = current_txn_first_offset
-        self.batches = deque(batches, maxlen=BATCHES_KEPT)
-        # A snapshot has room for the last batch only; those before it are looked up in the log when a retry asks.
-        self.history_is_partial = False
-
-    @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
-
-    @property
-    def last_offset(self) -> int:
-        return self.batches[-1].last_offset if self.batches else NO_OFFSET
-
-    def is_next(self, sequence: int) -> bool:
-        last = self.last_sequence
-        return sequence == last + 1 or (sequence == 0 and last == SEQUENCE_MAX)
-
-    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
-        """The batch in the log that this one repeats."""
-        if header.producer_epoch != self.producer_epoch:
-            return None
-        for batch in self.batches:
-            if batch.last_sequence == header.last_sequence and batch.first_sequence == header.base_sequence:
-                return batch
-        return None
+_UNPACKED_MAX: Final = 64
+"""How many producers of a partition are kept as objects: more than write to one at a time, save for few."""
 
 
 class ProducerState:
     """All producers of one partition."""
 
-    __slots__ = ("_ongoing", "_producers", "_unreplicated", "guards")
+    __slots__ = ("__weakref__", "_ongoing", "_packed", "_unpacked", "_unreplicated", "guards", "limits")
 
-    def __init__(self) -> None:
-        self._producers: dict[int, ProducerEntry] = {}
+    def __init__(self, limits: ProducerLimits | None = None) -> None:
+        self.limits = limits or ProducerLimits()
+        self._unpacked: dict[int, ProducerEntry] = {}  # those used lately
+        self._packed: dict[int, bytes] = {}  # all others, the one that was used last comes last
         self._ongoing: dict[int, int] = {}  # first offset of a transaction: its producer; lowest first
         self._unreplicated: dict[int, int] = {}  # first offset of an ended transaction: the offset of its marker
-        self.guards = TransactionGuards()
+        self.guards = TransactionGuards(self.limits.per_partition_max)
 
-    def load(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace everything by what a snapshot holds."""
-        self._producers = {entry.producer_id: entry for entry in entries}
+    def __len__(self) -> int:
+        return len(self._unpacked) + len(self._packed)
+
+    def load(self, packed: Iterable[bytes]) -> None:
+        """Replace everything with the contents of a snapshot, as far as the limit allows."""
+        before = len(self)
+        self._unpacked = {}
+        self._packed = {packed_producer_id(each): each for each in packed}
         self._unreplicated = {}
-        self._ongoing = {
-            entry.current_txn_first_offset: entry.producer_id
-            for entry in sorted(self._producers.values(), key=lambda entry: entry.current_txn_first_offset)
-            if entry.current_txn_first_offset != NO_OFFSET
-        }
+        ongoing = [(packed_txn_first_offset(each), producer_id) for producer_id, each in self._packed.items()]
+        self._ongoing = dict(sorted(item for item in ongoing if item[0] != NO_OFFSET))
+        self.limits.note(self, len(self) - before)
+        self._keep_to_limit()
+
+    def packed(self) -> list[bytes]:
+        """All producers at this moment, in packed form: for another thread, and cheap for many of them."""
+        return [*self._packed.values(), *(entry.pack() for entry in self._unpacked.values())]
 
     def entries(self) -> list[ProducerEntry]:
-        return list(self._producers.values())
+        return [*map(ProducerEntry.unpack, self._packed.values()), *self._unpacked.values()]
 
     def entry(self, producer_id: int) -> ProducerEntry | None:
-        return self._producers.get(producer_id)
+        entry = self._unpacked.get(producer_id)
+        if entry is None and producer_id in self._packed:
+            entry = ProducerEntry.unpack(self._packed.pop(producer_id))
+            self._keep_unpacked(entry)
+        return entry
+
+    def _keep_unpacked(self, entry: ProducerEntry) -> None:
+        unpacked = self._unpacked
+        if len(unpacked) >= _UNPACKED_MAX:
+            producer_id = next(iter(unpacked))
+            self._packed[producer_id] = unpacked.pop(producer_id).pack()
+        unpacked[entry.producer_id] = entry
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a batch of that epoch goes on with a transaction that the partition knows."""
-        entry = self._producers.get(producer_id)
+        """Whether a batch with this epoch continues a transaction that the partition knows."""
+        entry = self.entry(producer_id)
         return (
             entry is not None and entry.current_txn_first_offset != NO_OFFSET and entry.producer_epoch == producer_epoch
         )
@@ -136,9 +90,15 @@ class ProducerState:
         """Raise KafkaError unless the batch may follow what the producer wrote before; markers have `check_marker`."""
         if header.is_transactional and not self.has_open_transaction(header.producer_id, header.producer_epoch):
             self.guards.check(header, guard, check_sequence=check_sequence)
-        entry = self._producers.get(header.producer_id)
+        entry = self.entry(header.producer_id)
         if entry is None:
-            # Its state may have expired with its records; any sequence may begin (KIP-360).
+            if len(self._ongoing) >= self.limits.per_partition_max:
+                raise KafkaError(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"{len(self._ongoing)} producers have open transactions in the partition: none of them can be "
+                    "forgotten for another one (tidelog.max.producer.ids.per.partition)",
+                )
+            # Its state may have expired with its records; it may start at any sequence (KIP-360).
             return
         if header.producer_epoch < entry.producer_epoch:
             raise _old_epoch(entry, header.producer_epoch)
@@ -147,7 +107,7 @@ class ProducerState:
         if entry.current_txn_first_offset != NO_OFFSET and not header.is_transactional:
             raise KafkaError(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {header.producer_id} has an open transaction and sent a batch outside of it",
+                f"producer {header.producer_id} has an open transaction and sent a batch outside it",
             )
 
     def check_marker(
@@ -158,7 +118,7 @@ class ProducerState:
         `epoch_is_bumped`: the end of a transaction raises the epoch (KIP-890), so that a marker in the epoch of the
         open transaction is one that comes late, for an earlier one (KIP-1228).
         """
-        entry = self._producers.get(producer_id)
+        entry = self.entry(producer_id)
         if entry is None:
             return
         is_open = entry.current_txn_first_offset != NO_OFFSET
@@ -173,25 +133,37 @@ class ProducerState:
             )
 
     def update(self, header: BatchHeader, marker: ControlRecord | None = None) -> AbortedTransaction | None:
-        """Take in a batch that is in the log, with its final offsets; the transaction that it aborts, if it does.
+        """Apply a batch that is in the log, with its final offsets; returns the transaction that it aborts, if any.
 
         `marker` is what a control batch says, None for other batches and for those that compaction has emptied.
         """
-        entry = self._producers.get(header.producer_id)
+        entry = self.entry(header.producer_id)
         if entry is None:
-            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_id, header.producer_epoch)
+            entry = self._add(header)
         if header.producer_epoch != entry.producer_epoch:
-            entry.batches.clear()
+            entry.batches = ()
             entry.producer_epoch = header.producer_epoch
         entry.last_timestamp = header.max_timestamp
         if header.is_control:
             return self._end_transaction(entry, header.last_offset, marker)
-        entry.batches.append(batch_metadata(header))
+        entry.add_batches(batch_metadata(header))
         if header.is_transactional and entry.current_txn_first_offset == NO_OFFSET:
             entry.current_txn_first_offset = header.base_offset
             self._ongoing[header.base_offset] = header.producer_id
             self.guards.end(header.producer_id)
         return None
+
+    def _add(self, header: BatchHeader) -> ProducerEntry:
+        entry = ProducerEntry(header.producer_id, header.producer_epoch)
+        self._keep_unpacked(entry)
+        self.limits.note(self, 1)
+        self._keep_to_limit()
+        return entry
+
+    def _keep_to_limit(self) -> None:
+        excess = len(self) - self.limits.per_partition_max
+        if excess > 0:
+            self.forget_oldest(excess)
 
     def _end_transaction(
         self, entry: ProducerEntry, marker_offset: int, marker: ControlRecord | None
@@ -226,18 +198,48 @@ class ProducerState:
             }
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
-        """Forget producers that were silent for so long; how many there were."""
+        """Forget producers that have been silent for this long; returns how many there were."""
+        until_ms = now_ms - expiration_ms
         expired = [
-            entry.producer_id
-            for entry in self._producers.values()
-            if entry.current_txn_first_offset == NO_OFFSET and now_ms - entry.last_timestamp >= expiration_ms
+            producer_id
+            for producer_id, packed in self._packed.items()
+            if packed_last_timestamp(packed) <= until_ms and packed_txn_first_offset(packed) == NO_OFFSET
         ]
-        for producer_id in expired:
-            del self._producers[producer_id]
+        expired += [
+            entry.producer_id
+            for entry in self._unpacked.values()
+            if entry.last_timestamp <= until_ms and not entry.has_open_transaction
+        ]
+        self._forget(expired)
         self.guards.remove_expired(now_ms, expiration_ms)
         return len(expired)
 
+    def forget_oldest(self, count: int) -> int:
+        """Forget producers that were silent for longest, without an open transaction; how many there were.
+
+        Of those that are not packed the last one stays: it is the one that is being added.
+        """
+        quiet = chain(
+            (
+                producer_id
+                for producer_id, packed in self._packed.items()
+                if packed_txn_first_offset(packed) == NO_OFFSET
+            ),
+            (entry.producer_id for entry in list(self._unpacked.values())[:-1] if not entry.has_open_transaction),
+        )
+        oldest = [producer_id for producer_id, _ in zip(quiet, range(count), strict=False)]
+        self._forget(oldest)
+        return len(oldest)
+
+    def _forget(self, producer_ids: list[int]) -> None:
+        for producer_id in producer_ids:
+            if self._packed.pop(producer_id, None) is None:
+                del self._unpacked[producer_id]
+        if producer_ids:
+            self.limits.note(self, -len(producer_ids))
+
     def clear(self) -> None:
+        """Forget everything, and stop counting towards the limits."""
         self.load(())
 
 

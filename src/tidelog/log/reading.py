@@ -1,8 +1,8 @@
-"""Finding what a reader asks for: slices of segments by offset, offsets by timestamp.
+"""Finds what a reader asks for: slices of segments by offset, offsets by timestamp.
 
-What always holds: a slice starts at the batch that holds the offset and ends before the limit, so nothing above a high
-watermark is ever sent; it may end within a batch only because of `max_bytes`, and never within the first one. One call
-reads from one segment. It changes nothing, and it trusts its caller that the offset lies in the log.
+What always holds: a slice starts at the batch that contains the offset and ends before the limit, so nothing above a
+high watermark is ever sent; it may end inside a batch only because of `max_bytes`, and never inside the first one. One
+call reads from one segment. It changes nothing, and relies on its caller that the offset is in the log.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tidelog.log.cold_lookup import NotInMemoryError
+from tidelog.log.cold_lookup import ColdSegmentError
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import BatchPosition, Segment
@@ -22,18 +22,20 @@ from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, c
 logger = logging.getLogger(__name__)
 
 
-# A batch is opened to look for a time in it only so far: the event loop waits, and a few kB can hold a GiB.
+# How far a batch is decompressed to look for a timestamp: the event loop waits, and a few kB can hold a GiB.
 _OPENED_BYTES_MAX = 16 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class LogRead:
-    """What a read gave; no records when there are none up to the limit or none that fit."""
+    """The result of a read; no records if there are none up to the limit, or none that fit."""
 
     records: FileSlice | bytes = b""
     size_bytes: int = 0
     # The segment that the records are in.
     segment: Segment | None = None
+    # The reader may continue in a later segment: no future records will ever be added to this read.
+    ends_segment: bool = False
 
     @property
     def slices(self) -> list[FileSlice]:
@@ -48,7 +50,7 @@ class TimestampOffset:
 
 
 class RecordTime(NamedTuple):
-    """A record found by its time."""
+    """A record found by its timestamp."""
 
     timestamp: int
     offset: int
@@ -64,7 +66,7 @@ def read_segments(
     *,
     in_memory: bool = False,
 ) -> LogRead:
-    """Read from the segment at index `first`, or from a later one where that has nothing at the offset or above.
+    """Read from the segment at index `first`, or from a later one if that has nothing at or above the offset.
 
     `in_memory`: raise NotInMemoryError rather than wait for the disk.
     """
@@ -82,14 +84,15 @@ def read_segments(
         if position >= end:
             break
         if first_size_bytes > max_bytes:
-            # A reader whose limit is below one batch gets it whole or not at all: a part of it would be of no use.
+            # A reader whose limit is below one batch gets it whole or not at all: part of it would be useless.
             size_bytes = first_size_bytes if min_one_batch else 0
         else:
             size_bytes = min(max_bytes, end - position)
         if not size_bytes:
             break
         records = FileSlice(segment.file, position, size_bytes, is_recent=segment.is_recent(position))
-        read = LogRead(records, size_bytes, segment)
+        ends_segment = next_base_offset is not None and limit_offset >= next_base_offset
+        read = LogRead(records, size_bytes, segment, ends_segment)
         if segment.size_bytes > BATCH_HEADER_SIZE:
             return read
         # All that compaction left of it is one batch without records, which librdkafka takes for a message that is too
@@ -102,13 +105,13 @@ def _find(segment: Segment, offset: int, in_memory: bool) -> BatchPosition | Non
     try:
         return segment.find(offset, in_memory=in_memory)
     except BlockingIOError as error:
-        raise NotInMemoryError(
+        raise ColdSegmentError(
             segment.path, segment.offset_index.path, offset - segment.base_offset, segment.size_bytes
         ) from error
 
 
 def _limit_position(segment: Segment, limit_offset: int, next_base_offset: int | None, in_memory: bool) -> int:
-    """Where in the file the batches below the limit end."""
+    """The position in the file where the batches below the limit end."""
     if next_base_offset is not None and limit_offset >= next_base_offset:
         return segment.size_bytes
     beyond = _find(segment, limit_offset, in_memory)
@@ -130,7 +133,7 @@ def offset_behind(read: LogRead, limit_offset: int) -> int:
 def find_aborted(
     segments: Sequence[Segment], first: int, offset: int, upper_bound: int
 ) -> Iterator[AbortedTransaction]:
-    """The aborted transactions that touch the offsets from one up to another, from the segment at `first` on."""
+    """The aborted transactions that overlap a range of offsets, starting with the segment at `first`."""
     for index in range(first, len(segments)):
         found, is_complete = segments[index].txn_index.collect(offset, upper_bound)
         yield from found
@@ -139,7 +142,7 @@ def find_aborted(
 
 
 def find_by_timestamp(segments: Sequence[Segment], timestamp: int, start_offset: int) -> RecordTime | None:
-    """The first record of the log, from an offset on, whose timestamp is not below this one."""
+    """The first record at or after an offset whose timestamp is not below this one."""
     candidates = (segment for segment in segments if segment.max_timestamp >= timestamp)
     records = (_find_in_segment(segment, timestamp, start_offset) for segment in candidates)
     return next((record for record in records if record is not None), None)
@@ -156,7 +159,7 @@ def _find_in_segment(segment: Segment, timestamp: int, start_offset: int) -> Rec
 
 
 def _indexed_offset(segment: Segment, timestamp: int) -> int:
-    """An offset before which every batch has a smaller largest timestamp. A false index is noticed here and rebuilt."""
+    """An offset before which every batch has a smaller largest timestamp. Notices a wrong index and rebuilds it."""
     entry = segment.time_index.lookup(timestamp - 1)
     if entry[0] >= 0:
         for _, header in segment.headers_from(entry[1]):
@@ -164,7 +167,7 @@ def _indexed_offset(segment: Segment, timestamp: int) -> int:
                 if (header.max_timestamp, header.last_offset) == entry:
                     return entry[1]
                 break
-        logger.warning("%s is false and is rebuilt", segment.time_index.path)
+        logger.warning("%s does not match its log and is rebuilt", segment.time_index.path)
         segment.rebuild_indexes()
         entry = segment.time_index.lookup(timestamp - 1)
     return entry[1]

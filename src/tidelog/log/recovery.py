@@ -1,10 +1,10 @@
-"""Opening a partition's log from its files: what is checked after a clean stop, and what is repaired after any other.
+"""Opens a partition's log from its files: what is checked after a clean stop, and what is repaired after any other.
 
-What always holds: after a clean stop no log data is read, as sizes and last index entries tell that nothing changed;
-otherwise every batch from the recovery point on is checked by CRC, a torn tail is cut off, and the indexes are
-written anew. Damage that has good batches behind it raises LogCorruptionError, and the partition stays offline; unless
-the machine went down and the damage lies in what was not flushed, of which any part may then be missing: there the log
-ends, and what follows is set aside. Lost indexes, snapshots and leader epochs are rebuilt from the log.
+What always holds: after a clean stop no log data is read, because sizes and last index entries show that nothing has
+changed; otherwise every batch from the recovery point on is checked by CRC, a torn tail is cut off, and the indexes are
+rebuilt. Damage followed by good batches raises LogCorruptionError, and the partition stays offline; unless the machine
+went down and the damage is in the unflushed part, any of which may then be missing: there the log ends, and what
+follows is set aside. Lost indexes, snapshots and leader epochs are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name
 from tidelog.common.clock import Clock
-from tidelog.log.checkpoints import LEADER_EPOCH_FILE, LogEnd, fsync_directory, write_partition_metadata
+from tidelog.log.checkpoints import (
+    LEADER_EPOCH_FILE,
+    PARTITION_METADATA_FILE,
+    LogEnd,
+    fsync_directory,
+    write_partition_metadata,
+)
 from tidelog.log.config import LogConfig
 from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
 from tidelog.log.index import RELATIVE_OFFSET_MAX
-from tidelog.log.log_state import LogState
-from tidelog.log.partition_log import PartitionLog
+from tidelog.log.partition_log import LogAtRest, LogOwner, LogState, PartitionLog
+from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.producer_replay import NO_SNAPSHOT, remove_doubtful_snapshots, restore_producers
+from tidelog.log.producer_snapshot import SNAPSHOT_SUFFIX
 from tidelog.log.producer_state import ProducerState
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import DELETED_SUFFIX, INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, Segment
@@ -41,7 +48,7 @@ from tidelog.records import CorruptBatchError
 
 logger = logging.getLogger(__name__)
 
-# Files that a crash may leave half done: whatever they were to become is still there in its old form.
+# Files that a crash may leave half written: the files they were to replace still exist.
 _LEFTOVER_SUFFIXES = (DELETED_SUFFIX, ".tmp", ".cleaned")
 
 
@@ -54,20 +61,20 @@ class LastKnown:
     recovery_point: int = 0
     log_start_offset: int = 0
     high_watermark: int = 0
-    # Whether it was the machine that ended, and not only the process.
+    # Whether the machine went down, and not only the process.
     was_machine_down: bool = False
 
 
 @dataclass(slots=True)
 class RecoveryProgress:
-    """How far the reading of one log is; written by the thread that opens it, read by whoever reports."""
+    """How far one log has been read; written by the thread that opens it, read by whoever reports progress."""
 
     bytes_done: int = 0
 
 
 @dataclass(slots=True)
 class _DamageError(Exception):
-    """A place behind which the log can't be trusted, with good batches behind it."""
+    """A position from which the log can't be trusted, although good batches follow."""
 
     index: int  # of the segment
     position: int
@@ -77,7 +84,7 @@ class _DamageError(Exception):
 
 
 def bytes_to_check(directory: Path, known: LastKnown) -> int:
-    """How much of a log must be read again, as far as names and sizes tell; 0 after a clean stop."""
+    """How much of a log must be read again, judging by names and sizes; 0 after a clean stop."""
     if known.is_clean:
         return 0
     bases = (offset_in_file_name(name.removesuffix(LOG_SUFFIX)) for name in os.listdir(directory))
@@ -87,32 +94,38 @@ def bytes_to_check(directory: Path, known: LastKnown) -> int:
 
 
 def create_log(
-    topic: str, partition: int, directory: Path, topic_id: uuid.UUID | None, config: LogConfig, clock: Clock
+    topic: str,
+    partition: int,
+    directory: Path,
+    topic_id: uuid.UUID | None,
+    config: LogConfig,
+    clock: Clock,
+    owner: LogOwner | None = None,
 ) -> PartitionLog:
-    """A new, empty log in a new directory. It is flushed with its first records: an empty one can be made again."""
+    """A new, empty log in a new directory. It is flushed with its first records: an empty one can be recreated."""
     directory.mkdir()
     epochs = LeaderEpochs(directory)
     try:
         if topic_id is not None:
             write_partition_metadata(directory, topic_id)
         segment = Segment.create(directory, 0, config, created_ms=clock.now_ms(), in_new_directory=True)
-        # Here a thread waits for the file system to make the file, at the first append the event loop would.
+        # Here a thread waits for the filesystem to create the file; at the first append, the event loop would.
         epochs.write()
     except OSError:
-        # Half a partition would be in the way of the next attempt.
+        # Half a partition would get in the way of the next attempt.
         shutil.rmtree(directory, ignore_errors=True)
         raise
     state = LogState(
         segments=SegmentList(directory, [segment]),
         epochs=epochs,
-        producers=ProducerState(),
+        producers=ProducerState(None if owner is None else owner.producer_limits),
         log_start_offset=0,
         log_end_offset=0,
         high_watermark=0,
         recovery_point=0,
         last_snapshot_offset=NO_SNAPSHOT,
     )
-    return PartitionLog(topic, partition, directory, config, clock, state, topic_id)
+    return PartitionLog(topic, partition, directory, config, clock, state, topic_id, owner)
 
 
 def open_log(
@@ -124,17 +137,95 @@ def open_log(
     clock: Clock,
     known: LastKnown,
     progress: RecoveryProgress | None = None,
+    owner: LogOwner | None = None,
 ) -> PartitionLog:
-    """The log that the directory holds; raises LogCorruptionError."""
+    """The log in the directory; raises LogCorruptionError."""
+    state = _read(topic, partition, directory, config, clock, known, progress, owner)
+    return PartitionLog(topic, partition, directory, config, clock, state, topic_id, owner)
+
+
+def rest_log(
+    topic: str,
+    partition: int,
+    directory: Path,
+    topic_id: uuid.UUID | None,
+    config: LogConfig,
+    clock: Clock,
+    known: LastKnown,
+    owner: LogOwner,
+) -> PartitionLog | None:
+    """The log as it was closed, to be opened when more is needed; None if it must be opened now."""
+    end = known.log_end
+    if not known.is_clean or end is None or known.high_watermark < end.end_offset:
+        return None
+    if not known.log_start_offset <= end.end_offset or not _is_as_closed(directory, end):
+        return None
+    rest = LogAtRest(end, known.log_start_offset, known.high_watermark, _read_rested)
+    return PartitionLog(topic, partition, directory, config, clock, rest, topic_id, owner)
+
+
+def _is_as_closed(directory: Path, end: LogEnd) -> bool:
+    """Whether the names and sizes of a log's files are the same as at its clean stop, with nothing to clean up."""
+    sizes: dict[int, int] = {}
+    indexes = set()
+    with os.scandir(directory) as found:
+        entries = list(found)
+    for entry in entries:
+        stem, dot, suffix = entry.name.partition(".")
+        base_offset = offset_in_file_name(stem)
+        if base_offset is None:
+            if entry.name not in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE):
+                return False
+        elif dot + suffix == LOG_SUFFIX:
+            sizes[base_offset] = entry.stat().st_size
+        elif dot + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            indexes.add(base_offset)
+        elif dot + suffix != SNAPSHOT_SUFFIX:
+            return False
+    return (
+        len(sizes) == end.segments_count
+        and sum(sizes.values()) == end.size_bytes
+        and sizes[max(sizes)] == end.active_size_bytes
+        and indexes <= sizes.keys()
+    )
+
+
+def _read_rested(log: PartitionLog) -> LogState:
+    """The contents of the files of a log at rest; raises LogStorageError if they have changed since it was closed."""
+    end = log.log_end
+    known = LastKnown(
+        is_clean=True,
+        log_end=end,
+        recovery_point=end.end_offset,
+        log_start_offset=log.log_start_offset,
+        high_watermark=log.high_watermark,
+    )
+    return _read(log.topic, log.partition, log.directory, log.config, log.clock, known, owner=log.owner, is_rested=True)
+
+
+def _read(
+    topic: str,
+    partition: int,
+    directory: Path,
+    config: LogConfig,
+    clock: Clock,
+    known: LastKnown,
+    progress: RecoveryProgress | None = None,
+    owner: LogOwner | None = None,
+    *,
+    is_rested: bool = False,
+) -> LogState:
+    limits = None if owner is None else owner.producer_limits
+    progress = progress or RecoveryProgress()
+    opening = _Opening(topic, partition, directory, config, clock, known, progress, limits, is_rested=is_rested)
     try:
-        state = _Opening(topic, partition, directory, config, clock, known, progress or RecoveryProgress()).open()
+        return opening.open()
     except CorruptSegmentError as error:
         raise LogCorruptionError(topic, partition, error.path, error.position, error.reason) from error
-    return PartitionLog(topic, partition, directory, config, clock, state, topic_id)
 
 
 class _Opening:
-    """One log while it is opened."""
+    """One log while it is being opened."""
 
     def __init__(
         self,
@@ -145,6 +236,9 @@ class _Opening:
         clock: Clock,
         known: LastKnown,
         progress: RecoveryProgress,
+        producer_limits: ProducerLimits | None,
+        *,
+        is_rested: bool,
     ) -> None:
         self._topic = topic
         self._partition = partition
@@ -153,6 +247,9 @@ class _Opening:
         self._clock = clock
         self._known = known
         self._progress = progress
+        self._producer_limits = producer_limits
+        # Its offsets have already been published, so the files must agree with them.
+        self._is_rested = is_rested
         self._txn_indexes: dict[int, str] = {}
         # From here on transaction indexes are written anew, if the log holds markers there.
         self._txn_indexes_doubtful_from: int | None = None
@@ -169,6 +266,8 @@ class _Opening:
             end_offset = known.log_end.end_offset
             for segment in segments:
                 segment.check_indexes()
+        elif self._is_rested:
+            raise self._corruption(self._directory, 0, "another program changed files since the log was closed")
         else:
             end_offset = self._recover(segments, epochs)
         log_start_offset = max(known.log_start_offset, segments[0].base_offset)
@@ -187,7 +286,9 @@ class _Opening:
             doubtful_from=self._txn_indexes_doubtful_from,
             has_markers=self._has_markers,
         )
-        producers, snapshot_offset = restore_producers(self._directory, segments, log_start_offset, end_offset)
+        producers, snapshot_offset = restore_producers(
+            self._directory, segments, log_start_offset, end_offset, self._producer_limits
+        )
         producers.on_high_watermark(min(known.high_watermark, end_offset))
         return LogState(
             segments=segments,
@@ -250,7 +351,7 @@ class _Opening:
                 continue
             if first is None or base_offset > first or first > self._known.log_start_offset:
                 raise self._corruption(
-                    Path(path).with_suffix(LOG_SUFFIX), 0, "the file is missing and its index is there"
+                    Path(path).with_suffix(LOG_SUFFIX), 0, "the file is missing, but its index exists"
                 )
             logger.warning("%s has no log and is removed", path)
             os.unlink(path)
@@ -262,7 +363,7 @@ class _Opening:
         known_end = log_end.end_offset if log_end else self._known.recovery_point
         if first is None and known_end > self._known.log_start_offset:
             lost = self._directory / f"{self._known.log_start_offset:020d}{LOG_SUFFIX}"
-            raise self._corruption(lost, 0, f"no log file is there, but offsets up to {known_end - 1} were flushed")
+            raise self._corruption(lost, 0, f"there is no log file, but offsets up to {known_end - 1} were flushed")
 
     # Recovery
 
@@ -298,7 +399,7 @@ class _Opening:
         end_offset = max(next_offset, segments.active.base_offset)
         if end_offset < known.recovery_point:
             logger.error(
-                "%s-%d: offsets %d to %d had been flushed and are gone",
+                "%s-%d: offsets %d to %d had been flushed but are missing",
                 self._topic,
                 self._partition,
                 end_offset,
@@ -370,7 +471,7 @@ class _Opening:
         if position < size_bytes:
             torn_bytes = size_bytes - position
             logger.warning(
-                "%s: the last %d bytes are no whole batch and are cut off: %s", segment.path, torn_bytes, reason
+                "%s: the last %d bytes are not a complete batch and are cut off: %s", segment.path, torn_bytes, reason
             )
             os.ftruncate(file.fd, position)
             os.fsync(file.fd)
@@ -435,7 +536,7 @@ class _Opening:
     def _rebuild_epochs(self, segments: SegmentList, epochs: LeaderEpochs) -> None:
         epochs.begin_replay(0)
         if segments.size_bytes:
-            logger.warning("%s-%d: %s is written anew from the log", self._topic, self._partition, LEADER_EPOCH_FILE)
+            logger.warning("%s-%d: %s is rebuilt from the log", self._topic, self._partition, LEADER_EPOCH_FILE)
         for segment in segments:
             for _, header in segment.headers(walk=True) if segment.size_bytes else ():
                 epochs.replay(header.partition_leader_epoch, header.base_offset)

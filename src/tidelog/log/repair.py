@@ -1,9 +1,9 @@
-"""Making a partition's files sound again, by a plan: for a person who has decided so, never by a broker itself.
+"""Repairs a partition's files according to a plan: when a person has decided so, never by a broker itself.
 
-What always holds: nothing is destroyed. Whatever is taken out lies on disk in a directory beside the partition's before
-the partition changes; a crash in the middle leaves the old file or the new one, and the next repair goes on. The data
-directory is locked meanwhile, so no broker can use it. Afterwards the checkpoints of the data directory say of the
-partition what is true now.
+What always holds: nothing is destroyed. Whatever is removed is on disk in a directory next to the partition's before
+the partition changes; a crash in the middle leaves the old file or the new one, and the next repair continues. The data
+directory is locked in the meantime, so no broker can use it. Afterwards, the data directory's checkpoints match the
+repaired partition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BASE_OFFSET_BYTES = 8
 
 @contextmanager
 def locked(data_directory: Path, *, changes: bool) -> Iterator[None]:
-    """Keep brokers out; raises DataDirectoryLockedError when one is in. What is only looked at gets no new file."""
+    """Lock out brokers; raises DataDirectoryLockedError if one is running. A dry run creates no file."""
     if not changes and not (data_directory / LOCK_FILE).exists():
         yield
         return
@@ -57,7 +57,7 @@ def locked(data_directory: Path, *, changes: bool) -> Iterator[None]:
 
 
 def examine(directory: Path) -> PartitionPlan:
-    """What would make a partition sound, by its files and by what its data directory says of it."""
+    """What would repair a partition, based on its files and its data directory's checkpoints."""
     key = partition_of_directory(directory.name)
     log_start_offset = None
     if key is not None and (directory.parent / LOG_START_OFFSET_FILE).exists():
@@ -70,7 +70,7 @@ def examine(directory: Path) -> PartitionPlan:
 
 
 def execute(plan: PartitionPlan) -> Path | None:
-    """Do what the plan says; the directory in which all lies that was taken out, None when nothing was."""
+    """Carry out the plan; returns the directory with everything that was removed, or None if nothing was."""
     aside = SetAside(plan.directory)
     files = [path for path in plan.taken_out if path.is_file()]
     for path in plan.taken_out:
@@ -137,7 +137,7 @@ def _rewrite(segment: SegmentPlan, aside: SetAside) -> None:
 
 
 def _cover(piece: Covered) -> bytes:
-    """A batch without records, as compaction leaves it, for offsets that are lost."""
+    """An empty batch, as compaction leaves it, for lost offsets."""
     batch = bytearray(BATCH_HEADER_SIZE)
     header = BatchHeader(
         base_offset=piece.first_offset,
@@ -169,7 +169,7 @@ def _rebuild_indexes(directory: Path, plan: SegmentPlan) -> None:
 
 
 def _rebuild_txn_indexes(plan: PartitionPlan) -> None:
-    """A marker that was taken out must not go on hiding what its producer wrote later."""
+    """A removed marker must not keep hiding what its producer wrote later."""
     segments = [
         Segment(plan.directory, item.base_offset, LogConfig(), created_ms=0, size_bytes=item.path.stat().st_size)
         for item in plan.segments
@@ -179,7 +179,7 @@ def _rebuild_txn_indexes(plan: PartitionPlan) -> None:
 
 
 def _correct_checkpoints(plan: PartitionPlan) -> None:
-    """The broker shall neither miss what was taken out nor take it that the log is as it was at the last clean stop."""
+    """Keep the broker from missing what was removed, and from assuming that the log is as at its last clean stop."""
     key = partition_of_directory(plan.directory.name)
     parent = plan.directory.parent
     if key is None or not (parent / META_PROPERTIES_FILE).exists():

@@ -1,8 +1,8 @@
-"""What would make a partition's files sound again: found by reading all of them, and changing none.
+"""Works out how to repair a partition's files, by reading all of them and changing none.
 
-What always holds: every byte of every log file is accounted for, as kept or as taken out with the reason; batches keep
-their offsets, and offsets that are lost are covered by a batch without records, as compaction leaves them, so that none
-is ever given out twice and the log has no gap. It says what to do; `repair` does it.
+What always holds: every byte of every log file is accounted for, either kept or removed with a reason; batches keep
+their offsets, and lost offsets are covered by an empty batch, as compaction leaves it, so that none is ever reused and
+the log has no gap. It says what to do; `repair` does it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do, or done, in words and numbers; -1 stands for what is not known."""
+    """One step, planned or done, in words and numbers; -1 means unknown."""
 
     path: Path
     what: str
@@ -52,7 +52,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A batch that stays with another base offset: the field is outside of what its CRC covers."""
+    """A batch that is kept with a corrected base offset: its CRC does not cover that field."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """Offsets that are lost, to be covered by a batch without records."""
+    """Lost offsets, to be covered by an empty batch."""
 
     first_offset: int
     last_offset: int
@@ -87,7 +87,7 @@ class SegmentPlan:
 
     @property
     def cut_position(self) -> int | None:
-        """Where to cut, when the start of the file stays and nothing else."""
+        """Where to truncate, if only the start of the file is kept."""
         match self.pieces:
             case []:
                 return 0
@@ -115,7 +115,7 @@ class PartitionPlan:
 
 
 def plan_repair(directory: Path, *, flushed_offset: int = 0, log_start_offset: int | None = None) -> PartitionPlan:
-    """Read all files of a partition. Offsets below `flushed_offset` were on disk once: none is given out again."""
+    """Read all files of a partition. Offsets below `flushed_offset` were once on disk: none of them is reused."""
     plan = PartitionPlan(directory, is_compacted=looks_compacted(directory))
     paths = _log_files(plan)
     lost = _lost_files(directory, {base_offset for base_offset, _ in paths})
@@ -140,12 +140,12 @@ def _log_files(plan: PartitionPlan) -> list[tuple[int, Path]]:
             found.append((base_offset, path))
         else:
             plan.taken_out.append(path)
-            plan.actions.append(Action(path, "set aside", "it is no file"))
+            plan.actions.append(Action(path, "set aside", "it is not a file"))
     return found
 
 
 def _lost_files(directory: Path, bases: set[int]) -> list[tuple[int, int]]:
-    """Logs that are gone, by the indexes that are left of them: where each began, and where it ended at least."""
+    """Missing logs whose indexes still exist: where each started, and the least offset at which it ended."""
     found = []
     for kind, suffix in ((OffsetIndex, INDEX_SUFFIX), (TimeIndex, TIME_INDEX_SUFFIX)):
         for path in sorted(directory.glob("*" + suffix)):
@@ -202,7 +202,7 @@ class _Walk:
         if not plan.segments:
             path = plan.directory / f"{self._next_offset:020d}{LOG_SUFFIX}"
             plan.segments.append(SegmentPlan(path, self._next_offset, 0))
-            plan.actions.append(Action(path, "create", "no log file is there; the log begins anew, and empty"))
+            plan.actions.append(Action(path, "create", "there is no log file; the log starts empty"))
 
     def _note_lost_start(self) -> None:
         start = self._log_start_offset
@@ -215,10 +215,10 @@ class _Walk:
 
     def _lose_end(self, segment: SegmentPlan) -> None:
         if self._is_end_known:
-            self._lose(segment, UNKNOWN, 0, "offsets that had been flushed are not there", self._flushed_offset)
+            self._lose(segment, UNKNOWN, 0, "offsets that had been flushed are missing", self._flushed_offset)
             return
         first = self._next_offset
-        self._lose(segment, UNKNOWN, 0, "the log file behind it is not there", self._flushed_offset)
+        self._lose(segment, UNKNOWN, 0, "the next log file is missing", self._flushed_offset)
         # How far it went is not known, only how far at least.
         self._plan.actions[-1] = replace(self._plan.actions[-1], first_lost_offset=first, last_lost_offset=UNKNOWN)
 
@@ -251,7 +251,7 @@ class _Walk:
     def _batch_at(
         self, segment: SegmentPlan, view: memoryview, position: int, following: int | None
     ) -> BatchHeader | None:
-        """The sound batch at a position, its base offset put right where the batches around it tell what it was."""
+        """The sound batch at a position, its base offset corrected if the batches around it show what it was."""
         expected = self._next_offset
         try:
             header = parse_header(view, position)
@@ -293,7 +293,7 @@ class _Walk:
     def _skip_damage(
         self, segment: SegmentPlan, mapped: mmap.mmap, view: memoryview, position: int, following: int | None
     ) -> int:
-        """Take out what lies from a bad place to the next sound batch; where that is."""
+        """Remove everything from a damaged position to the next sound batch; returns the position of that batch."""
         found = self._behind(segment, mapped, view, position)
         end = len(view) if found is None else found
         reason = _reason(view, position, self._next_offset)
@@ -324,7 +324,7 @@ class _Walk:
         next_offset: int | None,
         claimed: BatchHeader | None = None,
     ) -> None:
-        """Note that offsets up to the next known one are lost; None: nothing that is known follows."""
+        """Record that offsets up to the next known one are lost; None: no known offset follows."""
         first = self._next_offset
         last = next_offset - 1 if next_offset is not None else UNKNOWN
         if last == UNKNOWN and claimed is not None:
@@ -381,7 +381,7 @@ def _base_offset_at(view: memoryview, position: int) -> int | None:
 
 
 def _claimed(view: memoryview, position: int, expected_offset: int) -> BatchHeader | None:
-    """What a damaged batch says of itself, when its offset is right and so its length and counts may be."""
+    """What a damaged batch says about itself, if its offset is right, so that its length and counts may be, too."""
     try:
         header = parse_header(view, position)
     except CorruptBatchError:
@@ -394,7 +394,7 @@ def _reason(view: memoryview, position: int, expected_offset: int) -> str:
         checked_header(view, position, expected_offset, expected_offset + RELATIVE_OFFSET_MAX)
     except CorruptBatchError as error:
         return error.reason
-    return f"the batch does not fit to what follows offset {expected_offset - 1}"
+    return f"the batch does not fit after offset {expected_offset - 1}"
 
 
 # Other files
@@ -409,7 +409,7 @@ def _check_indexes(plan: PartitionPlan) -> None:
                 continue
             if base_offset not in logs or not path.is_file():
                 plan.taken_out.append(path)
-                reason = "it is no file" if base_offset in logs else "there is no log for it"
+                reason = "it is not a file" if base_offset in logs else "there is no log for it"
                 plan.actions.append(Action(path, "set aside", reason))
     for segment in plan.segments:
         if segment.is_unchanged and segment.size_bytes:
@@ -466,4 +466,4 @@ def _check_other_files(plan: PartitionPlan) -> None:
         read_partition_metadata(plan.directory)
     except (CorruptCheckpointError, OSError) as error:
         plan.taken_out.append(path)
-        plan.actions.append(Action(path, "set aside", f"{error}; the broker writes it anew"))
+        plan.actions.append(Action(path, "set aside", f"{error}; the broker rebuilds it"))

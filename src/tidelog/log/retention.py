@@ -1,20 +1,20 @@
-"""Which segments a log lets go: by age, by size, or because they lie below the log's start.
+"""Chooses which segments to delete: by age, by size, or because they are below the log start offset.
 
-What always holds: only whole segments go, oldest first, and never one that holds an offset at or above the high
-watermark; the last segment goes only when it holds batches and its owner has begun another. Times are compared with
-the segment's largest timestamp, so one record from the future keeps its segment and all behind it. It chooses and
-changes nothing; removing is up to the log.
+What always holds: only whole segments are deleted, oldest first, and never one with an offset at or above the high
+watermark; the last segment is deleted only if it has batches and the log has rolled to a new one. A segment's age is
+that of its largest timestamp, so one record from the future keeps its segment and all later ones. This module only
+chooses; the log deletes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidelog.log.cold_lookup import NotInMemoryError
+from tidelog.common.steps import with_pauses
+from tidelog.log.cold_lookup import ColdSegmentError
 from tidelog.log.config import LogConfig
 from tidelog.log.errors import LogStorageError
 from tidelog.log.segment import Segment
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from tidelog.log.partition_log import PartitionLog
 
 logger = logging.getLogger(__name__)
-
-_TURN_S: Final = 0.002
-"""How long the event loop may look at logs before others have their turn: there may be thousands."""
-
 
 _BROUGHT_IN_MAX: Final = 64
 """How many segments of a log are looked at ahead: after a long pause, many may have expired."""
@@ -44,7 +40,7 @@ def count_expired(
     high_watermark: int,
     log_end_offset: int,
 ) -> int:
-    """How many segments, from the first on, may go. A damaged one raises CorruptSegmentError."""
+    """How many of the first segments may be deleted. A damaged one raises CorruptSegmentError."""
     count = len(segments)
     ends = [segment.base_offset for segment in segments[1:]] + [log_end_offset]
     # Nothing beyond the high watermark goes, nor a last segment without batches: there would be nothing to gain.
@@ -62,7 +58,7 @@ def count_expired(
 
 
 def _skip_by_size(segments: Sequence[Segment], first: int, end: int, retention_bytes: int) -> int:
-    """The first segment that stays: without it there would be less than `retention_bytes` left."""
+    """The first segment to keep: without it, less than `retention_bytes` would be left."""
     excess_bytes = sum(segment.size_bytes for segment in segments[first:]) - retention_bytes
     while first < end and segments[first].size_bytes <= excess_bytes:
         excess_bytes -= segments[first].size_bytes
@@ -77,27 +73,35 @@ def _skip_by_age(segments: Sequence[Segment], first: int, end: int, oldest_ms: i
 
 
 def _largest_timestamp(segment: Segment) -> int:
-    """When the youngest record was made, as far as records tell; else when the file was last written to."""
+    """The newest record's timestamp, if there are any; otherwise when the file was last written to."""
     timestamp = segment.max_timestamp
     return timestamp if timestamp >= 0 else segment.path.stat().st_mtime_ns // 1_000_000
 
 
 async def delete_expired(logs: Iterable[PartitionLog], now_ms: int) -> None:
-    """Let every log drop what its settings let go, in turns with whatever else the event loop has to do."""
+    """Let every log delete what has expired, taking turns with whatever else the event loop has to do."""
     unread: list[PartitionLog] = []
-    turn_ends_s = time.monotonic() + _TURN_S
-    for log in logs:
-        if time.monotonic() > turn_ends_s:
-            await asyncio.sleep(0)
-            turn_ends_s = time.monotonic() + _TURN_S
-        if _unread_segments(log):
+    async for log in with_pauses(logs):
+        if not log.may_have_expired(now_ms):
+            continue
+        if not log.is_open or _unread_segments(log):
             unread.append(log)
         else:
             _delete_expired(log, now_ms)
     for log in unread:
         # How old its segments are stands in files that nobody has looked into since the start.
-        await asyncio.to_thread(_bring_in, _unread_segments(log))
+        await asyncio.to_thread(_prepare, log)
         _delete_expired(log, now_ms)
+
+
+def _prepare(log: PartitionLog) -> None:
+    """Read ahead what deletion will read, so that the event loop doesn't wait for the disk. Blocks."""
+    try:
+        log.open()
+    except LogStorageError as error:
+        logger.debug("%s can't be opened: %s", log.name, error.message)
+        return
+    _bring_in(_unread_segments(log))
 
 
 def _delete_expired(log: PartitionLog, now_ms: int) -> None:
@@ -113,7 +117,7 @@ def _delete_expired(log: PartitionLog, now_ms: int) -> None:
 
 
 def _unread_segments(log: PartitionLog) -> list[Segment]:
-    """The first segments whose age matters and can only be told by a look into their files."""
+    """The first segments whose age matters and is only known from their files."""
     if "delete" not in log.config.cleanup_policy or log.config.retention_ms < 0:
         return []
     segments = log.segments
@@ -123,12 +127,12 @@ def _unread_segments(log: PartitionLog) -> list[Segment]:
 
 
 def _bring_in(segments: Iterable[Segment]) -> None:
-    """Read what telling the age of segments will read, so that the event loop waits for no disk. Blocks."""
+    """Read ahead what determining the segments' age will read, so that the event loop doesn't wait. Blocks."""
     for segment in segments:
         try:
             last_entry = segment.time_index.path.read_bytes()[-_TIME_ENTRY_BYTES:]
             relative_offset = int.from_bytes(last_entry[-_RELATIVE_OFFSET_BYTES:], "big")
-            NotInMemoryError(segment.path, segment.offset_index.path, relative_offset, segment.size_bytes).bring_in()
+            ColdSegmentError(segment.path, segment.offset_index.path, relative_offset, segment.size_bytes).bring_in()
         except OSError as error:
             # Whatever it is, the look that follows meets it as well and says what it means.
             logger.debug("%s can't be read ahead: %s", segment.path, error)

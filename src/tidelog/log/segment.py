@@ -1,10 +1,10 @@
-"""One segment: a `.log` file, its indexes, and where in it a batch lies.
+"""One segment: a `.log` file, its indexes, and the positions of its batches.
 
-What always holds: `size_bytes` covers whole batches only; a write that fails is cut off again; indexes may miss
-entries but never point past the log, and a lost or false one is rebuilt. The file is opened by the first read or
-write, and may be closed by any thread when other files are needed more (`open_files`): so whoever uses its descriptor
-holds the LogFile meanwhile. The segment knows nothing of high watermarks, producers or epochs, and its callers make
-sure that only one thread changes it.
+What always holds: `size_bytes` covers whole batches only; a failed write is truncated; indexes may lack entries but
+never point past the log, and a lost or wrong one is rebuilt. The file is opened on the first read or write, and any
+thread may close it to make room for others (`open_files`), so code that uses its descriptor holds the LogFile in the
+meantime. The segment knows nothing about high watermarks, producers or epochs, and its callers make sure that only one
+thread changes it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class BatchPosition(NamedTuple):
 
 
 class SegmentBrokenError(OSError):
-    """A failed write could not be cut off: what the file holds behind `size_bytes` is unknown."""
+    """A failed write could not be truncated: what the file holds after `size_bytes` is unknown."""
 
 
 class Segment:
-    """Batches from a base offset on, in one file."""
+    """Batches starting at a base offset, in one file."""
 
     __slots__ = (
         "__weakref__",
@@ -146,7 +146,7 @@ class Segment:
 
     @property
     def file(self) -> LogFile:
-        """The open file. It may be closed as soon as nobody holds it, and its descriptor be another file's then."""
+        """The open file. Once nobody holds it, it may be closed and its descriptor reused for another file."""
         file = self._file
         if file is None:
             file = LogFile(self.path)
@@ -160,7 +160,7 @@ class Segment:
 
     @property
     def knows_max_timestamp(self) -> bool:
-        """Whether `max_timestamp` is at hand, without a look into the files."""
+        """Whether `max_timestamp` is known without reading the files."""
         return self._max_timestamp is not None
 
     @property
@@ -174,7 +174,7 @@ class Segment:
 
     @property
     def first_timestamp(self) -> int:
-        """The largest timestamp of the first batch, from which the age of the segment counts; -1 when it has none."""
+        """The largest timestamp of the first batch, from which the segment's age counts; -1 if it has none."""
         if self._first_timestamp is None:
             first = next(self.headers(), None)
             if first is None:
@@ -199,7 +199,7 @@ class Segment:
         return waited_ms > config.max_segment_ms - self.roll_jitter_ms
 
     def write(self, buffer: memoryview) -> int:
-        """Write behind the last batch with one system call; where it went. The segment takes it in by `note_batch`."""
+        """Write after the last batch with one system call; returns the position. `note_batch` then adds it."""
         position = self.size_bytes
         file = self.file
         fd = file.fd
@@ -225,7 +225,7 @@ class Segment:
             ) from cause
 
     def note_batch(self, position: int, header: BatchHeader) -> None:
-        """Take in a batch that lies at the end of the file."""
+        """Add a batch that has been written at the end of the file."""
         size_bytes = header.size_bytes
         last_offset = header.last_offset
         known_max_timestamp = self._max_timestamp
@@ -287,7 +287,7 @@ class Segment:
         return None
 
     def is_recent(self, position: int) -> bool:
-        """Whether what lies from there on was written a moment ago, so that nobody need ask whether it is in memory."""
+        """Whether everything from this position was written recently, so that it is certainly in memory."""
         positions = self._tail_positions
         return bool(positions) and position >= max(positions[0], self.size_bytes - _RECENT_BYTES)
 
@@ -302,7 +302,7 @@ class Segment:
     def headers_from(
         self, offset: int, *, walk: bool = False, in_memory: bool = False
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """Headers from some batch before the offset on; a false index is noticed here and rebuilt."""
+        """Headers starting with some batch before the offset; notices a wrong index and rebuilds it."""
         start = self._indexed_position(offset)
         if start:
             try:
@@ -311,7 +311,7 @@ class Segment:
             except CorruptSegmentError:
                 is_false = True
             if is_false:
-                logger.warning("%s is false and is rebuilt", self.offset_index.path)
+                logger.warning("%s does not match its log and is rebuilt", self.offset_index.path)
                 self.rebuild_indexes()
                 start = self._indexed_position(offset)
         return self.headers(start, walk=walk, in_memory=in_memory)
@@ -335,7 +335,7 @@ class Segment:
         return os.pread(file.fd, header.size_bytes, position)
 
     def check_indexes(self) -> None:
-        """Look at sizes and last entries, and rebuild what can't be right. No log data is read unless it is wrong."""
+        """Check sizes and last entries, and rebuild what is wrong. Reads no log data unless something is."""
         if not self.size_bytes:
             self.reset_indexes()
             return
@@ -351,14 +351,14 @@ class Segment:
         self.close()
 
     def rebuild_indexes(self) -> None:
-        """Write both indexes anew from the headers in the log; raises CorruptSegmentError when those are broken."""
+        """Rebuild both indexes from the headers in the log; raises CorruptSegmentError if those are broken."""
         self.reset_indexes()
         for position, header in self.headers(walk=True):
             self.note_batch(position, header)
         self.become_inactive()
 
     def reset_indexes(self) -> None:
-        """Forget all that was derived from the log, before it is read again."""
+        """Forget everything derived from the log, before it is read again."""
         self.offset_index.clear()
         self.time_index.clear()
         self._index_failed = self._index_is_full = False
@@ -403,7 +403,7 @@ class Segment:
         self.txn_index.flush()
 
     def sync_file(self) -> None:
-        """fsync the log file alone. May run in another thread than appends do."""
+        """fsync only the log file. May run in a different thread than appends."""
         if self._sync_error is not None:
             # The kernel may have dropped the pages: another fsync would succeed and prove nothing.
             raise self._sync_error
@@ -418,7 +418,7 @@ class Segment:
             raise
 
     def let_go(self) -> bool:
-        """Close the file, unless something in it was not flushed. May run in another thread than appends do."""
+        """Close the file, unless it has unflushed writes. May run in a different thread than appends."""
         file, self._file = self._file, None
         if file is not None and self._is_unflushed:
             self._file = file
@@ -426,7 +426,7 @@ class Segment:
         return True
 
     def truncate_to(self, position: int, offset: int) -> None:
-        """Cut the file at a batch's position and forget index entries of this offset and above."""
+        """Truncate the file at a batch's position and drop index entries at or above this offset."""
         file = self.file
         os.ftruncate(file.fd, position)
         self.size_bytes = position
@@ -448,7 +448,7 @@ class Segment:
                 self._max_timestamp, self._offset_of_max_timestamp = header.max_timestamp, header.last_offset
 
     def close(self) -> None:
-        """Let go of files and maps; slices keep theirs."""
+        """Close files and maps; slices keep theirs."""
         self.offset_index.drop()
         self.time_index.drop()
         if self._file is not None:
@@ -463,9 +463,9 @@ class Segment:
         self.txn_index.move(self.path)
 
     def mark_deleted(self) -> list[Path]:
-        """Rename the files so that they no longer count, and let go of them; the paths to remove later.
+        """Rename the files so that they no longer count, and close them; returns the paths to remove later.
 
-        The log goes last: an index without a log then always means that the log was lost.
+        The log file is renamed last, so an index without a log always means that the log was lost.
         """
         self.close()
         renamed = []
@@ -479,11 +479,11 @@ class Segment:
         return renamed
 
     def _load_max_timestamp(self) -> tuple[int, int]:
-        """The last time entry, once its batch was seen to agree: retention and look-ups must not follow a false one."""
+        """The last time entry, after checking its batch: retention and lookups must not rely on a wrong one."""
         if self._max_timestamp is None:
             entry = self.time_index.last_entry()
             if self.size_bytes and not self._has_batch(*entry):
-                logger.warning("%s is false and is rebuilt", self.time_index.path)
+                logger.warning("%s does not match its log and is rebuilt", self.time_index.path)
                 self.rebuild_indexes()
                 entry = self.time_index.last_entry()
             self._max_timestamp, self._offset_of_max_timestamp = entry

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
 from tidelog.log.cleaning import CleaningAbortedError, LogCleaning
 from tidelog.log.producer_snapshot import snapshot_path
+from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import Segment
 from tidelog.log.swap_files import decide_swap, discard, put_in_place
+
+logger = logging.getLogger(__name__)
 
 
 class SegmentList(Sequence[Segment]):
@@ -31,7 +35,6 @@ class SegmentList(Sequence[Segment]):
         "_dropped",
         "_segments",
         "_swapping",
-        "on_change",
     )
 
     def __init__(self, directory: Path, segments: Sequence[Segment]) -> None:
@@ -40,8 +43,6 @@ class SegmentList(Sequence[Segment]):
         self._base_offsets = [segment.base_offset for segment in segments]
         self._deleted_paths: list[tuple[int, Path]] = []
         self._dropped: list[Segment] = []
-        # Called after segments were begun or taken out, in the thread that did it.
-        self.on_change: Callable[[], None] | None = None
         self._cleaning: LogCleaning | None = None
         self._swapping: int | None = None  # the base offset of a cleaned segment whose swap is decided and not done
 
@@ -73,6 +74,17 @@ class SegmentList(Sequence[Segment]):
     def last_aborted_offset(self) -> int:
         """The last marker of an aborted transaction, -1 when there is none."""
         return max(segment.txn_index.last_offset for segment in self)
+
+    def oldest_timestamp(self) -> int:
+        """The largest timestamp of the first segment, which retention goes by; -1 where it can't be told. Blocks."""
+        first = self._segments[0]
+        if not first.size_bytes:
+            return -1
+        try:
+            return first.max_timestamp
+        except (CorruptSegmentError, OSError) as error:
+            logger.warning("can't determine the age of %s: %s", first.path, error)
+            return -1
 
     def has_base_offset(self, offset: int) -> bool:
         slot = bisect.bisect_left(self._base_offsets, offset)
@@ -108,11 +120,6 @@ class SegmentList(Sequence[Segment]):
     def add(self, segment: Segment) -> None:
         self._segments.append(segment)
         self._base_offsets.append(segment.base_offset)
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.on_change is not None:
-            self.on_change()
 
     def remove(self, first: int, end: int, due_ms: int) -> None:
         """Take segments out, the last one first, so that a crash leaves no gap; unlinked from `due_ms` on."""
@@ -126,7 +133,6 @@ class SegmentList(Sequence[Segment]):
     def _mark_deleted(self, segment: Segment, due_ms: int) -> None:
         self._deleted_paths.extend((due_ms, path) for path in segment.mark_deleted())
         snapshot_path(self._directory, segment.base_offset).unlink(missing_ok=True)
-        self._changed()
 
     @property
     def has_dropped(self) -> bool:
@@ -144,7 +150,6 @@ class SegmentList(Sequence[Segment]):
         self._dropped += self._segments[:count]
         self._segments[:count] = []
         self._base_offsets[:count] = []
-        self._changed()
 
     def rename_dropped(self, due_ms: int) -> None:
         """Rename the files of what was dropped; they are unlinked from `due_ms` on."""
@@ -156,7 +161,7 @@ class SegmentList(Sequence[Segment]):
     def start_cleaning(self) -> LogCleaning:
         """Let segments be replaced until the cleaning is ended or aborted."""
         if self._cleaning is not None:
-            raise ValueError("the log is being cleaned already")
+            raise ValueError("the log is already being compacted")
         self._cleaning = LogCleaning()
         return self._cleaning
 
@@ -190,14 +195,13 @@ class SegmentList(Sequence[Segment]):
         put_in_place(self._directory, cleaned.base_offset)
         self._segments[first : first + len(old)] = [cleaned]
         self._base_offsets[first : first + len(old)] = [cleaned.base_offset]
-        self._changed()
 
     def _find_run(self, cleaning: LogCleaning, old: Sequence[Segment]) -> int:
         """Where in the list the old segments are."""
         cleaning.check()
         first = self.index_of(old[0].base_offset)
         if cleaning is not self._cleaning or self._segments[first : first + len(old)] != list(old):
-            raise CleaningAbortedError("the segments are not those that were cleaned")
+            raise CleaningAbortedError("these are not the segments that were compacted")
         return first
 
     # The files of what was removed

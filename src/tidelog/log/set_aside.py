@@ -1,8 +1,8 @@
-"""Where bytes go that are taken out of a partition's log: a directory beside the partition's, for a person to judge.
+"""Keeps bytes that are removed from a partition's log in a directory next to the partition's, for a person to examine.
 
-What always holds: a log loses nothing before its copy is on disk, names included; whole files are linked, which costs
-no room, and only the end of a file that stays is copied. Nothing here is ever deleted or read again by a broker. A copy
-that does not fit raises OSError and leaves nothing behind.
+What always holds: a log loses nothing before its copy is on disk, directory entries included; whole files are
+hard-linked, which takes no space, and only the end of a file that stays is copied. A broker never deletes or reads
+anything here. A copy that does not fit raises OSError and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FILE_NAME_BYTES_MAX = 255
 
 
 class SetAside:
-    """What is taken out of one partition; the directory is made by the first thing that is kept."""
+    """What is removed from one partition; the directory is created for the first item."""
 
     def __init__(self, partition_directory: Path) -> None:
         suffix = f".{uuid.uuid4().hex}{CUT_SUFFIX}"
@@ -38,18 +38,18 @@ class SetAside:
         try:
             os.link(path, self.path / path.name)
         except OSError:
-            # Some file systems know no second names.
+            # Some filesystems have no hard links.
             self.keep_part(path, 0, path.stat().st_size, path.name)
             return
         self.size_bytes += path.stat().st_size
 
     def move_directory(self, path: Path) -> None:
-        """Take a directory, which can have one name only."""
+        """Move a directory, which can't be hard-linked."""
         self._make_directory()
         os.rename(path, self.path / path.name)
 
     def keep_part(self, path: Path, start: int, end: int, name: str | None = None) -> None:
-        """Copy the bytes of a file from one position to another; the name tells where they began."""
+        """Copy a range of a file's bytes; the name says where they started."""
         self._make_directory()
         target = self.path / (name or f"{path.name}.from-{start}")
         source_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

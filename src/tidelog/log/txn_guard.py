@@ -1,10 +1,9 @@
-"""Whether a transaction may begin in a partition: only after its coordinator has said that the partition is part of it
+"""Lets a transaction start in a partition only after its coordinator has confirmed that the partition is part of it
 (KIP-890).
 
-What always holds: a guard is given out before the coordinator is asked and taken back by whatever ends or begins a
-transaction of the producer, so that an answer that comes late (the transaction was aborted meanwhile, perhaps another
-one begun) opens nothing. Guards are kept in memory only: after a restart the coordinator is asked again. Nothing here
-asks it.
+What always holds: a guard is issued before the coordinator is asked, and revoked by whatever ends or starts a
+transaction of the producer, so a late answer (the transaction may have been aborted, and another one started) opens
+nothing. Guards are kept in memory only: after a restart the coordinator is asked again. This module does not ask it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tidelog.records import BatchHeader
 
 
 class TransactionGuard:
-    """One verification of one transaction; it counts as long as it is the one that the partition has."""
+    """One verification of one transaction; valid as long as it is the partition's current one."""
 
     __slots__ = ("asked_ms", "lowest_sequence", "producer_epoch")
 
@@ -34,9 +33,10 @@ NOT_ASKED: Final = TransactionGuard(-1, -1, -1)
 class TransactionGuards:
     """The guards of one partition, by producer."""
 
-    __slots__ = ("_guards",)
+    __slots__ = ("_guards", "_guards_max")
 
-    def __init__(self) -> None:
+    def __init__(self, guards_max: int) -> None:
+        self._guards_max = guards_max
         self._guards: dict[int, TransactionGuard] = {}
 
     def __len__(self) -> int:
@@ -49,6 +49,9 @@ class TransactionGuards:
         """
         guard = self._guards.get(producer_id)
         if guard is None or guard.producer_epoch < producer_epoch:
+            if len(self._guards) >= self._guards_max:
+                # Whoever still waits for the answer about it has to ask again.
+                del self._guards[next(iter(self._guards))]
             guard = self._guards[producer_id] = TransactionGuard(producer_epoch, first_sequence, now_ms)
         elif guard.producer_epoch > producer_epoch:
             raise KafkaError(
@@ -61,7 +64,7 @@ class TransactionGuards:
         return guard
 
     def check(self, header: BatchHeader, guard: TransactionGuard | None, *, check_sequence: bool) -> None:
-        """Raise KafkaError unless the batch may begin a transaction."""
+        """Raise KafkaError unless the batch may start a transaction."""
         if guard is NOT_ASKED:
             return
         if guard is None or self._guards.get(header.producer_id) is not guard:
@@ -74,12 +77,12 @@ class TransactionGuards:
             )
 
     def end(self, producer_id: int) -> None:
-        """The producer's transaction began in the log, or was ended: what was asked before counts no more."""
+        """The producer's transaction started in the log, or was ended: earlier questions no longer count."""
         if self._guards:
             self._guards.pop(producer_id, None)
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
-        """Forget transactions that the coordinator did not confirm and nobody has tried again since."""
+        """Forget transactions that the coordinator did not confirm and nobody has retried since."""
         for producer_id, guard in tuple(self._guards.items()):
             if now_ms - guard.asked_ms >= expiration_ms:
                 del self._guards[producer_id]

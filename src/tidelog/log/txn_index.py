@@ -1,9 +1,9 @@
-"""The aborted transactions whose markers lie in one segment: `%020d.txnindex`, in Kafka's format.
+"""The aborted transactions whose markers are in one segment: `%020d.txnindex`, in Kafka's format.
 
-What always holds: the file is there only once a transaction was aborted in the segment; entries are in the order of
-their markers, so their last offsets grow; of the file only its length and its last entry are kept in memory, and a
-look-up reads what it needs. Who has aborted what is `producer_state`'s to know, and the log's to write here. A lost or
-false file is written anew from the log by `txn_recovery`.
+What always holds: the file exists only if a transaction was aborted in the segment; entries are in the order of their
+markers, so their last offsets increase; only the file's length and last entry are kept in memory, and a lookup reads
+what it needs. `producer_state` knows what was aborted, and the log writes it here. `txn_recovery` rebuilds a lost or
+wrong file from the log.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ class TransactionIndex:
             self.start_empty()
             return
         if size_bytes % _ENTRY.size:
-            raise CorruptIndexError(f"{self.path} has {size_bytes} bytes, which is no number of entries")
+            raise CorruptIndexError(f"{self.path} has {size_bytes} bytes, not a whole number of entries")
         if not len(self):
             return
         first = next(self.entries())
         if first.last_offset < base_offset or self._last_offset < first.last_offset:
-            raise CorruptIndexError(f"{self.path} ends with an entry that does not follow its first, or its segment")
+            raise CorruptIndexError(f"{self.path} ends with an entry that is out of order, or outside its segment")
 
     def append(self, entry: AbortedTransaction) -> None:
-        """Add a transaction whose marker lies behind all others; a write that fails is cut off again."""
+        """Add a transaction whose marker comes after all others; a failed write is truncated."""
         if entry.last_offset <= self.last_offset:
             raise ValueError(f"{entry} does not follow a marker at {self._last_offset}")
         count = len(self)
@@ -124,7 +124,7 @@ class TransactionIndex:
         return self._entries_from(NO_OFFSET)
 
     def collect(self, fetch_offset: int, upper_bound: int) -> tuple[list[AbortedTransaction], bool]:
-        """The aborted transactions that touch these offsets, and whether later segments can't hold more of them."""
+        """The aborted transactions that overlap these offsets, and whether later segments can't have any more."""
         found = []
         for entry in self._entries_from(fetch_offset):
             if entry.first_offset < upper_bound:
@@ -134,7 +134,7 @@ class TransactionIndex:
         return found, False
 
     def _entries_from(self, offset: int) -> Iterator[AbortedTransaction]:
-        """Entries from the first one on whose marker does not lie before the offset."""
+        """Entries, starting with the first whose marker is not before the offset."""
         count = len(self)
         if not count or self._last_offset < offset:
             return
@@ -177,7 +177,7 @@ class TransactionIndex:
         self.is_unflushed = True
 
     def remove(self) -> None:
-        """Remove the file; there are no entries any more."""
+        """Remove the file; there are no entries left."""
         self.path.unlink(missing_ok=True)
         self.start_empty()
 

@@ -1,8 +1,8 @@
-"""Transaction indexes when a log is opened: those that are there are looked at, those that may be false written anew.
+"""Transaction indexes when a log is opened: existing ones are checked, and those that may be wrong are rebuilt.
 
-What always holds: after `settle_txn_indexes` the indexes name exactly the aborted transactions whose markers and
-records the log holds, or, after a clean stop, what they named before. They are written anew from the log alone: the
-producers at the start of the first such segment, and all markers from there on.
+What always holds: after `settle_txn_indexes` the indexes list exactly the aborted transactions whose markers and
+records are in the log or, after a clean stop, the same as before. They are rebuilt from the log alone: the producers at
+the start of the first such segment, and all markers from there on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def settle_txn_indexes(
     doubtful_from: int | None,
     has_markers: bool,
 ) -> None:
-    """Make the indexes say what the log says.
+    """Make the indexes match the log.
 
     `found`: the base offsets of those that are there. `doubtful_from`: from the segment of this offset on they are
     written anew (None: no log was checked); `has_markers` says whether there are any to be written.
@@ -41,7 +41,7 @@ def settle_txn_indexes(
             try:
                 segment.txn_index.check(segment.base_offset)
             except CorruptIndexError as error:
-                logger.warning("%s; it is written anew", error)
+                logger.warning("%s; it is rebuilt", error)
                 doubtful, has_markers = index, True
     if has_markers:
         rebuild_txn_indexes(directory, segments, doubtful, log_start_offset)
@@ -52,7 +52,7 @@ def settle_txn_indexes(
 
 
 def rebuild_txn_indexes(directory: Path, segments: SegmentList, first: int, log_start_offset: int) -> None:
-    """Write those from the segment at `first` on anew, by what the log says."""
+    """Rebuild the indexes of the segments from `first` on, from the log."""
     for segment in segments[first:]:
         segment.txn_index.remove()
     state = producers_at(directory, segments, log_start_offset, segments[first].base_offset)

@@ -1,4 +1,4 @@
-"""The metadata store: its contract, and the stores that keep it. `faulty` holds the one that tests weaknesses with."""
+"""The metadata store: its contract and its implementations. `faulty` has one that injects faults, for tests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The metadata database: SQL over one SQLite file, called from one thread at a time.
 
 What always holds: a transaction that returned is on the disk (write-ahead log, synchronous=FULL); tokens are revisions
-of the whole store, so no token is ever used twice; every error of SQLite that reaches the caller is a
-MetadataStoreError that names the file and says what to do. It knows nothing of event loops: `sqlite` runs it in a
+of the whole store, so no token is ever used twice; every SQLite error that reaches the caller is a
+MetadataStoreError that names the file and says what to do. It knows nothing about event loops: `sqlite` runs it in a
 thread.
 """
 
@@ -35,7 +35,7 @@ from tidelog.metadata.store import (
 )
 
 APPLICATION_ID: Final = 0x5449444C
-"""Written into the file's header ("TIDL"), so that another program's database is recognised."""
+"""Stored in the file's header ("TIDL"), to recognise the database of another program."""
 
 SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_MS: Final = 10_000
@@ -127,7 +127,7 @@ class Database:
 
     def open_session(self, ttl_ms: float) -> str:
         session_id = uuid.uuid4().hex
-        # Locked before others can see the session, so that nobody finds it unlocked and takes it for dead.
+        # Locked before others can see the session, so nobody finds it unlocked and considers it dead.
         self._locks[session_id] = HeldLock(self._lock_path(session_id))
         with self._explained("write"), self._transaction():
             self._connection.execute(
@@ -146,7 +146,7 @@ class Database:
             return self._connection.changes() == 1
 
     def end_session(self, session_id: str) -> list[str]:
-        """End it; returns the keys that went with it."""
+        """End it; returns the keys that were removed with it."""
         with self._explained("write"), self._transaction():
             removed = self._remove_sessions([session_id])
         lock = self._locks.pop(session_id, None)
@@ -155,7 +155,7 @@ class Database:
         return removed
 
     def reap_sessions(self) -> list[str]:
-        """End the sessions whose owners are dead; returns the keys that went with them."""
+        """End the sessions whose owners are dead; returns the keys that were removed with them."""
         with self._explained("write"):
             if not self._dead_sessions():
                 return []
@@ -218,7 +218,7 @@ class Database:
         try:
             self._connection.execute("COMMIT")
         except apsw.IOError as error:
-            # The write-ahead log may or may not hold the commit; only a look at the data can tell.
+            # The write-ahead log may or may not contain the commit; only reading the data can tell.
             return Unknown(f"{self._path}: {error}")
         return result
 
@@ -288,13 +288,13 @@ class Database:
             self._roll_back()
 
     def _roll_back(self) -> None:
-        """End a transaction that was not committed; SQLite ends some by itself when an error occurs."""
+        """Roll back a transaction that was not committed; after some errors SQLite has already done so."""
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
     @contextlib.contextmanager
     def _unsynced(self) -> Iterator[None]:
-        """For heartbeats, which mean nothing after a power cut: no wait for the disk."""
+        """Don't wait for the disk: for heartbeats, which mean nothing after a power cut."""
         self._connection.pragma("synchronous", "NORMAL")
         try:
             yield
@@ -313,7 +313,7 @@ class Database:
             ) from error
         except apsw.BusyError as error:
             raise MetadataStoreError(
-                f"can't {doing} the metadata database {self._path}: another process has held it for "
+                f"can't {doing} the metadata database {self._path}: another process has locked it for "
                 f"{BUSY_TIMEOUT_MS // 1000} s"
             ) from error
         except apsw.FullError as error:
@@ -328,7 +328,7 @@ def _check_place(path: Path) -> None:
     network = network_filesystem(path.parent)
     if network is not None:
         raise MetadataStoreError(
-            f"the metadata database can't lie on a network filesystem ({network}): {path.parent}. "
+            f"the metadata database can't be on a network filesystem ({network}): {path.parent}. "
             "SQLite's locks are not safe there; use a local disk, or ZooKeeper for several machines"
         )
 

@@ -1,9 +1,9 @@
-"""A metadata store that behaves as badly as the contract allows: for tests of whoever uses one.
+"""A metadata store that behaves as badly as the contract allows, to test the code that uses one.
 
 What always holds: everything it does, a ZooKeeper ensemble may do to a client that follows the contract, and no more.
 It loses track of transactions, which then happened, never happen, or happen just before the client's next write; its
 reads may be as old as the client's last successful write; its watches come late and skip states; its sessions are
-called lost while the store still keeps them. The same seed gives the same faults in the same order of calls.
+declared lost while the store still keeps them. The same seed gives the same faults in the same order of calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidelog.metadata.store import (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often each fault occurs, from 0 to 1 of the calls that it can befall."""
+    """The probability of each fault, from 0 to 1, for each call that it can affect."""
 
     unknown: float = 0.0
     stale_read: float = 0.0
@@ -43,7 +43,7 @@ NO_FAULTS = Faults()
 
 
 class FaultySession:
-    """A session that can be called lost early."""
+    """A session that can be declared lost early."""
 
     def __init__(self, inner: Session) -> None:
         self._inner = inner
@@ -69,14 +69,14 @@ class FaultySession:
 
 
 class FaultyStore:
-    """One client's unreliable access to a store; other clients of the same store have wrappers of their own."""
+    """One client's unreliable access to a store; each client of the same store has its own wrapper."""
 
     def __init__(self, inner: Store, faults: Faults = NO_FAULTS, seed: int = 0) -> None:
         self.faults = faults
         self._inner = inner
         self._random = random.Random(seed)
         self._delayed: list[tuple[Sequence[Check], Sequence[Op]]] = []
-        # What was read since the last successful write, and may be answered once more.
+        # What was read since the last successful write, and may be returned again.
         self._old_recs: dict[str, Rec | None] = {}
         self._old_lists: dict[str, Mapping[str, Rec]] = {}
         self._sessions: dict[str, FaultySession] = {}
@@ -115,7 +115,7 @@ class FaultyStore:
         return result
 
     async def watch(self, prefix: str) -> AsyncGenerator[Snapshot, None]:
-        # The state is read after the delay, so that whatever came in between is skipped, as a coalesced watch does.
+        # The state is read after the delay, so changes in between are skipped, as by a coalesced watch.
         async for snapshot in self._inner.watch(prefix):
             latest = snapshot
             if self._strikes(self.faults.late_watch):

@@ -1,4 +1,4 @@
-"""Whether a directory lies on a network filesystem, where SQLite's locks and shared memory can't be relied on.
+"""Whether a directory is on a network filesystem, where SQLite's locks and shared memory can't be relied on.
 
 What always holds: a filesystem that is not known to be remote is taken as local. Machines without /proc/mounts are not
 checked.
@@ -41,7 +41,7 @@ _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def network_filesystem(directory: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
-    """The type of the network filesystem that the directory lies on, or None."""
+    """The type of the network filesystem that the directory is on, or None."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -1,13 +1,14 @@
-"""The metadata store in memory: the model that the others are held against, and a store for tests.
+"""The metadata store in memory: the model that other stores are compared with, and a store for tests.
 
-What always holds: it answers as the contract says, with nothing in between that could fail. It keeps nothing after the
-process ends, and serves one process.
+What always holds: it does what the contract says, and nothing can fail. Its contents end with the process, and it
+serves one process only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidelog.common.clock import Clock, SystemClock
@@ -86,13 +87,31 @@ class MemoryStore:
     async def close(self) -> None:
         self._changes.close()
 
-    async def renew_session(self, session_id: str) -> bool:
+    def renew_session(self, session_id: str) -> bool:
         self._expire_sessions()
         row = self._sessions.get(session_id)
         if row is None:
             return False
         row.deadline_ms = self._clock.monotonic_ms() + row.ttl_ms
         return True
+
+    def repeat(self, call: Callable[[], object], interval_s: float) -> Callable[[], None]:
+        """Call again and again on the event loop, until the returned function is called."""
+
+        async def repeat_forever() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                call()
+
+        task = asyncio.get_running_loop().create_task(repeat_forever(), name="heartbeats")
+
+        def stop() -> None:
+            task.cancel()
+
+        return stop
+
+    async def run(self, call: Callable[[], bool]) -> bool:
+        return call()
 
     async def end_session(self, session_id: str) -> None:
         if self._sessions.pop(session_id, None) is not None:

@@ -1,22 +1,23 @@
 """The metadata store in a SQLite file: for one machine, any number of processes.
 
-What always holds: the event loop never waits for the disk, since all SQL runs in one thread that the store owns; writes
-of this process are seen by its watches at once, those of other processes within the poll interval, and nothing is
-polled while nobody watches. Sessions end at once when their process dies.
+What always holds: the event loop never waits for the disk, since all SQL runs in one thread that the store owns; that
+thread also sends the heartbeats of sessions, so a busy loop doesn't lose them; writes of this process are seen by its
+watches at once, those of other processes within the poll interval, and nothing is polled while nobody watches. Sessions
+end at once when their process dies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 from tidelog.metadata.database import Database
 from tidelog.metadata.lease import Lease
 from tidelog.metadata.liveness import boot_time_ms
+from tidelog.metadata.sql_thread import CallThread, SqlThread
 from tidelog.metadata.store import (
     Check,
     Conflict,
@@ -32,13 +33,13 @@ from tidelog.metadata.store import (
 from tidelog.metadata.watching import Changes
 
 POLL_INTERVAL_MS: Final = 100
-"""How often a watch looks for writes of other processes: a look costs half a millisecond of CPU, so 0.5 % of a core."""
+"""How often a watch checks for writes by other processes; a check costs half a millisecond of CPU, 0.5 % of a core."""
 
 _T = TypeVar("_T")
 
 
 class SqliteStore:
-    """A `Store` over a file; it is opened by `open` or by the first use."""
+    """A `Store` in a file, which `open` or the first use opens."""
 
     def __init__(
         self,
@@ -46,13 +47,15 @@ class SqliteStore:
         *,
         poll_interval_ms: float = POLL_INTERVAL_MS,
         clock_ms: Callable[[], float] = boot_time_ms,
+        thread: CallThread | None = None,
     ) -> None:
+        """`thread` runs the SQL: one of its own unless a simulation has another."""
         self._path = Path(path).absolute()
         self._clock_ms = clock_ms
         self._database: Database | None = None
         self._data_version = -1
         self._is_closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        self._thread: CallThread = SqlThread("metadata") if thread is None else thread
         self._changes = Changes(self._poll, poll_interval_ms)
 
     async def open(self) -> None:
@@ -70,7 +73,7 @@ class SqliteStore:
         check_txn(checks, ops)
         result = await self._run(lambda database: database.txn(checks, ops))
         if isinstance(result, Conflict):
-            # What stands in the way may belong to the dead: then it goes now, not when somebody comes to look.
+            # The conflicting key may belong to a dead session: remove it now instead of waiting for the next poll.
             removed = await self._run(Database.reap_sessions)
             if removed:
                 self._changes.announce(removed)
@@ -95,13 +98,24 @@ class SqliteStore:
         if self._is_closed:
             return
         self._is_closed = True
-        loop = asyncio.get_running_loop()
-        if self._database is not None:
-            await loop.run_in_executor(self._thread, self._database.close)
-        self._thread.shutdown(wait=False)
+        # Heartbeats end before the database is closed, whose close is the thread's last call.
+        closing = None if self._database is None else self.run(self._database.close)
+        self._thread.shutdown()
+        if closing is not None:
+            await closing
 
-    async def renew_session(self, session_id: str) -> bool:
-        return await self._run(lambda database: database.renew_session(session_id))
+    def renew_session(self, session_id: str) -> bool:
+        """Only in the store's thread, which has opened the session and so the database."""
+        assert self._database is not None
+        return self._database.renew_session(session_id)
+
+    def repeat(self, call: Callable[[], object], interval_s: float) -> Callable[[], None]:
+        """Call again and again in the store's thread, until the returned function is called."""
+        return self._thread.repeat(call, interval_s)
+
+    def run(self, call: Callable[[], _T]) -> Awaitable[_T]:
+        """Call once in the store's thread."""
+        return asyncio.wrap_future(self._thread.submit(call))
 
     async def end_session(self, session_id: str) -> None:
         self._changes.announce(await self._run(lambda database: database.end_session(session_id)))
@@ -130,4 +144,4 @@ class SqliteStore:
                 self._database = Database(self._path, self._clock_ms)
             return call(self._database)
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
+        return await self.run(opened)

@@ -8,8 +8,8 @@ What always holds, whatever store is behind it:
 - A watch says "look again": changes in between are lost, the last state is always seen, revisions never go back.
 - Safety never rests on a session: its end is noticed late, and its owner may be the last to know.
 
-Designed to be met by SQLite and by ZooKeeper alike, so callers never delete and make anew a key that they compare:
-ZooKeeper would take an old token for it again. They leave a tombstone.
+Both SQLite and ZooKeeper can meet this contract, so callers never delete and recreate a key that they compare:
+ZooKeeper would accept an old token for it again. They leave a tombstone instead.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias
 
 VALUE_BYTES_MAX: Final = 512 * 1024
-"""ZooKeeper takes 1 MB a request by default; half of it leaves room for the rest of a transaction."""
+"""ZooKeeper accepts 1 MB per request by default; half of that leaves room for the rest of a transaction."""
 
 OPERATIONS_MAX: Final = 100
-"""Operations a transaction, checks included; a check of a key that is also written costs nothing of its own."""
+"""Operations per transaction, including checks; checking a key that is also written doesn't count twice."""
 
 KEY_LENGTH_MAX: Final = 512
 
 
 class MetadataStoreError(Exception):
-    """The store can't do its work; the text is meant for the person who runs the broker."""
+    """The store can't do its work; the text is for the person who runs the broker."""
 
 
 class Absent(enum.Enum):
@@ -46,7 +46,7 @@ Check: TypeAlias = tuple[str, Token | Literal[Absent.ABSENT]]
 
 @dataclass(frozen=True, slots=True)
 class Rec:
-    """A key's value. `token` changes with every write, `created` (the fencing token) only when the key is made."""
+    """A key's value. `token` changes with every write, `created` (the fencing token) only when the key is created."""
 
     value: bytes
     token: Token
@@ -57,7 +57,7 @@ class Rec:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a value. With an owner, the key goes away with that session; it must be new or already owned by it."""
+    """Write a value. With an owner, the key is removed with that session; it must be new or already owned by it."""
 
     key: str
     value: bytes
@@ -66,7 +66,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Del:
-    """Remove a key; removing what is not there is no error."""
+    """Remove a key; removing a key that doesn't exist is not an error."""
 
     key: str
 
@@ -84,21 +84,21 @@ class Ok:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Nothing happened, because this key is not as the transaction says."""
+    """Nothing happened, because this key doesn't have the expected token."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It can't be said whether the transaction happened."""
+    """It is not known whether the transaction happened."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """Nothing happened, because the session that was to own a key is gone."""
+    """Nothing happened, because the session that should own a key has ended."""
 
     session_id: str
 
@@ -115,7 +115,7 @@ class Snapshot:
 
 
 class Session(Protocol):
-    """A claim to be alive, renewed in the background until it is closed or lost."""
+    """Proof that its owner is alive, renewed in the background until it is closed or lost."""
 
     @property
     def id(self) -> str: ...
@@ -127,7 +127,7 @@ class Session(Protocol):
 
     @property
     def deadline_ms(self) -> float:
-        """When it ends by the owner's own monotonic clock: the sending of its last good heartbeat, plus its ttl."""
+        """When it ends by the owner's monotonic clock: when the last successful heartbeat was sent, plus the ttl."""
         ...
 
     async def close(self) -> None:
@@ -136,7 +136,7 @@ class Session(Protocol):
 
 
 class Store(Protocol):
-    """What the controller and the brokers need of a metadata store.
+    """What the controller and the brokers need from a metadata store.
 
     A prefix that ends with "/" means everything below, an empty one everything, and any other just the key of that
     name.
@@ -147,7 +147,7 @@ class Store(Protocol):
     async def list(self, prefix: str) -> Mapping[str, Rec]: ...
 
     async def txn(self, checks: Sequence[Check], ops: Sequence[Op]) -> TxnResult:
-        """Do all operations if every check holds, else none."""
+        """Do all operations if every check passes, otherwise none."""
         ...
 
     def watch(self, prefix: str) -> AsyncGenerator[Snapshot, None]:
@@ -164,7 +164,7 @@ class Store(Protocol):
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for what can't be a key in every store."""
+    """Raises ValueError for a key that some store couldn't have."""
     if not key or len(key) > KEY_LENGTH_MAX or "" in key.split("/") or not key.isprintable():
         raise ValueError(
             f"{key[:80]!r} can't be a key: 1 to {KEY_LENGTH_MAX} printable characters, "
@@ -173,7 +173,7 @@ def check_key(key: str) -> None:
 
 
 def check_txn(checks: Sequence[Check], ops: Sequence[Op]) -> None:
-    """Raises ValueError for a transaction that no store has to take."""
+    """Raises ValueError for a transaction that stores needn't accept."""
     written = [op.key for op in ops]
     checked = [key for key, _ in checks]
     for keys, what in ((written, "written"), (checked, "checked")):
@@ -194,5 +194,5 @@ def check_txn(checks: Sequence[Check], ops: Sequence[Op]) -> None:
 
 
 def matches(prefix: str, key: str) -> bool:
-    """Whether a key lies under a prefix as `Store` defines it."""
+    """Whether a key is under a prefix as `Store` defines it."""
     return key.startswith(prefix) if not prefix or prefix.endswith("/") else key == prefix

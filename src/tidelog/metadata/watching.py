@@ -1,4 +1,4 @@
-"""How watches learn of changes: told at once of this process's own, by polling of all others.
+"""How watches learn of changes: immediately of those in this process, by polling of all others.
 
 What always holds: polling costs nothing while nobody watches; a change that happens between a snapshot and the wait
 for the next is never missed, because the wait starts from a count taken before the snapshot.
@@ -22,7 +22,7 @@ class Changes:
         self._poller: asyncio.Task[None] | None = None
 
     def announce(self, keys: Collection[str] | None) -> None:
-        """These keys changed; None means that any may have."""
+        """Wake the watches of these keys; None means that any key may have changed."""
         for event, prefix in self._watches.items():
             if keys is None or any(matches(prefix, key) for key in keys):
                 event.set()
@@ -47,7 +47,7 @@ class Changes:
                 self._stop_polling()
 
     def close(self) -> None:
-        """Stop polling; watches look once more, and meet the closed store."""
+        """Stop polling; watches read once more, and find the store closed."""
         self._stop_polling()
         self.announce(None)
 
@@ -62,5 +62,5 @@ class Changes:
             try:
                 await self._poll()
             except MetadataStoreError:
-                # Whoever watches meets the same error when it looks again, and knows what to do about it.
+                # The watchers get the same error when they read again, and know what to do about it.
                 self.announce(None)

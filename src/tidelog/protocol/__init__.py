@@ -6,9 +6,9 @@ for, and codecs compiled when first used, so that importing this package is chea
 
 from __future__ import annotations
 
-from tidelog.protocol.codec import decode, encode, encode_parts
+from tidelog.protocol.codec import decode, decode_in_steps, encode, encode_in_steps, encode_parts
 from tidelog.protocol.declare import Api, Message
-from tidelog.protocol.errors import ErrorCode, KafkaError, ProtocolError
+from tidelog.protocol.errors import ErrorCode, KafkaError, ProtocolError, TooManyElementsError
 from tidelog.protocol.headers import (
     RequestHeader,
     decode_client_id,
@@ -29,13 +29,16 @@ __all__ = [
     "ProtocolError",
     "RecordsSlice",
     "RequestHeader",
+    "TooManyElementsError",
     "all_apis",
     "api_by_key",
     "decode",
     "decode_client_id",
+    "decode_in_steps",
     "decode_request_header",
     "decode_response_header",
     "encode",
+    "encode_in_steps",
     "encode_parts",
     "encode_request_header",
     "encode_response_header",

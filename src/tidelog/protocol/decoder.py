@@ -3,21 +3,31 @@
 What always holds: nothing is read or allocated on the word of a length alone. Each one is first held against the bytes
 that remain; for an array, against its announced elements times the fewest bytes that one of them takes. Where a
 fixed-size value or a single byte lies beyond the end, `struct.error` or IndexError says so, and `codec.decode` turns
-them into ProtocolError. A request has at most ELEMENTS_MAX elements in all its arrays; a response may have any number.
+them into ProtocolError. A request has at most ELEMENTS_MAX elements in all its arrays, or as many as whoever decodes it
+allows; a response may have any number.
+
+The same function can be compiled as a generator that yields every few hundred elements (`tidelog.common.steps`), for
+requests that are too large to be decoded without a pause.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from tidelog.common.steps import Steps
 from tidelog.protocol import wire
 from tidelog.protocol.declare import Message, declaration_of
 from tidelog.protocol.schema import Field, element_size_bytes_min, fields_of
 from tidelog.protocol.source import Source
 
-Decoder = Callable[[bytes | bytearray | memoryview, int, int], tuple[object, int]]
+Decoder = Callable[[bytes | bytearray | memoryview, int, int, int], tuple[object, int]]
+StepDecoder = Callable[[bytes | bytearray | memoryview, int, int, int], Steps[tuple[object, int]]]
+
+# A step of decoding ends after this many elements, about half a millisecond of work.
+STEP_ELEMENTS = 256
+
 _SHARED: Final = (
     "elements_refused",
     "length_refused",
@@ -30,13 +40,20 @@ _SHARED: Final = (
 
 
 def compile_decoder(cls: type[Message], version: int) -> Decoder:
-    return _DecoderWriter(cls, version).compile()
+    decoder: Decoder = _DecoderWriter(cls, version, in_steps=False).compile()
+    return decoder
+
+
+def compile_step_decoder(cls: type[Message], version: int) -> StepDecoder:
+    decoder: StepDecoder = _DecoderWriter(cls, version, in_steps=True).compile()
+    return decoder
 
 
 class _DecoderWriter:
-    def __init__(self, cls: type[Message], version: int) -> None:
+    def __init__(self, cls: type[Message], version: int, *, in_steps: bool) -> None:
         self._cls = cls
         self._version = version
+        self._in_steps = in_steps
         self._flexible = declaration_of(cls).is_flexible(version)
         self._is_bounded = declaration_of(cls).is_request
         self._source = Source()
@@ -46,16 +63,20 @@ class _DecoderWriter:
         self._run: list[tuple[str, int, str]] = []  # struct code, size and target of fixed-size values not yet read
         self._after_run: list[str] = []  # what turns raw values of the run into those of the fields
 
-    def compile(self) -> Decoder:
+    def compile(self) -> Any:
         source = self._source
-        with source.block("def decode(buf, o, end):"):
+        with source.block("def decode(buf, o, end, elements_max):"):
             if self._is_bounded:
-                source.add(f"left = {wire.ELEMENTS_MAX}")
+                source.add("left = elements_max")
+            if self._in_steps:
+                source.add("step = 0")
             self._struct(self._cls, "m", self._cls.__name__)
             self._flush()
             source.add("return m, o")
-        decoder: Decoder = source.compile(f"decode {self._cls.__name__} v{self._version}", "decode")
-        return decoder
+            if self._in_steps:
+                source.add("yield 0")  # never reached; a message without arrays becomes a generator by it
+        title = f"decode {self._cls.__name__} v{self._version}"
+        return source.compile(f"{title} in steps" if self._in_steps else title, "decode")
 
     def _struct(self, cls: type[Message], variable: str, path: str) -> None:
         tagged = []
@@ -168,7 +189,7 @@ class _DecoderWriter:
         if self._is_bounded:
             self._source.add(f"left -= {count}")
             with self._source.block("if left < 0:"):
-                self._source.add(f"raise elements_refused({path!r})")
+                self._source.add(f"raise elements_refused({path!r}, elements_max)")
 
     def _elements(self, field: Field, target: str, path: str, count: str) -> None:
         source = self._source
@@ -184,6 +205,11 @@ class _DecoderWriter:
                 self._value(field, item, path, nullable=False)
             self._flush()
             source.add(f"{append}({item})")
+            if self._in_steps:
+                source.add("step += 1")
+                with source.block(f"if step == {STEP_ELEMENTS}:"):
+                    source.add("step = 0")
+                    source.add("yield 0")
 
     def _nested(self, field: Field, target: str, path: str) -> None:
         source = self._source

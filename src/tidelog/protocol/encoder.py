@@ -2,15 +2,19 @@
 
 Neighbouring fields of fixed size, the lengths of what follows them and empty sections of tagged fields are fused into
 one `struct` call. A Records field ends a part: its value goes into the list of parts as it is and is never copied.
+
+The same function can be compiled as a generator that yields every few thousand pieces (`tidelog.common.steps`), for
+answers that are too large to be encoded without a pause.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
+from tidelog.common.steps import Steps
 from tidelog.protocol import wire
 from tidelog.protocol.declare import Message, declaration_of
 from tidelog.protocol.schema import Field, fields_of
@@ -18,36 +22,61 @@ from tidelog.protocol.source import Source
 from tidelog.protocol.types import Part
 
 Encoder = Callable[[object], list[Part]]
-_SHARED: Final = ("ONE_BYTE", "field_refused", "records_size_bytes", "write_string_length", "write_uvarint")
+StepEncoder = Callable[[object], Steps[list[Part]]]
+
+# A step of encoding ends after this many pieces, about half a millisecond of work, or this many bytes.
+STEP_PIECES = 1024
+STEP_BYTES = 256 * 1024
+
+_SHARED: Final = (
+    "ONE_BYTE",
+    "error_text",
+    "field_refused",
+    "records_size_bytes",
+    "write_string_length",
+    "write_uvarint",
+)
 
 
 def compile_encoder(cls: type[Message], version: int) -> Encoder:
-    return _EncoderWriter(cls, version).compile()
+    encoder: Encoder = _EncoderWriter(cls, version, in_steps=False).compile()
+    return encoder
+
+
+def compile_step_encoder(cls: type[Message], version: int) -> StepEncoder:
+    encoder: StepEncoder = _EncoderWriter(cls, version, in_steps=True).compile()
+    return encoder
 
 
 class _EncoderWriter:
-    def __init__(self, cls: type[Message], version: int) -> None:
+    def __init__(self, cls: type[Message], version: int, *, in_steps: bool) -> None:
         self._cls = cls
         self._version = version
+        self._in_steps = in_steps
+        self._tag_depth = 0
         self._flexible = declaration_of(cls).is_flexible(version)
         self._source = Source()
         self._source.namespace.update({name: getattr(wire, name) for name in _SHARED})
         self._source.namespace["pack"] = struct.pack
         self._run: list[tuple[str, str]] = []  # struct code and expression of the fixed-size values not yet written
 
-    def compile(self) -> Encoder:
+    def compile(self) -> Any:
         source = self._source
         with source.block("def encode(m):"):
             source.add("parts = []")
             source.add("out = []")
             source.add("add = out.append")
+            if self._in_steps:
+                source.add("size = 0")
             self._struct(self._cls, "m", self._cls.__name__)
             self._flush()
             with source.block("if out:"):
                 source.add('parts.append(b"".join(out))')
             source.add("return parts")
-        encoder: Encoder = source.compile(f"encode {self._cls.__name__} v{self._version}", "encode")
-        return encoder
+            if self._in_steps:
+                source.add("yield 0")  # never reached; a message without arrays becomes a generator by it
+        title = f"encode {self._cls.__name__} v{self._version}"
+        return source.compile(f"{title} in steps" if self._in_steps else title, "encode")
 
     def _struct(self, cls: type[Message], variable: str, path: str) -> None:
         tagged = []
@@ -79,7 +108,10 @@ class _EncoderWriter:
         elif field.wire.size_bytes:
             self._run.append((field.wire.code, value))
         elif field.wire.name == "string":
-            self._sized(value, f"{value}.encode()", nullable, is_string=True)
+            # An error message may quote what a client sent, so it may be longer than any string can be.
+            is_message = field.name.endswith("error_message")
+            raw = f"error_text({value})" if is_message else f"{value}.encode()"
+            self._sized(value, raw, nullable, is_string=True)
         elif field.wire.name == "bytes":
             self._sized(value, value, nullable, is_string=False)
         else:
@@ -103,6 +135,8 @@ class _EncoderWriter:
             source.add(f"{count} = {length}")
         self._length(count, is_string=is_string)
         source.add(f"add({raw})")
+        if self._in_steps:
+            source.add(f"size += {count}")
 
     def _records(self, value: str, nullable: bool) -> None:
         """Ends the part before, then makes the records a part of their own."""
@@ -159,6 +193,22 @@ class _EncoderWriter:
             else:
                 self._value(field, item, nullable=False)
             self._flush()
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """After an element of an array: hand over what there is once it is enough for a step."""
+        if not self._in_steps:
+            return
+        source = self._source
+        with source.block(f"if len(out) > {STEP_PIECES} or size > {STEP_BYTES}:"):
+            if self._tag_depth:
+                # The size of a tagged field stands before it, so its pieces stay until all are there.
+                source.add("yield size")
+            else:
+                source.add('parts.append(b"".join(out))')
+                source.add("out.clear()")
+                source.add("yield len(parts[-1])")
+            source.add("size = 0")
 
     def _nested(self, field: Field, value: str, path: str) -> None:
         assert field.struct is not None
@@ -209,8 +259,10 @@ class _EncoderWriter:
             source.add(f"{kept} = tags")
             source.add("out = []")
             source.add("add = out.append")
+            self._tag_depth += 1
             self._field(field, value, path)
             self._flush()
+            self._tag_depth -= 1
             source.add(f'{body} = b"".join(out)')
             source.add(f"tags = {kept}")
             source.add(f"tags += (write_uvarint({field.tag}), write_uvarint(len({body})), {body})")

@@ -158,8 +158,8 @@ class ErrorCode(IntEnum):
         "The member's epoch is not the current one; it may retry with a newer one",
     )
     MISMATCHED_ENDPOINT_TYPE = 114, _FINAL, "The request came to an endpoint of the wrong type"
-    UNSUPPORTED_ENDPOINT_TYPE = 115, _FINAL, "The type of endpoint is not known"
-    UNKNOWN_CONTROLLER_ID = 116, _FINAL, "The controller id is not known"
+    UNSUPPORTED_ENDPOINT_TYPE = 115, _FINAL, "The type of endpoint is unknown"
+    UNKNOWN_CONTROLLER_ID = 116, _FINAL, "The controller id is unknown"
     UNKNOWN_SUBSCRIPTION_ID = 117, _FINAL, "The telemetry subscription is out of date"
     TELEMETRY_TOO_LARGE = 118, _FINAL, "The telemetry payload is too large"
     INVALID_REGISTRATION = 119, _FINAL, "The registration is not valid"
@@ -181,6 +181,10 @@ class ErrorCode(IntEnum):
 
 class ProtocolError(Exception):
     """Bytes that are no valid message, or a message that the version asked for cannot express."""
+
+
+class TooManyElementsError(ProtocolError):
+    """A request whose arrays have more elements together than whoever decodes it allows."""
 
 
 class KafkaError(Exception):

@@ -42,7 +42,7 @@ def decode_request_header(buffer: bytes | bytearray | memoryview) -> tuple[Reque
         if api is None or not api.supports(api_version):
             return RequestHeader(api_key, api_version, correlation_id), _FIXED.size
     except struct.error as error:
-        raise ProtocolError("the request ends within its header") from error
+        raise ProtocolError("the request ends inside its header") from error
     client_id, offset = decode_client_id(buffer, has_tags=api.is_flexible(api_version))
     return RequestHeader(api_key, api_version, correlation_id, client_id), offset
 
@@ -61,7 +61,7 @@ def decode_client_id(buffer: bytes | bytearray | memoryview, *, has_tags: bool) 
         if has_tags:
             offset = skip_tags(buffer, offset, len(buffer)) if buffer[offset] else offset + 1
     except (struct.error, IndexError) as error:
-        raise ProtocolError("the request ends within its header") from error
+        raise ProtocolError("the request ends inside its header") from error
     except UnicodeDecodeError as error:
         raise ProtocolError(f"the client id is not UTF-8: {error}") from error
     return client_id, offset
@@ -95,7 +95,7 @@ def decode_response_header(api: Api, version: int, buffer: bytes | bytearray | m
         if response_header_has_tags(api, version):
             offset = skip_tags(buffer, offset, len(buffer))
     except (struct.error, IndexError) as error:
-        raise ProtocolError("the response ends within its header") from error
+        raise ProtocolError("the response ends inside its header") from error
     return correlation_id, offset
 
 

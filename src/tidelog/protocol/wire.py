@@ -6,7 +6,7 @@ from typing import Final
 from uuid import UUID, SafeUUID
 
 from tidelog.common.ids import ZERO_UUID
-from tidelog.protocol.errors import ProtocolError
+from tidelog.protocol.errors import ProtocolError, TooManyElementsError
 from tidelog.protocol.types import STRING_LENGTH_MAX, Part
 
 ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))  # the varints that take one byte
@@ -15,9 +15,12 @@ _UVARINT_MAX: Final = 0xFFFFFFFF
 ELEMENTS_MAX: Final = 20_000
 """How many elements the arrays of one request may have together, and tagged fields.
 
-A broker reads and answers on its event loop: 20,000 partitions of a Fetch take it 100 ms, as many topics of a Metadata
-request 70 ms, and a tiny element on the wire becomes 50 times its size in memory. Brokers hold thousands of partitions.
+A broker reads and answers on its event loop: 20,000 partitions of a Fetch take it 100 ms of work, as many topics of a
+Metadata request 70 ms, and a tiny element on the wire becomes 50 times its size in memory. Brokers hold thousands of
+partitions.
 """
+
+ERROR_MESSAGE_BYTES_MAX: Final = 1000
 
 _ZERO_ID: Final = bytes(16)
 
@@ -60,6 +63,14 @@ def write_string_length(number: int) -> bytes:
     return write_uvarint(number)
 
 
+def error_text(message: str) -> bytes:
+    """An error message as it is sent: what is too long for a person to read is cut off."""
+    raw = message.encode()
+    if len(raw) <= ERROR_MESSAGE_BYTES_MAX:
+        return raw
+    return raw[:ERROR_MESSAGE_BYTES_MAX].decode(errors="ignore").encode() + b"..."
+
+
 def read_string_length(buffer: bytes | bytearray | memoryview, offset: int) -> tuple[int, int]:
     number, offset = read_uvarint(buffer, offset)
     if number > STRING_LENGTH_MAX + 1:
@@ -88,26 +99,26 @@ def skip_tags(buffer: bytes | bytearray | memoryview, offset: int, end: int) -> 
     """The offset after a section of tagged fields of which none is known here."""
     count, offset = read_uvarint(buffer, offset)
     if count > ELEMENTS_MAX:
-        raise elements_refused("the tagged fields of the header")
+        raise elements_refused("the tagged fields of the header", ELEMENTS_MAX)
     for _ in range(count):
         _, offset = read_uvarint(buffer, offset)
         size, offset = read_uvarint(buffer, offset)
         offset += size
         if offset > end:
-            raise ProtocolError("a tagged field is longer than the bytes that remain")
+            raise ProtocolError("a tagged field is longer than the remaining bytes")
     return offset
 
 
 def null_refused(path: str) -> ProtocolError:
-    return ProtocolError(f"{path} is null where it may not be")
+    return ProtocolError(f"{path} must not be null")
 
 
 def length_refused(path: str, length: int, left: int) -> ProtocolError:
     return ProtocolError(f"{path} announces {length} where {left} bytes remain")
 
 
-def elements_refused(path: str) -> ProtocolError:
-    return ProtocolError(f"{path} brings the request above {ELEMENTS_MAX} elements")
+def elements_refused(path: str, elements_max: int) -> TooManyElementsError:
+    return TooManyElementsError(f"{path} takes the request past {elements_max} elements")
 
 
 def field_refused(path: str, version: int) -> ProtocolError:

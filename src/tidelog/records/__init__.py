@@ -1,7 +1,8 @@
 """Record batches of magic 2: headers, compression, records as objects and as Arrow, control markers.
 
-The broker treats a batch as opaque bytes and needs only `batch`; whatever looks at single records goes through the
-compiled kernel. `arrow` is not imported here, because pyarrow is large and a broker has no use for it.
+The broker reads the headers of batches (`batch`) and has the records of produced ones checked (`kernel_check`). What
+looks at single records goes through the compiled kernel. `arrow` is not imported here, because pyarrow is large and a
+broker has no use for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from tidelog.records.batch import (
     BATCH_HEADER_SIZE,
     LOG_OVERHEAD,
     MAGIC,
+    TRANSACTIONAL_BIT,
     BatchHeader,
     Compression,
     TimestampType,
@@ -19,29 +21,32 @@ from tidelog.records.batch import (
     iter_headers,
     parse_header,
     set_log_append_time,
+    set_max_timestamp,
 )
 from tidelog.records.codec import (
+    KEYLESS_INDEXES_MAX,
     NewRecord,
-    RecordsSummary,
-    check_records,
     close_records,
     decode_records,
     encode_batch,
     find_timestamp,
     open_records,
     recompress,
-    validate_records,
+    view_records,
 )
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
 from tidelog.records.control import ControlRecord, ControlRecordType, encode_control_batch, parse_control_record
-from tidelog.records.errors import CorruptBatchError, OversizedBatchError, UnsupportedMagicError
+from tidelog.records.errors import CorruptBatchError, OversizedBatchError, TimestampRangeError, UnsupportedMagicError
 from tidelog.records.kernel import Record
+from tidelog.records.kernel_check import RecordsScan, scan_records
 
 __all__ = [
     "BATCH_HEADER_SIZE",
     "DECOMPRESSED_BYTES_MAX",
+    "KEYLESS_INDEXES_MAX",
     "LOG_OVERHEAD",
     "MAGIC",
+    "TRANSACTIONAL_BIT",
     "BatchHeader",
     "Compression",
     "ControlRecord",
@@ -50,12 +55,12 @@ __all__ = [
     "NewRecord",
     "OversizedBatchError",
     "Record",
-    "RecordsSummary",
+    "RecordsScan",
+    "TimestampRangeError",
     "TimestampType",
     "UnsupportedMagicError",
     "assign_offsets",
     "check_crc",
-    "check_records",
     "close_records",
     "compress",
     "decode_records",
@@ -69,8 +74,10 @@ __all__ = [
     "parse_control_record",
     "parse_header",
     "recompress",
+    "scan_records",
     "set_log_append_time",
-    "validate_records",
+    "set_max_timestamp",
+    "view_records",
 ]
 
 

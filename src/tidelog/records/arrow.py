@@ -25,7 +25,6 @@ from tidelog.records.batch import (
 from tidelog.records.batch import check_crc as check_batch_crc
 from tidelog.records.codec import open_records, seal_batch
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX
-from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel import RecordReader
 from tidelog.records.kernel_arrow import (
     BinarySource,
@@ -307,8 +306,10 @@ def _header_elements(batches: Sequence[OpenBatch], headers: int) -> pa.Array:
         fill_headers(key.column, value.column, batch.reader(), batch.records_count, batch.from_offset, number)
     try:
         keys = key.array(data, pa.string())
-    except pa.ArrowInvalid as error:
-        raise CorruptBatchError("a record has a header key that is not UTF-8") from error
+    except pa.ArrowInvalid:
+        # Some key is not UTF-8; such bytes become replacement characters, as in records read as objects.
+        raw = key.array(data, pa.binary()).to_pylist()
+        keys = pa.array([name.decode("utf-8", "replace") for name in raw], pa.string())
     return pa.StructArray.from_arrays([keys, value.array(data, pa.binary())], fields=list(HEADER_TYPE))
 
 

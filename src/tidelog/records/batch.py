@@ -27,6 +27,9 @@ NO_SEQUENCE = -1
 NO_PARTITION_LEADER_EPOCH = -1
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
+_BASE_OFFSET = struct.Struct(">q")
+_LEADER_EPOCH = struct.Struct(">i")
+_CRC = struct.Struct(">I")
 _LEADER_EPOCH_AT = 12
 _MAGIC_AT = 16
 _CRC_AT = 17
@@ -60,7 +63,9 @@ class Compression(enum.IntEnum):
         for codec in cls:
             if codec.label == text:
                 return codec
-        raise ValueError(f"{text!r} is no compression codec; known are {', '.join(codec.label for codec in cls)}")
+        raise ValueError(
+            f"{text!r} is not a compression codec; expected one of {', '.join(codec.label for codec in cls)}"
+        )
 
 
 class TimestampType(enum.IntEnum):
@@ -202,8 +207,8 @@ def _is_cut_off(buffer: Buffer, position: int, end: int) -> bool:
 
 def assign_offsets(buffer: bytearray | memoryview, base_offset: int, leader_epoch: int, position: int = 0) -> None:
     """Write base offset and leader epoch in place. Both lie before what the CRC covers, so it stays right."""
-    struct.pack_into(">q", buffer, position, base_offset)
-    struct.pack_into(">i", buffer, position + _LEADER_EPOCH_AT, leader_epoch)
+    _BASE_OFFSET.pack_into(buffer, position, base_offset)
+    _LEADER_EPOCH.pack_into(buffer, position + _LEADER_EPOCH_AT, leader_epoch)
 
 
 def set_log_append_time(buffer: bytearray | memoryview, timestamp_ms: int, position: int = 0) -> None:
@@ -217,11 +222,21 @@ def set_log_append_time(buffer: bytearray | memoryview, timestamp_ms: int, posit
     struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))
 
 
+def set_max_timestamp(buffer: bytearray | memoryview, timestamp_ms: int, position: int = 0) -> None:
+    """Write another largest timestamp in place, and the CRC that follows from it."""
+    header = parse_header(buffer, position)
+    struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
+    struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))
+
+
 def write_header(buffer: bytearray, header: BatchHeader, position: int = 0) -> None:
     """Write the header over the first 61 bytes, with the batch length and the CRC that the bytes behind it have.
 
     The batch must reach to the end of the buffer.
     """
-    header = header._replace(batch_length=len(buffer) - position - LOG_OVERHEAD, crc=0)
-    _HEADER.pack_into(buffer, position, *header)
-    struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))
+    base_offset, _, leader_epoch, magic, _, *rest = header
+    _HEADER.pack_into(
+        buffer, position, base_offset, len(buffer) - position - LOG_OVERHEAD, leader_epoch, magic, 0, *rest
+    )
+    with memoryview(buffer) as view, view[position + _ATTRIBUTES_AT :] as covered:
+        _CRC.pack_into(buffer, position + _CRC_AT, crc32c(covered))

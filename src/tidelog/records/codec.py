@@ -8,7 +8,6 @@ changing only the header is in `batch`; control records are in `control`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tidelog.records import kernel
@@ -31,7 +30,7 @@ from tidelog.records.batch import (
     write_header,
 )
 from tidelog.records.batch import check_crc as check_batch_crc
-from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
+from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress, decompress_strictly
 from tidelog.records.kernel import Record
 
 # A producer learns of at most this many keyless records by index; naming more would help nobody.
@@ -46,18 +45,6 @@ class NewRecord(NamedTuple):
     value: bytes | None
     headers: Iterable[tuple[str, bytes | None]] = ()
     timestamp_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordsSummary:
-    """What is known of a batch once its records were opened."""
-
-    count: int
-    max_timestamp: int
-    offset_of_max_timestamp: int
-    index_of_max_timestamp: int
-    keyless_indexes: tuple[int, ...]
-    uncompressed_size_bytes: int
 
 
 def decode_records(
@@ -88,6 +75,19 @@ def open_records(
         if codec is Compression.NONE or (header.records_count == 0 and not len(records)):
             return bytes(records)
         return decompress(codec, records, max_bytes)
+
+
+def view_records(
+    buffer: Buffer, header: BatchHeader, position: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX
+) -> memoryview:
+    """The records part of a producer's batch, decompressed; if it is not compressed, as it lies in the buffer.
+
+    More is refused than by `open_records`: what some client could not decompress.
+    """
+    records = memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
+    if header.compression is Compression.NONE:
+        return records
+    return decompress_strictly(header.compression, records, max_bytes)
 
 
 def encode_batch(
@@ -155,7 +155,7 @@ def seal_batch(
     attributes = int(compression)
     if timestamp_type is TimestampType.LOG_APPEND_TIME:
         if now_ms is None:
-            raise ValueError("a batch with log append time needs now_ms")
+            raise ValueError("a batch with LogAppendTime needs now_ms")
         attributes |= TIMESTAMP_TYPE_BIT
         max_timestamp = now_ms
     if is_transactional:
@@ -184,29 +184,6 @@ def seal_batch(
         records_count=count,
     )
     write_header(buffer, header)
-
-
-def validate_records(
-    buffer: Buffer, header: BatchHeader, position: int = 0, *, max_bytes: int = DECOMPRESSED_BYTES_MAX
-) -> RecordsSummary:
-    """Open a producer's batch and check that deltas count from 0 and that sizes add up. The CRC is not checked."""
-    return check_records(open_records(buffer, header, position, max_bytes), header)
-
-
-def check_records(data: bytes, header: BatchHeader) -> RecordsSummary:
-    """The same for records that were opened already."""
-    scan = kernel.scan_records(data, header.records_count, header.base_timestamp, KEYLESS_INDEXES_MAX)
-    max_timestamp, index = scan.max_timestamp, scan.index_of_max_timestamp
-    if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        max_timestamp, index = header.max_timestamp, 0
-    return RecordsSummary(
-        count=header.records_count,
-        max_timestamp=max_timestamp,
-        offset_of_max_timestamp=header.base_offset + index if index >= 0 else -1,
-        index_of_max_timestamp=index,
-        keyless_indexes=tuple(scan.keyless_indexes),
-        uncompressed_size_bytes=len(data),
-    )
 
 
 def find_timestamp(
@@ -241,7 +218,7 @@ def recompress(
     return close_records(open_records(buffer, header, position, max_bytes), header, target, level)
 
 
-def close_records(data: bytes, header: BatchHeader, target: Compression, level: int | None = None) -> bytearray:
+def close_records(data: Buffer, header: BatchHeader, target: Compression, level: int | None = None) -> bytearray:
     """The batch of that header with records that were opened already, compressed by `target`."""
     result = bytearray(BATCH_HEADER_SIZE)
     result += compress(target, data, level)

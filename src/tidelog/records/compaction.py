@@ -153,7 +153,7 @@ def set_delete_horizon(
 ) -> bytearray:
     """The batch with all its records and a delete horizon, for a marker whose transaction has no records any more."""
     if header.has_delete_horizon:
-        raise ValueError("the batch has a delete horizon already")
+        raise ValueError("the batch already has a delete horizon")
     walk = _open_walk(buffer, header, position, max_bytes)
     choice = kernel_compact.choose_all(walk, header.base_offset)
     return _rewrite(walk, choice, header, _horizon(now_ms, delete_retention_ms), compression_level)

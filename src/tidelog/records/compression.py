@@ -1,12 +1,15 @@
 """The five codecs of a record batch, in the framings that Kafka's clients write and read.
 
-What always holds: `decompress` gives at most `max_bytes` bytes and never allocates a size only because the input
-announces it; anything wrong in the input raises CorruptBatchError. gzip, lz4 and zstd inputs may hold several frames
-behind one another. Snappy is written in the xerial framing of the Java client and read in that or raw.
+What always holds: decompressing gives at most `max_bytes` bytes and never allocates a size only because the input
+announces it; anything wrong in the input raises CorruptBatchError. The interpreter's lock is not held while data is
+decompressed, nor while memory for large output is allocated, so a thread may open a large batch without holding up the
+event loop. gzip and zstd inputs may consist of several frames. Snappy is written in the xerial framing of the Java
+client and read in that or raw.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 from types import ModuleType
 
@@ -23,11 +26,29 @@ _LZ4_FAST_LEVEL = 0
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = struct.Struct(">8sii")
 _XERIAL_VERSION = 1
+_XERIAL_VERSIONS = struct.pack(">ii", _XERIAL_VERSION, _XERIAL_VERSION)
 _XERIAL_BLOCK_SIZE = 32 * 1024  # what the Java client's stream cuts its input into
 # The densest element of snappy is a 3-byte copy of 64 bytes, so a larger announced size can only be a lie.
 _SNAPPY_EXPANSION_MAX = 22
 
+# An lz4 frame: magic, flags, block size, header checksum; then blocks behind their sizes, the last of which is 0.
+_LZ4_MAGIC = b"\x04\x22\x4d\x18"
+_LZ4_HEADER_BYTES_MIN = 7
+_LZ4_INDEPENDENT_BLOCKS = 0x20
+_LZ4_BLOCK_CHECKSUMS = 0x10
+_LZ4_CONTENT_SIZE = 0x08
+_LZ4_CONTENT_CHECKSUM = 0x04
+_LZ4_DICTIONARY = 0x01
+_LZ4_BLOCK_SIZE = struct.Struct("<I")
+_LZ4_BLOCK_SIZE_MASK = 0x7FFFFFFF  # the highest bit says that the block is not compressed
+
+_GZIP_WBITS = 31  # a gzip header, and the largest window
+_PIECE_BYTES = 1024 * 1024
+
 _OUTPUT_SIZE_MIN = 64 * 1024
+# Larger output comes straight from the kernel: a bytearray is zeroed under the interpreter's lock.
+# Smaller output is faster in memory that was used before, which fresh pages are not.
+_MAPPED_FROM_BYTES = 4 * 1024 * 1024
 _OUTPUT_FULL = "failed to write whole buffer"  # how cramjam says that the output given was too small
 
 
@@ -64,6 +85,13 @@ def decompress(
     """
     if codec is Compression.NONE:
         return bytes(data)
+    return bytes(decompress_to_view(codec, data, max_bytes, expected_bytes=expected_bytes))
+
+
+def decompress_to_view(
+    codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX, *, expected_bytes: int = 0
+) -> memoryview:
+    """As `decompress`, without the copy into an object of its own; for any codec but NONE."""
     if not len(data):
         raise CorruptBatchError(f"the {codec.label} data is empty")
     import cramjam
@@ -72,6 +100,10 @@ def decompress(
         return _decompress_snappy(data, max_bytes)
     modules = {Compression.GZIP: cramjam.gzip, Compression.LZ4: cramjam.lz4, Compression.ZSTD: cramjam.zstd}
     return _decompress_growing(codec, modules[codec], data, max_bytes, expected_bytes)
+
+
+def _output(size: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, size) if size >= _MAPPED_FROM_BYTES else bytearray(size))
 
 
 def _checked_level(codec: Compression, level: int | None, default: int, least: int, most: int) -> int:
@@ -84,7 +116,7 @@ def _checked_level(codec: Compression, level: int | None, default: int, least: i
 
 def _decompress_growing(
     codec: Compression, module: ModuleType, data: Buffer, max_bytes: int, expected_bytes: int
-) -> bytes:
+) -> memoryview:
     """Decompress into an output of a guessed size and try a four times larger one when it does not fit.
 
     The sizes that frames announce are not used: they come from whoever sent the data.
@@ -93,7 +125,7 @@ def _decompress_growing(
 
     size = min(max_bytes, expected_bytes or max(_OUTPUT_SIZE_MIN, 4 * len(data)))
     while True:
-        output = bytearray(size)
+        output = _output(size)
         try:
             written: int = module.decompress_into(data, output)
         except cramjam.DecompressionError as error:
@@ -103,8 +135,7 @@ def _decompress_growing(
                 raise OversizedBatchError(f"the {codec.label} data holds more than {max_bytes} bytes") from error
             size = min(max_bytes, 4 * size)
             continue
-        with memoryview(output) as view:
-            return bytes(view[:written])
+        return output[:written]
 
 
 def _compress_xerial(data: Buffer) -> bytes:
@@ -119,37 +150,131 @@ def _compress_xerial(data: Buffer) -> bytes:
     return b"".join(parts)
 
 
-def _decompress_snappy(data: Buffer, max_bytes: int) -> bytes:
+def decompress_strictly(codec: Compression, data: Buffer, max_bytes: int) -> memoryview:
+    """As `decompress_to_view`, but refuse framings that we can read and the Java client or librdkafka can't.
+
+    These are lz4 frames whose blocks depend on one another, several lz4 frames or gzip members, and xerial framing of
+    another version than 1, which kafka-python and aiokafka take for no framing at all.
+    """
+    if codec is Compression.GZIP:
+        return _decompress_one_member(data, max_bytes)
+    if codec is Compression.LZ4:
+        _check_lz4_frame(data)
+    if codec is Compression.SNAPPY:
+        with memoryview(data) as view:
+            if view[:8] == _XERIAL_MAGIC and view[8 : _XERIAL_HEADER.size] != _XERIAL_VERSIONS:
+                raise CorruptBatchError("the xerial framing of the snappy data has a version other than 1")
+    return decompress_to_view(codec, data, max_bytes)
+
+
+def _decompress_one_member(data: Buffer, max_bytes: int) -> memoryview:
+    """Only zlib tells where a member ends. A piece at a time: what is copied is copied under the interpreter's lock."""
+    import zlib
+
+    stream = zlib.decompressobj(wbits=_GZIP_WBITS)
+    pieces: list[bytes] = []
+    size = 0
+    rest = data
+    try:
+        while not stream.eof:
+            piece = stream.decompress(rest, _PIECE_BYTES)
+            rest = stream.unconsumed_tail
+            if not piece and not rest and not stream.eof:
+                raise CorruptBatchError("the gzip data ends prematurely")
+            pieces.append(piece)
+            size += len(piece)
+            if size > max_bytes:
+                raise OversizedBatchError(f"the gzip data holds more than {max_bytes} bytes")
+    except zlib.error as error:
+        raise CorruptBatchError(f"the gzip data can't be decompressed: {error}") from error
+    if stream.unused_data:
+        raise CorruptBatchError(f"{len(stream.unused_data)} bytes follow the gzip data")
+    if len(pieces) == 1:
+        return memoryview(pieces[0])
+    output = _output(max(size, 1))
+    position = 0
+    for piece in pieces:
+        output[position : position + len(piece)] = piece
+        position += len(piece)
+    return output[:size]
+
+
+def _check_lz4_frame(data: Buffer) -> None:
     with memoryview(data) as view:
-        if view[:8] != _XERIAL_MAGIC:
-            return _decompress_snappy_raw(view, max_bytes, 0)
-        if len(view) < _XERIAL_HEADER.size:
-            raise CorruptBatchError("the snappy data ends within the xerial header")
-        position = _XERIAL_HEADER.size
-        parts: list[bytes] = []
-        size = 0
-        while position < len(view):
-            if len(view) - position < 4:
-                raise CorruptBatchError("the snappy data ends within the length of a xerial block")
-            length = int.from_bytes(view[position : position + 4], "big", signed=True)
+        if len(view) < _LZ4_HEADER_BYTES_MIN or view[:4] != _LZ4_MAGIC:
+            raise CorruptBatchError("the lz4 data does not start with a frame")
+        flags = view[4]
+        if not flags & _LZ4_INDEPENDENT_BLOCKS:
+            raise CorruptBatchError("the lz4 blocks depend on one another, which the Java client can't read")
+        position = (
+            _LZ4_HEADER_BYTES_MIN + (8 if flags & _LZ4_CONTENT_SIZE else 0) + (4 if flags & _LZ4_DICTIONARY else 0)
+        )
+        checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUMS else 0
+        while len(view) - position >= 4:
+            (size,) = _LZ4_BLOCK_SIZE.unpack_from(view, position)
             position += 4
-            if not 0 < length <= len(view) - position:
-                raise CorruptBatchError(f"a xerial block of {length} bytes, {len(view) - position} bytes are left")
-            parts.append(_decompress_snappy_raw(view[position : position + length], max_bytes, size))
-            size += len(parts[-1])
-            position += length
-        return b"".join(parts)
+            if not size:
+                break
+            position += (size & _LZ4_BLOCK_SIZE_MASK) + checksum_bytes
+        else:
+            raise CorruptBatchError("the lz4 data ends before its frame does")
+        if position + (4 if flags & _LZ4_CONTENT_CHECKSUM else 0) != len(view):
+            raise CorruptBatchError(f"the lz4 frame ends at {position} of {len(view)} bytes")
 
 
-def _decompress_snappy_raw(data: memoryview, max_bytes: int, size_before: int) -> bytes:
+def _decompress_snappy(data: Buffer, max_bytes: int) -> memoryview:
+    with memoryview(data) as view:
+        blocks = [view] if view[:8] != _XERIAL_MAGIC else _xerial_blocks(view)
+        sizes = [_snappy_size(block) for block in blocks]
+        size = sum(sizes)
+        if size > max_bytes:
+            raise OversizedBatchError(f"the snappy data holds more than {max_bytes} bytes")
+        output = _output(size) if size else memoryview(b"")
+        position = 0
+        for block, block_size in zip(blocks, sizes, strict=True):
+            _decompress_snappy_block(block, output[position : position + block_size])
+            position += block_size
+        return output
+
+
+def _xerial_blocks(view: memoryview) -> list[memoryview]:
+    if len(view) < _XERIAL_HEADER.size:
+        raise CorruptBatchError("the snappy data ends inside the xerial header")
+    position = _XERIAL_HEADER.size
+    blocks: list[memoryview] = []
+    while position < len(view):
+        if len(view) - position < 4:
+            raise CorruptBatchError("the snappy data ends inside the length of a xerial block")
+        length = int.from_bytes(view[position : position + 4], "big", signed=True)
+        position += 4
+        if not 0 < length <= len(view) - position:
+            raise CorruptBatchError(f"a xerial block of {length} bytes, {len(view) - position} bytes are left")
+        blocks.append(view[position : position + length])
+        position += length
+    return blocks
+
+
+def _snappy_size(block: memoryview) -> int:
     import cramjam
 
     try:
-        size = cramjam.snappy.decompress_raw_len(data)
-        if size_before + size > max_bytes:
-            raise OversizedBatchError(f"the snappy data holds more than {max_bytes} bytes")
-        if size > _SNAPPY_EXPANSION_MAX * len(data):
-            raise CorruptBatchError(f"the snappy data announces {size} bytes, which {len(data)} can't hold")
-        return bytes(cramjam.snappy.decompress_raw(data))
+        size: int = cramjam.snappy.decompress_raw_len(block)
+    except cramjam.DecompressionError as error:
+        raise CorruptBatchError(f"the snappy data can't be decompressed: {error}") from error
+    if size > _SNAPPY_EXPANSION_MAX * len(block):
+        raise CorruptBatchError(f"the snappy data announces {size} bytes, which {len(block)} can't hold")
+    return size
+
+
+def _decompress_snappy_block(block: memoryview, output: memoryview) -> None:
+    import cramjam
+
+    if not len(output):
+        # Nothing is announced, so there must be nothing behind the announcement.
+        if len(block) > 1:
+            raise CorruptBatchError(f"{len(block) - 1} bytes of snappy data announce no output")
+        return
+    try:
+        cramjam.snappy.decompress_raw_into(block, output)
     except cramjam.DecompressionError as error:
         raise CorruptBatchError(f"the snappy data can't be decompressed: {error}") from error

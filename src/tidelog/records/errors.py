@@ -1,4 +1,4 @@
-"""The one kind of error of this layer: bytes that are not what a record batch must be."""
+"""What this layer raises: CorruptBatchError for bytes that are not a sound record batch, and its special cases."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ class CorruptBatchError(Exception):
 
 class OversizedBatchError(CorruptBatchError):
     """The records open to more bytes than the caller allows; they may be sound, or a bomb."""
+
+
+class TimestampRangeError(CorruptBatchError):
+    """A record's timestamp does not fit 64 bits."""
 
 
 class UnsupportedMagicError(CorruptBatchError):

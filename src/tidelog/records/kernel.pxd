@@ -44,7 +44,7 @@ cdef class RecordReader:
     cdef int end_records(self) except -1
     @cython.locals(length=Py_ssize_t)
     cdef int skip_headers(self) except -1
-    @cython.locals(length=Py_ssize_t, key_bytes=bytes, key=str, headers=list)
+    @cython.locals(length=Py_ssize_t, key=str, headers=list)
     cdef tuple read_headers(self, bytes data)
     @cython.locals(length=Py_ssize_t)
     cdef inline Py_ssize_t read_length(self, str part) except -2
@@ -56,26 +56,13 @@ cdef class RecordReader:
     cdef inline int64_t read_varlong(self) except? -998877
     @cython.locals(byte=uint64_t, shift=int, last_shift=int)
     cdef inline uint64_t read_varint_rest(self, uint64_t raw, int bytes_max, uint64_t last_byte_max) except? 0
-    cdef inline int64_t sum_of(self, int64_t base, int64_t delta) except? -998877
+    cdef inline bint leaves_int64(self, int64_t base, int64_t delta) noexcept
     cdef object problem(self, str what)
 
 
 @cython.locals(reader=RecordReader, records=list, record=Record)
 cpdef list decode_objects(
     bytes data, Py_ssize_t count, int64_t base_offset, int64_t base_timestamp, int64_t log_append_time, bint is_stamped
-)
-
-
-@cython.final
-cdef class RecordsScan:
-    cdef readonly int64_t max_timestamp
-    cdef readonly Py_ssize_t index_of_max_timestamp
-    cdef readonly list keyless_indexes
-
-
-@cython.locals(reader=RecordReader, scan=RecordsScan, index=Py_ssize_t)
-cpdef RecordsScan scan_records(
-    const unsigned char[::1] data, Py_ssize_t count, int64_t base_timestamp, Py_ssize_t keyless_indexes_max
 )
 
 

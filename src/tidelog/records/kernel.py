@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidelog.records.errors import CorruptBatchError
+from tidelog.records.errors import CorruptBatchError, TimestampRangeError
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 INT64_MIN = -INT64_MAX - 1
@@ -135,8 +135,13 @@ class RecordReader:
         self.position += 1  # the attributes of a record, of which none is in use
         delta = self.read_varlong()
         if not self.is_stamped:
-            self.timestamp = self.sum_of(self.base_timestamp, delta)
-        self.offset = self.sum_of(self.base_offset, self.read_varint())
+            if self.leaves_int64(self.base_timestamp, delta):
+                raise TimestampRangeError(f"record {self.index} of the batch has a timestamp beyond 64 bits")
+            self.timestamp = self.base_timestamp + delta
+        delta = self.read_varint()
+        if self.leaves_int64(self.base_offset, delta):
+            raise self.problem(f"has offset delta {delta}, which with base offset {self.base_offset} leaves 64 bits")
+        self.offset = self.base_offset + delta
         self.key_length = self.read_length("key")
         self.key_at = self.position
         if self.key_length > 0:
@@ -175,11 +180,8 @@ class RecordReader:
         headers: list[tuple[str, bytes | None]] = []
         for _ in range(self.headers_count):
             length = self.read_header_key()
-            key_bytes = data[self.position : self.position + length]
-            try:
-                key = key_bytes.decode("utf-8")
-            except UnicodeDecodeError:
-                raise self.problem("has a header key that is not UTF-8") from None
+            # Any bytes may be a key; like the Java client, show what is not UTF-8 as replacement characters.
+            key = data[self.position : self.position + length].decode("utf-8", "replace")
             self.position += length
             length = self.read_length("header value")
             if length < 0:
@@ -238,10 +240,8 @@ class RecordReader:
             shift += 7
         raise self.problem("ends within a varint")
 
-    def sum_of(self, base: int, delta: int) -> int:
-        if (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta):
-            raise self.problem(f"has delta {delta}, which with base {base} leaves 64 bits")
-        return base + delta
+    def leaves_int64(self, base: int, delta: int) -> bool:
+        return (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta)
 
     def problem(self, what: str) -> CorruptBatchError:
         return CorruptBatchError(f"record {self.index} of the batch {what}")
@@ -270,40 +270,6 @@ def decode_objects(
         records.append(record)
     reader.end_records()
     return records
-
-
-class RecordsScan:
-    """What `scan_records` found out without making an object per record."""
-
-    __slots__ = ("index_of_max_timestamp", "keyless_indexes", "max_timestamp")
-
-    max_timestamp: int
-    index_of_max_timestamp: int
-    keyless_indexes: list[int]
-
-    def __init__(self) -> None:
-        self.max_timestamp = -1
-        self.index_of_max_timestamp = -1
-        self.keyless_indexes = []
-
-
-def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_max: int) -> RecordsScan:
-    """Walk through the records of a producer's batch: deltas must be 0, 1, 2 ... and all sizes must add up."""
-    reader = RecordReader(data, count, 0, base_timestamp, 0, False)
-    scan = RecordsScan()
-    for index in range(count):
-        reader.next_record()
-        if reader.offset != index:
-            raise reader.problem(f"has offset delta {reader.offset} instead of {index}")
-        reader.skip_headers()
-        reader.end_record()
-        if index == 0 or reader.timestamp > scan.max_timestamp:
-            scan.max_timestamp = reader.timestamp
-            scan.index_of_max_timestamp = index
-        if reader.key_length < 0 and len(scan.keyless_indexes) < keyless_indexes_max:
-            scan.keyless_indexes.append(index)
-    reader.end_records()
-    return scan
 
 
 def find_timestamp(

@@ -45,7 +45,7 @@ cdef class BatchRun:
     cpdef list kept_positions(self)
     @cython.locals(byte=int64_t, value=int64_t, index=Py_ssize_t)
     cdef inline int64_t read_int(self, Py_ssize_t at, int size) except? -998877 nogil
-    @cython.locals(mask=uint32_t, crc=uint32_t, at=Py_ssize_t)
+    @cython.locals(mask=uint32_t, crc=uint32_t, low=uint32_t, at=Py_ssize_t)
     cdef inline int64_t compute_crc(self, Py_ssize_t start, Py_ssize_t end) except -1 nogil
 
 

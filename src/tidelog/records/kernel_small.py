@@ -36,13 +36,16 @@ _CRC_POLYNOMIAL = 0x82F63B78
 
 
 def crc_table() -> memoryview:
-    """CRC-32C of every byte, as uint32."""
-    table = memoryview(bytearray(4 * 256)).cast("I")
+    """CRC-32C of every byte followed by 0 to 7 zero bytes, as uint32: 256 values for each of these lengths."""
+    table = memoryview(bytearray(4 * 8 * 256)).cast("I")
     for byte in range(256):
         crc = byte
         for _ in range(8):
             crc = crc >> 1 ^ (_CRC_POLYNOMIAL if crc & 1 else 0)
         table[byte] = crc
+    for index in range(256, 8 * 256):
+        shorter = table[index - 256]
+        table[index] = table[shorter & 0xFF] ^ shorter >> 8
     return table
 
 
@@ -158,10 +161,23 @@ class BatchRun:
         return value
 
     def compute_crc(self, start: int, end: int) -> int:
+        """CRC-32C, eight bytes at a time: byte by byte, each step would wait for the one before."""
         mask = 0xFFFFFFFF
         crc = mask
-        for at in range(start, end):
+        at = start
+        while end - at >= 8:
+            low = self.data[at + 3]
+            low = low << 8 | self.data[at + 2]
+            low = low << 8 | self.data[at + 1]
+            low = (low << 8 | self.data[at]) ^ crc
+            crc = self.table[0x700 + (low & 0xFF)] ^ self.table[0x600 + (low >> 8 & 0xFF)]
+            crc ^= self.table[0x500 + (low >> 16 & 0xFF)] ^ self.table[0x400 + (low >> 24)]
+            crc ^= self.table[0x300 + self.data[at + 4]] ^ self.table[0x200 + self.data[at + 5]]
+            crc ^= self.table[0x100 + self.data[at + 6]] ^ self.table[self.data[at + 7]]
+            at += 8
+        while at < end:
             crc = self.table[(crc ^ self.data[at]) & 0xFF] ^ crc >> 8
+            at += 1
         return crc ^ mask
 
 

@@ -1,7 +1,8 @@
 """How a broker process logs: one line an event on standard error, as text or as JSON.
 
-What always holds: a line starts with the time in UTC; a traceback follows its line in text and is a field in JSON. Only
-the process's entry point calls this; a broker inside somebody else's process leaves their logging alone.
+What always holds: a line starts with the time in UTC; a traceback follows its line in text and is a field in JSON; a
+message is one line of bounded length, whatever names of clients it quotes. Only the process's entry point calls this; a
+broker inside somebody else's process leaves their logging alone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,19 @@ import logging
 import sys
 import time
 
+# Clients may choose names of 32 kB, and some lines quote several.
+_MESSAGE_LENGTH_MAX = 2000
+
 LEVELS = ("debug", "info", "warning", "error")
+
+
+def _one_line(message: str) -> str:
+    """The message without anything that could be taken for another line or move the cursor of a terminal."""
+    if len(message) > _MESSAGE_LENGTH_MAX:
+        message = message[:_MESSAGE_LENGTH_MAX] + "..."
+    if message.isprintable():
+        return message
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in message)
 
 
 class _TextFormatter(logging.Formatter):
@@ -19,6 +32,10 @@ class _TextFormatter(logging.Formatter):
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name that logging gives it
+        record.message = _one_line(record.message)
+        return super().formatMessage(record)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -29,7 +46,7 @@ class _JsonFormatter(logging.Formatter):
             "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _one_line(record.getMessage()),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)

@@ -1,7 +1,7 @@
 """Java's properties files: `name=value` lines with comments, continuation lines and escapes.
 
-What always holds: names and values come back as Java would read them, each with the number of the line it starts on; of
-a name that stands twice both come back, in order. The text is taken as UTF-8, whose ASCII part is what Java expects.
+What always holds: names and values come back as Java would read them, each with the number of the line it starts on; a
+name that appears twice is returned twice, in order. The text is read as UTF-8, whose ASCII part is what Java expects.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ says why in one line on standard error and exits with code 2.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from tidelog.common.event_loop import new_event_loop
 from tidelog.common.settings import SettingError, Settings
+from tidelog.server.garbage import GarbagePauses
 from tidelog.server.logging_setup import set_up_logging
 from tidelog.server.server import DEFAULT_DATA_DIR, BrokerServer, StartError
 
@@ -56,9 +56,7 @@ async def _serve(settings: Settings, data_dir: Path) -> None:
     stop = _stop_on_signals()
     server = BrokerServer(settings, data_dir)
     await server.start()
-    # What the start made lives until the end: keeping it out of later collections keeps their pauses short.
-    gc.collect()
-    gc.freeze()
+    GarbagePauses(asyncio.get_running_loop()).start()
     endpoint = server.endpoint
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     print(f"tidelog broker {server.node_id} ready on {host}:{endpoint.port}", flush=True)

@@ -1,8 +1,8 @@
-"""One broker put together: store, controller, logs, replicas, network; started and stopped in the right order.
+"""Puts a broker together from store, controller, logs, replicas and network, and starts and stops them in order.
 
 What always holds: a client is served only after every log is open and the broker is registered; after `stop` every
-acknowledged record is flushed and the clean-shutdown marker stands, so that the next start recovers nothing; after a
-start that failed nothing is left open. Signals, standard output and the process itself are `serve`'s business.
+acknowledged record is flushed and the clean-shutdown marker is written, so the next start has nothing to recover; a
+failed start leaves nothing open. Signals, standard output and the process itself are up to `serve`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import uuid
 from collections import Counter
 from collections.abc import Collection
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tidelog.broker import handlers
@@ -24,7 +25,7 @@ from tidelog.broker.listener import Listener, bind
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.services import BrokerServices, FeatureRange
-from tidelog.broker.topic_config import LogConfigs
+from tidelog.broker.topic_config import LogConfigs, broker_value
 from tidelog.broker.txn_markers import LocalMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import Clock, SystemClock
@@ -38,6 +39,7 @@ from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.log import DataDirectoryError, LogManager
 from tidelog.log.checkpoints import PARTITION_METADATA_FILE
 from tidelog.metadata import MetadataStoreError, SqliteStore
+from tidelog.server.dynamic_settings import DynamicSettings
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +78,13 @@ class BrokerServer:
     @property
     def services(self) -> BrokerServices:
         if self._services is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         return self._services
 
     @property
     def connections(self) -> ConnectionSet:
         if self._connections is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         return self._connections
 
     async def start(self) -> None:
@@ -131,7 +133,7 @@ class BrokerServer:
         self._listen(limits, sockets, services)
 
     def _bind(self, limits: NetworkLimits) -> list[tuple[str, socket.socket]]:
-        """Take the ports first: a broker that is there already is the most likely reason not to start."""
+        """Bind the ports first: another running broker is the most likely reason why a start fails."""
         sockets = []
         for text in self.settings["listeners"]:
             endpoint = parse_endpoint(text)
@@ -140,7 +142,7 @@ class BrokerServer:
             except OSError as error:
                 raise StartError(
                     f"can't listen on {endpoint.host}:{endpoint.port}: {error.strerror}; "
-                    "stop what uses the port, or choose another by --listen"
+                    "stop the program that uses the port, or choose another with --listen"
                 ) from error
             self._open.callback(sock.close)
             sockets.append((endpoint.listener_name, sock))
@@ -150,7 +152,7 @@ class BrokerServer:
         return sockets
 
     def _lock_logs(self) -> LogManager:
-        """Take the data directory before the store is opened, so that a second broker on it gives up at once."""
+        """Lock the data directory before opening the store, so that a second broker on it fails immediately."""
         if self.settings.is_set("log.dirs"):
             log_dirs = [Path(text) for text in self.settings["log.dirs"]]
         else:
@@ -175,6 +177,7 @@ class BrokerServer:
 
     async def _load_logs(self, logs: LogManager, controller: Controller) -> None:
         image = controller.image
+        logs.recovery_threads = broker_value(self.settings, image, "num.recovery.threads.per.data.dir")
         logs.directories.identify(image.cluster_id, self.node_id)
         log_configs = LogConfigs(self.settings, self.settings.table)
         configs = {topic: log_configs.effective(image, topic) for topic in image.topics}
@@ -225,7 +228,11 @@ class BrokerServer:
             transactions=transactions,
             host=advertised.host,
             port=advertised.port,
-            features={"transaction.version": FeatureRange(0, TRANSACTION_VERSION_2, TRANSACTION_VERSION_2)},
+            features={
+                # Level 1 is the protocol of groups in which the broker assigns (KIP-848).
+                "group.version": FeatureRange(0, 1, 1),
+                "transaction.version": FeatureRange(0, TRANSACTION_VERSION_2, TRANSACTION_VERSION_2),
+            },
         )
 
     def _advertised(self) -> Endpoint:
@@ -251,17 +258,47 @@ class BrokerServer:
         self, limits: NetworkLimits, sockets: list[tuple[str, socket.socket]], services: BrokerServices
     ) -> None:
         loop = asyncio.get_running_loop()
-        connections = self._connections = ConnectionSet(limits, Dispatcher(services, loop), loop)
+        dispatcher = Dispatcher(services, loop, answer_bytes_max=limits.queued_response_bytes_max)
+        connections = self._connections = ConnectionSet(limits, dispatcher, loop)
         self._open.callback(connections.close)
+        self._follow_settings(services, connections)
         for listener_name, sock in sockets:
             listener = Listener(sock, listener_name, connections, loop)
             self._open.callback(listener.close)
             self._listeners.append(listener)
             listener.start()
 
+    def _follow_settings(self, services: BrokerServices, connections: ConnectionSet) -> None:
+        """Have settings that are changed while the broker runs take effect."""
+        logs, transactions = services.logs, services.replicas.transactions
+
+        def limit_connections(count: int) -> None:
+            connections.change_limits(replace(connections.limits, connections_max=count))
+
+        def limit_connections_per_ip(count: int) -> None:
+            connections.change_limits(replace(connections.limits, connections_max_per_ip=count))
+
+        def expire_producers_after(expiration_ms: int) -> None:
+            logs.producer_expiration_ms = expiration_ms
+
+        def verify_transactions(is_enabled: bool) -> None:
+            transactions.is_enabled = is_enabled
+
+        dynamic = DynamicSettings(
+            self.settings,
+            {
+                "max.connections": limit_connections,
+                "max.connections.per.ip": limit_connections_per_ip,
+                "producer.id.expiration.ms": expire_producers_after,
+                "transaction.partition.verification.enable": verify_transactions,
+            },
+        )
+        dynamic.follow(EMPTY_IMAGE, services.controller.image)
+        self._open.callback(services.controller.subscribe(dynamic.follow))
+
 
 def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -> list[uuid.UUID]:
-    """Keep partitions whose data directory is missing from being made anew; gives the ids of all directories.
+    """Don't recreate partitions whose data directory is missing; returns the ids of all directories.
 
     A disk that is not mounted looks like an empty directory: what tells is that the one it was last registered with is
     not there. Such an id stays registered for as long as partitions are missed, over any number of restarts.
@@ -304,7 +341,7 @@ def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids
             continue
         namesake = image.topics.get(log.topic)
         if log.topic_id is not None and namesake is not None and log.partition < len(namesake.partitions):
-            # Made anew it would be empty, and its offsets would be given out again.
+            # A recreated one would be empty, and its offsets would be assigned again.
             logs.refuse(
                 log,
                 f"{log.directory / PARTITION_METADATA_FILE} has topic id {uuid_to_text(log.topic_id)}, the cluster's "

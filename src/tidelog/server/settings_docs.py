@@ -1,7 +1,7 @@
-"""The settings page of the documentation, made from the settings table.
+"""Generates the settings page of the documentation from the settings table.
 
 `python -m tidelog.server.settings_docs` prints it; a test compares it with `docs/settings.md`. What always holds: every
-row of the table stands on the page, with its help as the broker tells it to clients.
+row of the table is on the page, with the help text that clients get from the broker.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from tidelog.server.settings_table import TABLE
 _INTRODUCTION = """\
 # Settings
 
-This page is made from the broker's own table by `python -m tidelog.server.settings_docs > docs/settings.md`.
+This page is generated from the settings table by `python -m tidelog.server.settings_docs > docs/settings.md`.
 
-Names, types and defaults are those of Kafka 4.3; where a default differs, its text says why. A setting that is not on
-this page is refused at the start, with the nearest name that is.
+Names, types and defaults are Kafka 4.3's; where a default differs, the text says why. Settings that only Tidelog has
+say so or start with `tidelog.`. A setting that is not on this page is rejected at startup, with a suggestion of
+the closest name.
 
 ## How to set them
 
-A broker's settings come from, each outranking the one before:
+A broker reads its settings from these places; later ones take precedence:
 
 1. a file, `tidelog serve --config FILE`: TOML (`log.segment.bytes = 1073741824`, or tables: `[log.segment]` and
-   `bytes = 1073741824`) or Java properties, as Kafka's `server.properties`. In TOML, a name that starts with another
-   setting's whole name is quoted: `"max.connections.per.ip" = 100`;
+   `bytes = 1073741824`) or Java properties, like Kafka's `server.properties`. In TOML, quote a name that starts with
+   the full name of another setting: `"max.connections.per.ip" = 100`;
 2. the environment: `TIDELOG_LOG_SEGMENT_BYTES` is `log.segment.bytes`;
 3. the command line: `tidelog serve --set log.segment.bytes=1073741824`.
 
-Those marked *dynamic* may be changed while brokers run, for one broker or for all; so may all of a topic's settings.
-Both take effect without a restart. A topic's setting counts first, then what was set at run time for the broker, for
-all brokers, at the broker's start, and last the default.
+Settings marked *dynamic* can be changed while brokers run, for one broker or for all of them. So can all topic
+settings. Changes take effect without a restart unless the text says otherwise. A topic's own setting comes first, then
+the broker's dynamic setting, then the dynamic setting for all brokers, then the configuration, then the default.
 """
 
 
@@ -66,7 +67,7 @@ def _topic_facts(row: Setting) -> Iterator[str]:
 def _broker_facts(row: Setting) -> Iterator[str]:
     yield from _common_facts(row)
     if row.synonyms:
-        yield f"without a value, the first of these that has one: {', '.join(f'`{name}`' for name in row.synonyms)}"
+        yield f"if unset, the first of these that is set: {', '.join(f'`{name}`' for name in row.synonyms)}"
     if row.dynamic:
         yield "dynamic"
     yield f"environment: `{environment_name(row.name)}`"

@@ -1,8 +1,8 @@
-"""From a settings file, the environment and the command line to the broker's Settings.
+"""Loads the broker's Settings from a file, the environment and the command line.
 
-What always holds: the command line outranks the environment, which outranks the file; every name and value is checked
-against the table, and settings against each other; the first thing wrong raises SettingError with one line that says
-where it stands and what would be right. Nothing is read here but the file that the caller names.
+What always holds: the command line takes precedence over the environment, which takes precedence over the file; every
+name and value is checked against the table, and settings against each other; the first mistake raises SettingError with
+one line that says where it is and what would be right. Nothing is read but the file that the caller names.
 
 A file is TOML, where nested tables are another way to write dotted names, or Java properties as Kafka's own
 `server.properties`. In the environment LOG_SEGMENT_BYTES after the prefix TIDELOG_ is log.segment.bytes.
@@ -19,7 +19,7 @@ from tidelog.server.properties_file import parse_properties
 from tidelog.server.settings_table import TABLE
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
-# Variables of the command line itself, which share the prefix and are no broker settings.
+# Variables of the command line itself, which share the prefix but are not broker settings.
 OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG", "TIDELOG_PIPELINES"})
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
@@ -35,8 +35,8 @@ def load(
 ) -> Settings:
     """The settings of a broker; raises SettingError.
 
-    `overrides` are the texts of `--set key=value`. `options` holds settings by name whose value came by an option of
-    its own (`--listen` sets listeners) and outranks all others.
+    `overrides` are the arguments of `--set key=value`. `options` has settings that have a command-line option of their
+    own (`--listen` sets listeners); they take precedence over all others.
     """
     settings = Settings(table)
     if config_file is not None:
@@ -59,7 +59,7 @@ def environment_name(setting_name: str) -> str:
 
 
 def check_together(settings: Settings) -> None:
-    """What no single row can see; raises SettingError."""
+    """Check settings that depend on each other; raises SettingError."""
     if settings["advertised.listeners"] is not None:
         for text in settings["advertised.listeners"]:
             if parse_endpoint(text).host in _WILDCARD_HOSTS:
@@ -123,5 +123,5 @@ def _load_environment(settings: Settings, environ: Mapping[str, str]) -> None:
         if variable not in names:
             near = nearest_name(variable, names)
             suggestion = f"; did you mean {near}?" if near is not None else ""
-            raise SettingError(f"environment: {variable} names no setting{suggestion}")
+            raise SettingError(f"environment: {variable} does not name a setting{suggestion}")
         _set(settings, names[variable], environ[variable], "environment", f"environment {variable}")

@@ -1,7 +1,7 @@
 """The settings of a broker that are not defaults of topic settings.
 
-What always holds: a row stands here only if some part of the broker reads it; a setting without effect would be a lie.
-Names and defaults are Kafka's; where a default differs, the help says why.
+What always holds: every row is read by some part of the broker; there are no settings without effect. Names and
+defaults are Kafka's; where a default differs, the help says why.
 """
 
 from __future__ import annotations
@@ -29,18 +29,23 @@ def _endpoints(items: list[str]) -> str | None:
     return None
 
 
+def _whole_endpoints(items: list[str]) -> list[str]:
+    """With the listener's name, as Kafka's tools show them and read them."""
+    return [str(parse_endpoint(item)) for item in items]
+
+
 def _directories(items: list[str]) -> str | None:
     if not items:
         return "expected one or more directories"
-    return None if len(set(items)) == len(items) else "a directory stands twice"
+    return None if len(set(items)) == len(items) else "a directory is listed twice"
 
 
 def _bound(value: int) -> str | None:
-    return None if value == -1 or value > 0 else "expected -1 (no bound) or 1 or more"
+    return None if value == -1 or value > 0 else "expected -1 (no limit) or 1 or more"
 
 
 def _buffer_bytes(value: int) -> str | None:
-    return None if value == -1 or value > 0 else "expected -1 (the system's choice) or 1 or more"
+    return None if value == -1 or value > 0 else "expected -1 (let the system choose) or 1 or more"
 
 
 def _replication_factor(value: int) -> str | None:
@@ -58,31 +63,35 @@ def _identity_rows() -> Iterator[Setting]:
         "node.id",
         SettingType.INT,
         1,
-        "The broker's number in the cluster. Kafka asks for one; here the first broker is 1 unless told otherwise.",
+        "The broker's id in the cluster. Kafka requires one; in Tidelog it is 1 unless set.",
         at_least(0),
     )
-    yield _row("broker.rack", SettingType.STRING, None, "The rack or zone that clients are told this broker stands in.")
+    yield _row(
+        "broker.rack", SettingType.STRING, None, "The rack or availability zone of this broker, as clients see it."
+    )
     yield _row(
         "listeners",
         SettingType.LIST,
         ["PLAINTEXT://127.0.0.1:9092"],
-        "Address that clients connect to, HOST:PORT or PLAINTEXT://HOST:PORT; port 0 takes a free one. Kafka listens "
-        "on all interfaces by default; this broker only on the machine's own, until it is told to do more.",
+        "Addresses to listen on, comma-separated: HOST:PORT or PLAINTEXT://HOST:PORT. Port 0 picks a free one. Kafka "
+        "listens on all interfaces by default; Tidelog only on loopback, since it has no authentication yet.",
         _endpoints,
+        normalize=_whole_endpoints,
     )
     yield _row(
         "advertised.listeners",
         SettingType.LIST,
         None,
-        "Address that clients are told to connect to, where it differs from listeners (behind NAT, in a container).",
+        "Address that clients should connect to, if it differs from listeners (behind NAT or in a container).",
         _endpoints,
+        normalize=_whole_endpoints,
     )
     yield _row(
         "log.dirs",
         SettingType.LIST,
         None,
-        "Directories that hold the partitions' data. Without a value it is one directory a broker inside the data "
-        "directory that `--data` names. Kafka's default lies under /tmp, where systems delete files.",
+        "Directories for the partitions' data. By default, one directory for each broker inside the data directory "
+        "(`--data`). Kafka's default is under /tmp, where the system may delete files.",
         _directories,
     )
 
@@ -92,29 +101,38 @@ def _topic_creation_rows() -> Iterator[Setting]:
         "num.partitions",
         SettingType.INT,
         1,
-        "Partitions of a topic that is created without a number, and of one that a client's first use creates.",
+        "Number of partitions for topics created without one, including automatically created topics.",
+        at_least(1),
+    )
+    yield _row(
+        "tidelog.max.partitions",
+        SettingType.INT,
+        200_000,
+        "Maximum number of partitions of all topics together, including automatically created ones. Beyond that, new "
+        "topics and partitions are refused with POLICY_VIOLATION, except for the brokers' own topics. An idle "
+        "partition takes about 4 kB of memory. Kafka has no such limit.",
         at_least(1),
     )
     yield _row(
         "default.replication.factor",
         SettingType.INT,
         1,
-        "Replicas of each partition of a topic that is created without a number.",
+        "Replication factor for topics created without one.",
         _replication_factor,
     )
     yield _row(
         "auto.create.topics.enable",
         SettingType.BOOLEAN,
         True,
-        "Whether a client that asks for the metadata of a topic that does not exist gets it created.",
+        "Whether to create a topic when a client requests metadata for one that doesn't exist.",
     )
-    yield _row("delete.topic.enable", SettingType.BOOLEAN, True, "Whether topics may be deleted.")
+    yield _row("delete.topic.enable", SettingType.BOOLEAN, True, "Whether topics can be deleted.")
     yield _row(
         "unstable.api.versions.enable",
         SettingType.BOOLEAN,
         False,
-        "Whether clients are offered versions of requests that Kafka may still change: of those that are served, "
-        "InitProducerId 6 for two-phase commit (KIP-939).",
+        "Whether to offer versions of APIs that Kafka may still change. The only one is InitProducerId 6, for "
+        "two-phase commit (KIP-939).",
     )
 
 
@@ -123,160 +141,196 @@ def _network_rows() -> Iterator[Setting]:
         "socket.request.max.bytes",
         SettingType.INT,
         100 * _MIB,
-        "A request that says it is larger than this ends its connection, before any memory is taken for it.",
+        "Largest request accepted. The broker closes the connection before it allocates memory for a larger one.",
         at_least(1),
     )
     yield _row(
         "socket.send.buffer.bytes",
         SettingType.INT,
         -1,
-        "Size of a connection's send buffer in the kernel; -1 is the system's choice. Kafka's default of 102400 keeps "
-        "the system from making it larger for fast readers, which halved the speed of large fetches.",
+        "Size of a socket's send buffer; -1 lets the operating system choose. Kafka's default of 102400 stops the "
+        "system from enlarging it for fast readers, which halved the speed of large fetches.",
         _buffer_bytes,
     )
     yield _row(
         "socket.receive.buffer.bytes",
         SettingType.INT,
         -1,
-        "Size of a connection's receive buffer in the kernel; -1 is the system's choice. Kafka's default of 102400 "
-        "keeps the system from making it larger for fast producers, which halved the speed of large produces.",
+        "Size of a socket's receive buffer; -1 lets the operating system choose. Kafka's default of 102400 stops the "
+        "system from enlarging it for fast producers, which halved the speed of large produce requests.",
         _buffer_bytes,
     )
     yield _row(
         "socket.listen.backlog.size",
         SettingType.INT,
         1024,
-        "Connections that may wait in the kernel to be accepted. Kafka's default of 50 makes clients of a connect "
-        "storm wait a second and more until they try again.",
+        "Maximum number of connections waiting to be accepted. With Kafka's default of 50, a burst of connecting "
+        "clients has to wait a second or more and retry.",
         at_least(1),
     )
     yield _row(
         "max.connections",
         SettingType.INT,
         _INT_MAX,
-        "Connections that the broker holds at once; more wait until one is closed.",
+        "Maximum number of open connections. Further clients wait until a connection is closed.",
         at_least(0),
+        dynamic=True,
     )
     yield _row(
         "max.connections.per.ip",
         SettingType.INT,
         _INT_MAX,
-        "Connections from one address; more are closed at once.",
+        "Maximum number of connections from one IP address. Further ones are closed immediately.",
         at_least(0),
+        dynamic=True,
     )
     yield _row(
         "connections.max.idle.ms",
         SettingType.LONG,
         600_000,
-        "A connection without traffic for this long is closed; -1 never closes it.",
+        "Close connections that have been idle for this long; -1 never closes them.",
         unlimited_or_positive,
     )
     yield _row(
         "queued.max.request.bytes",
         SettingType.LONG,
         128 * _MIB,
-        "Bytes of requests that may be held in memory; with more, the broker stops reading until some are answered. "
-        "Kafka has no bound by default (-1); this broker promises one, so that clients can't exhaust its memory.",
+        "Maximum bytes of requests held in memory; beyond that, the broker stops reading until some are answered. "
+        "Kafka has no limit by default (-1); Tidelog sets one so that clients can't exhaust its memory.",
         _bound,
+    )
+    yield _row(
+        "tidelog.queued.max.response.bytes",
+        SettingType.LONG,
+        128 * _MIB,
+        "Maximum bytes of responses held in memory until clients read them; beyond that, large responses wait until "
+        "others have been read. Small responses, and the records of a fetch, which are sent from files, do not count. "
+        "A single response that exceeds the limit closes its connection. Kafka has no such limit.",
+        at_least(1024 * 1024),
     )
     yield _row(
         "fetch.max.bytes",
         SettingType.INT,
         55 * _MIB,
-        "Most bytes of records that one fetch answer carries, whatever the client asks for.",
+        "Maximum bytes of records in a fetch response, even if the client asks for more.",
         at_least(1024),
     )
     yield _row(
         "max.incremental.fetch.session.cache.slots",
         SettingType.INT,
         1000,
-        "Fetch sessions that are remembered; with more, the least useful is forgotten.",
+        "Maximum number of incremental fetch sessions; beyond that, the least useful one is evicted.",
         at_least(0),
     )
     yield _row(
         "max.request.partition.size.limit",
         SettingType.INT,
         2000,
-        "Most partitions that one page of DescribeTopicPartitions holds, whatever the client asks for.",
+        "Maximum partitions in one page of DescribeTopicPartitions, even if the client asks for more.",
         at_least(1),
     )
 
 
 def _log_rows() -> Iterator[Setting]:
     yield _row(
-        "log.roll.hours", SettingType.INT, 168, "As log.roll.ms, in hours; log.roll.ms outranks it.", at_least(1)
+        "log.roll.hours",
+        SettingType.INT,
+        168,
+        "Like log.roll.ms, but in hours; log.roll.ms takes precedence.",
+        at_least(1),
     )
     yield _row(
         "log.roll.jitter.hours",
         SettingType.INT,
         0,
-        "As log.roll.jitter.ms, in hours; log.roll.jitter.ms outranks it.",
+        "Like log.roll.jitter.ms, but in hours; log.roll.jitter.ms takes precedence.",
         at_least(0),
     )
     yield _row(
         "log.retention.minutes",
         SettingType.INT,
         None,
-        "As log.retention.ms, in minutes; log.retention.ms outranks it.",
+        "Like log.retention.ms, but in minutes; log.retention.ms takes precedence.",
         unlimited_or_positive,
     )
     yield _row(
         "log.retention.hours",
         SettingType.INT,
         168,
-        "As log.retention.ms, in hours; log.retention.ms and log.retention.minutes outrank it.",
+        "Like log.retention.ms, but in hours; log.retention.ms and log.retention.minutes take precedence.",
         unlimited_or_positive,
     )
     yield _row(
         "log.flush.scheduler.interval.ms",
         SettingType.LONG,
         _LONG_MAX,
-        "How often the broker looks for logs that flush.ms wants flushed; it is also the value of "
-        "log.flush.interval.ms where that has none.",
+        "How often to check for logs that flush.ms says to flush; also the default of log.flush.interval.ms.",
         at_least(1),
     )
     yield _row(
         "log.flush.offset.checkpoint.interval.ms",
         SettingType.INT,
         60_000,
-        "How often the offset up to which each log is flushed is written down; it bounds the work of a recovery.",
+        "How often to record how far each log has been flushed, which limits the work of a recovery.",
         at_least(0),
     )
     yield _row(
         "replica.high.watermark.checkpoint.interval.ms",
         SettingType.LONG,
         5_000,
-        "How often the high watermark of each partition is written down.",
+        "How often to save the high watermark of each partition to disk.",
         at_least(1),
     )
     yield _row(
         "num.recovery.threads.per.data.dir",
         SettingType.INT,
         2,
-        "Threads that load and recover logs at the start, for each data directory.",
+        "Number of threads per data directory that load and recover logs at startup. A change takes effect at the next "
+        "start.",
         at_least(1),
+        dynamic=True,
     )
     yield _row(
         "producer.id.expiration.ms",
         SettingType.INT,
         86_400_000,
-        "A producer that wrote nothing for this long is forgotten, and with it the sequence numbers that "
-        "catch its repeats.",
+        "Forget a producer that has written nothing for this long, along with the sequence numbers that detect its "
+        "duplicates.",
+        at_least(1),
+        dynamic=True,
+    )
+    yield _row(
+        "tidelog.max.producer.ids.per.partition",
+        SettingType.INT,
+        20_000,
+        "Maximum number of producers that a partition remembers. Beyond that, it forgets the one that has been silent "
+        "longest and has no open transaction; that producer can keep writing, but the broker no longer recognises a "
+        "batch that it repeats. If all of them have open transactions, a new producer is refused with "
+        "POLICY_VIOLATION. Kafka forgets producers only by time (producer.id.expiration.ms).",
+        at_least(1),
+    )
+    yield _row(
+        "tidelog.max.producer.ids",
+        SettingType.INT,
+        500_000,
+        "Maximum number of producers that all partitions of the broker remember together, at about 200 bytes each. "
+        "Beyond that, the partition with the most producers forgets those that have been silent longest.",
         at_least(1),
     )
     yield _row(
         "producer.id.expiration.check.interval.ms",
         SettingType.INT,
         600_000,
-        "How often producers to forget are looked for.",
+        "How often to look for producers that have expired.",
         at_least(1),
     )
     yield _row(
         "transaction.partition.verification.enable",
         SettingType.BOOLEAN,
         True,
-        "Whether the coordinator of a transaction is asked before the transaction begins in a partition (KIP-890). "
-        "Without it a late retry of an aborted transaction can begin one that nobody ends.",
+        "Whether to ask the transaction coordinator before a transaction starts in a partition (KIP-890). Without "
+        "this, a late retry from an aborted transaction can start one that nobody ends.",
+        dynamic=True,
     )
 
 

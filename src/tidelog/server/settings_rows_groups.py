@@ -1,7 +1,7 @@
 """The settings of consumer groups and of the offsets they commit.
 
 What always holds: as in `settings_rows_broker`, every row is read by some part of the broker; names and defaults are
-Kafka's.
+Kafka's, but for those that start with `tidelog.`.
 """
 
 from __future__ import annotations
@@ -33,43 +33,44 @@ def _offsets_topic_rows() -> Iterator[Setting]:
         SettingType.INT,
         50,
         at_least(1),
-        "Partitions of __consumer_offsets when it is made; a group belongs to one of them by its id.",
+        "Number of partitions of __consumer_offsets when it is created. A group's id determines its partition.",
     )
     yield _row(
         "offsets.topic.replication.factor",
         SettingType.SHORT,
         3,
         between(1, 2**15 - 1),
-        "Replicas of __consumer_offsets when it is made. A value that was set must be met, as in Kafka; the default is "
-        "lowered to the number of live brokers, so that a single broker has groups without any setting.",
+        "Replication factor of __consumer_offsets when it is created. A value that you set must be met, as in Kafka; "
+        "the default is reduced to the number of live brokers, so groups work on a single broker without "
+        "configuration.",
     )
     yield _row(
         "offsets.topic.segment.bytes",
         SettingType.INT,
         104_857_600,
         at_least(1),
-        "Size at which a segment of __consumer_offsets is ended: smaller ones are compacted and loaded sooner.",
+        "Segment size of __consumer_offsets. Smaller segments are compacted and loaded sooner.",
     )
     yield _row(
         "offsets.topic.compression.codec",
         SettingType.INT,
         0,
         between(0, 4),
-        "Codec of what the broker writes to __consumer_offsets: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
+        "Compression of what the broker writes to __consumer_offsets: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
     )
     yield _row(
         "offsets.load.buffer.size",
         SettingType.INT,
         5_242_880,
         at_least(1),
-        "Bytes of __consumer_offsets that are read at once when a partition's groups are loaded.",
+        "How many bytes of __consumer_offsets to read at a time when loading groups.",
     )
     yield _row(
         "offsets.commit.timeout.ms",
         SettingType.INT,
         5_000,
         at_least(1),
-        "How long a commit of offsets, or any change of a group, waits for the replicas of __consumer_offsets.",
+        "How long an offset commit, or any other change to a group, waits for the replicas of __consumer_offsets.",
     )
 
 
@@ -79,22 +80,22 @@ def _offsets_rows() -> Iterator[Setting]:
         SettingType.INT,
         4_096,
         at_least(0),
-        "Longest text that a client may store with a committed offset; a longer one is refused.",
+        "Maximum length of the metadata that a client can store with a committed offset.",
     )
     yield _row(
         "offsets.retention.minutes",
         SettingType.INT,
         10_080,
         at_least(1),
-        "How long offsets are kept once nobody uses them: since the group became empty, or since the last commit where "
-        "the group does not subscribe to the topic or never had members.",
+        "How long to keep offsets that are no longer used: counted from when the group became empty, or from the last "
+        "commit if the group no longer subscribes to the topic or never had members.",
     )
     yield _row(
         "offsets.retention.check.interval.ms",
         SettingType.LONG,
         600_000,
         at_least(1),
-        "How often offsets to delete are looked for.",
+        "How often to look for expired offsets.",
     )
 
 
@@ -104,14 +105,14 @@ def _classic_rows() -> Iterator[Setting]:
         SettingType.INT,
         6_000,
         at_least(0),
-        "Shortest session time-out that a member of a classic group may ask for.",
+        "Shortest session timeout that a member of a classic group can request.",
     )
     yield _row(
         "group.max.session.timeout.ms",
         SettingType.INT,
         1_800_000,
         at_least(0),
-        "Longest session time-out that a member of a classic group may ask for.",
+        "Longest session timeout that a member of a classic group can request.",
     )
     yield _row(
         "group.initial.rebalance.delay.ms",
@@ -120,7 +121,28 @@ def _classic_rows() -> Iterator[Setting]:
         at_least(0),
         "How long the first rebalance of an empty classic group waits for more members to join.",
     )
-    yield _row("group.max.size", SettingType.INT, _INT_MAX, at_least(1), "Most members that a classic group may have.")
+    yield _row(
+        "group.max.size", SettingType.INT, _INT_MAX, at_least(1), "Maximum number of members in a classic group."
+    )
+
+
+def _memory_rows() -> Iterator[Setting]:
+    yield _row(
+        "tidelog.group.max.bytes",
+        SettingType.INT,
+        8 * 1024 * 1024,
+        at_least(1),
+        "Maximum memory for the metadata of one group's members. A member that would exceed it gets "
+        "GROUP_MAX_SIZE_REACHED.",
+    )
+    yield _row(
+        "tidelog.group.coordinator.max.bytes",
+        SettingType.LONG,
+        256 * 1024 * 1024,
+        at_least(1),
+        "Maximum memory for all groups and their members. Beyond that, new members get COORDINATOR_NOT_AVAILABLE and "
+        "retry; existing members stay. Offsets are not counted.",
+    )
 
 
 def _consumer_rows() -> Iterator[Setting]:
@@ -136,44 +158,43 @@ def _consumer_rows() -> Iterator[Setting]:
         SettingType.INT,
         5_000,
         at_least(1),
-        "How often members of the new consumer protocol are told to send heartbeats.",
+        "How often members of the new consumer protocol have to send heartbeats.",
     )
     yield _row(
         "group.consumer.max.size",
         SettingType.INT,
         _INT_MAX,
         at_least(1),
-        "Most members that a group of the new consumer protocol may have.",
+        "Maximum number of members in a group of the new consumer protocol.",
     )
     yield _row(
         "group.consumer.assignors",
         SettingType.LIST,
         ["uniform", "range"],
         _assignors,
-        "How partitions may be shared out in groups of the new consumer protocol; the first is taken where a member "
-        "asks for none.",
+        "Assignors available to groups of the new consumer protocol; the first is the default.",
     )
     yield _row(
         "group.consumer.migration.policy",
         SettingType.STRING,
         "bidirectional",
         _policy,
-        "Which groups may change between the classic and the new consumer protocol while they have members: "
-        "bidirectional, upgrade, downgrade, or disabled.",
+        "Whether a group with members can switch between the classic and the new consumer protocol: bidirectional, "
+        "upgrade, downgrade or disabled.",
     )
     yield _row(
         "group.consumer.assignment.interval.ms",
         SettingType.INT,
         1_000,
         at_least(0),
-        "Shortest time between two computations of a group's assignment.",
+        "Minimum time between two assignment computations for a group.",
     )
     yield _row(
         "group.consumer.regex.refresh.interval.ms",
         SettingType.INT,
         600_000,
         at_least(10_000),
-        "How often the topics that a group's regular expressions match are looked up anew.",
+        "How often to re-evaluate which topics a group's regular expressions match.",
     )
 
 
@@ -181,4 +202,5 @@ def group_rows() -> Iterator[Setting]:
     yield from _offsets_topic_rows()
     yield from _offsets_rows()
     yield from _classic_rows()
+    yield from _memory_rows()
     yield from _consumer_rows()

@@ -1,7 +1,7 @@
-"""The settings of a broker that say when old data goes: retention, the log cleaner, and how many files stay open.
+"""Broker settings for removing old data (retention, the log cleaner) and for open files.
 
-What always holds: a row stands here only if some part of the broker reads it. What a topic may decide for itself, with
-the broker's defaults for it, is in `settings_rows_topic`.
+What always holds: every row is read by some part of the broker. Settings that topics can have themselves, and the
+broker's defaults for them, are in `settings_rows_topic`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ def _retention_rows() -> Iterator[Setting]:
         "log.retention.check.interval.ms",
         SettingType.LONG,
         300_000,
-        "How often segments are looked for that retention.ms and retention.bytes let go.",
+        "How often to look for segments to delete according to retention.ms and retention.bytes.",
         check=at_least(1),
     )
     yield Setting(
         "log.initial.task.delay.ms",
         SettingType.LONG,
         30_000,
-        "How long after the start the first such look is; a broker that was down for days has much to let go.",
+        "How long after startup to first look for segments to delete; a broker that was down for days may have many.",
         check=at_least(0),
     )
     yield Setting(
         "max.open.files",
         SettingType.INT,
         None,
-        "How many files of the logs the broker keeps open at once; beyond it, those that were not used for longest are "
-        "closed and opened again when they are needed. Without a value it follows from what the process may open "
-        "(ulimit -n). Kafka keeps all files open and has no such setting.",
+        "Maximum number of log files kept open; beyond that, the least recently used ones are closed and reopened when "
+        "needed. By default it is derived from the process's limit (ulimit -n). Kafka keeps all files open and has no "
+        "such setting.",
         check=at_least(16),
     )
 
@@ -53,20 +53,20 @@ def _cleaner_rows() -> Iterator[Setting]:
         "log.cleaner.enable",
         SettingType.BOOLEAN,
         True,
-        "Whether topics with the policy 'compact' are compacted at all.",
+        "Whether to compact topics whose cleanup.policy includes 'compact'.",
     )
     yield Setting(
         "log.cleaner.threads",
         SettingType.INT,
         1,
-        "Threads that compact, each one partition at a time; 0 compacts nothing.",
+        "Number of threads for compaction, each working on one partition at a time; 0 turns compaction off.",
         check=at_least(0),
     )
     yield Setting(
         "log.cleaner.dedupe.buffer.size",
         SettingType.LONG,
         128 * _MIB,
-        "Memory of all cleaner threads together for the keys of what they compact, 24 bytes a key. A partition with "
+        "Memory for the keys being compacted, shared by all cleaner threads; each key takes 24 bytes. A partition with "
         "more new keys than fit is compacted in several passes.",
         check=at_least(1024),
     )
@@ -74,28 +74,28 @@ def _cleaner_rows() -> Iterator[Setting]:
         "log.cleaner.io.buffer.load.factor",
         SettingType.DOUBLE,
         0.9,
-        "How full the memory for keys may get: fuller holds more keys in one pass and finds each more slowly.",
+        "How full the memory for keys may get. A higher value fits more keys into one pass but makes lookups slower.",
         check=_share,
     )
     yield Setting(
         "log.cleaner.io.buffer.size",
         SettingType.INT,
         524_288,
-        "Memory of all cleaner threads together for reading and writing; it grows while a larger batch is compacted.",
+        "I/O buffer memory shared by all cleaner threads; it grows temporarily for larger batches.",
         check=at_least(0),
     )
     yield Setting(
         "log.cleaner.io.max.bytes.per.second",
         SettingType.DOUBLE,
         sys.float_info.max,
-        "Bytes that all cleaner threads together read and write in a second at most.",
+        "Maximum bytes per second that all cleaner threads together read and write.",
         check=_positive,
     )
     yield Setting(
         "log.cleaner.backoff.ms",
         SettingType.LONG,
         15_000,
-        "How long a cleaner thread waits when no partition needs to be compacted.",
+        "How long a cleaner thread sleeps when nothing needs compaction.",
         check=at_least(0),
     )
 

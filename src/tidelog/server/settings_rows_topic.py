@@ -1,7 +1,7 @@
-"""The settings of a topic, and the broker's settings that give their defaults.
+"""Topic settings, and the broker settings that provide their defaults.
 
-What always holds: a topic setting and the broker setting behind it share type, check and default, because both rows are
-made from one entry here. Where a value does not yet change what the broker does, its help says so.
+What always holds: a topic setting and its broker setting have the same type, check and default, because both rows come
+from one entry here. If a setting has no effect yet, its help says so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidelog.common.settings import (
 
 _LONG_MAX = 2**63 - 1
 _DAY_MS = 24 * 60 * 60 * 1000
-_NOT_ACTED_ON = " It is kept with the topic and not acted on yet."
+_NOT_ACTED_ON = " The value is stored with the topic but has no effect yet."
 
 _CODECS = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _THROTTLED_REPLICA = re.compile(r"\d+:\d+")
@@ -40,7 +40,7 @@ def _throttled_replicas(items: list[str]) -> str | None:
 
 
 def _must_be_false(value: bool) -> str | None:
-    return "tiered storage is not available in this broker" if value else None
+    return "tiered storage is not supported" if value else None
 
 
 def unlimited_or_positive(value: int) -> str | None:
@@ -67,7 +67,7 @@ def _pair(
         broker_name,
         kind,
         None if broker_default_is_synonyms else default,
-        f"Default of {name} for topics that do not set it. {help_text}",
+        f"Default of {name} for topics that don't set it. {help_text}",
         SettingScope.BROKER,
         broker_check or check,
         dynamic=True,
@@ -84,8 +84,8 @@ def _segment_rows() -> Iterator[Setting]:
         "segment.bytes",
         SettingType.INT,
         2**30,
-        "A segment file is closed and a new one begun before it would grow past this many bytes. Kafka 4 asks for 1 "
-        "MiB or more; as in earlier Kafka, smaller ones are accepted here.",
+        "Largest size of a segment file; the log rolls to a new segment before it would be exceeded. Kafka 4 requires "
+        "at least 1 MiB; Tidelog accepts less, as earlier versions of Kafka did.",
         broker_name="log.segment.bytes",
         check=at_least(14),
     )
@@ -93,7 +93,8 @@ def _segment_rows() -> Iterator[Setting]:
         "segment.ms",
         SettingType.LONG,
         7 * _DAY_MS,
-        "A segment is closed after this time even when it is not full, so that retention and compaction can reach it.",
+        "The log rolls to a new segment after this time even if the current one is not full, so that retention and "
+        "compaction can process the old one.",
         broker_name="log.roll.ms",
         check=at_least(1),
         broker_default_is_synonyms=("log.roll.hours",),
@@ -102,8 +103,7 @@ def _segment_rows() -> Iterator[Setting]:
         "segment.jitter.ms",
         SettingType.LONG,
         0,
-        "Up to this much, drawn anew for each segment, is taken off segment.ms, so that partitions do not all roll at "
-        "once.",
+        "Maximum random time subtracted from segment.ms for each segment, so that partitions don't all roll at once.",
         broker_name="log.roll.jitter.ms",
         check=at_least(0),
         broker_default_is_synonyms=("log.roll.jitter.hours",),
@@ -112,7 +112,7 @@ def _segment_rows() -> Iterator[Setting]:
         "segment.index.bytes",
         SettingType.INT,
         10 * 1024 * 1024,
-        "Largest size of a segment's offset index; a full index closes the segment.",
+        "Largest size of a segment's offset index. When the index is full, the log rolls to a new segment.",
         broker_name="log.index.size.max.bytes",
         check=at_least(4),
     )
@@ -120,8 +120,8 @@ def _segment_rows() -> Iterator[Setting]:
         "index.interval.bytes",
         SettingType.INT,
         4096,
-        "An index entry is written about every so many bytes of the log: smaller finds offsets with less reading, "
-        "larger keeps indexes small.",
+        "An index entry is added about every this many bytes. Smaller values find offsets with less reading; larger "
+        "values keep the indexes small.",
         broker_name="log.index.interval.bytes",
         check=at_least(0),
     )
@@ -129,14 +129,14 @@ def _segment_rows() -> Iterator[Setting]:
         "preallocate",
         SettingType.BOOLEAN,
         False,
-        "Whether a new segment's file takes its full size on the disk at once.",
+        "Whether to allocate the full size of a new segment file on disk right away.",
         broker_name="log.preallocate",
     )
     yield from _pair(
         "file.delete.delay.ms",
         SettingType.LONG,
         60_000,
-        "Time between a file's removal from the log and its removal from the disk.",
+        "How long to wait before deleting a file from disk after its segment was removed from the log.",
         broker_name="log.segment.delete.delay.ms",
         check=at_least(0),
     )
@@ -147,8 +147,8 @@ def _flush_rows() -> Iterator[Setting]:
         "flush.messages",
         SettingType.LONG,
         _LONG_MAX,
-        "The log is flushed to the disk after so many messages; 1 flushes before every acknowledgement. By default the "
-        "operating system decides when, and replicas keep data safe.",
+        "Flush the log to disk after this many messages; 1 flushes before every acknowledgement. By default the "
+        "operating system decides when to flush, and replicas keep the data safe.",
         broker_name="log.flush.interval.messages",
         check=at_least(1),
     )
@@ -156,7 +156,7 @@ def _flush_rows() -> Iterator[Setting]:
         "flush.ms",
         SettingType.LONG,
         _LONG_MAX,
-        "The log is flushed to the disk when its oldest unflushed message is this old.",
+        "Flush the log to disk once its oldest unflushed message is this old.",
         broker_name="log.flush.interval.ms",
         check=at_least(0),
         broker_default_is_synonyms=("log.flush.scheduler.interval.ms",),
@@ -168,7 +168,7 @@ def _message_rows() -> Iterator[Setting]:
         "max.message.bytes",
         SettingType.INT,
         1_048_588,
-        "Largest record batch that is accepted, after compression and with its header.",
+        "Largest record batch accepted, after compression and including its header.",
         broker_name="message.max.bytes",
         check=at_least(0),
     )
@@ -176,7 +176,7 @@ def _message_rows() -> Iterator[Setting]:
         "message.timestamp.type",
         SettingType.STRING,
         "CreateTime",
-        "Whether a record keeps its producer's time (CreateTime) or gets the broker's (LogAppendTime).",
+        "Whether a record keeps the producer's timestamp (CreateTime) or gets the broker's (LogAppendTime).",
         broker_name="log.message.timestamp.type",
         check=one_of("CreateTime", "LogAppendTime"),
     )
@@ -184,7 +184,7 @@ def _message_rows() -> Iterator[Setting]:
         "message.timestamp.before.max.ms",
         SettingType.LONG,
         _LONG_MAX,
-        "A record whose CreateTime lies further than this in the past is refused.",
+        "Records whose CreateTime is further in the past than this are rejected.",
         broker_name="log.message.timestamp.before.max.ms",
         check=at_least(0),
     )
@@ -192,7 +192,7 @@ def _message_rows() -> Iterator[Setting]:
         "message.timestamp.after.max.ms",
         SettingType.LONG,
         3_600_000,
-        "A record whose CreateTime lies further than this in the future is refused.",
+        "Records whose CreateTime is further in the future than this are rejected.",
         broker_name="log.message.timestamp.after.max.ms",
         check=at_least(0),
     )
@@ -200,15 +200,25 @@ def _message_rows() -> Iterator[Setting]:
         "compression.type",
         SettingType.STRING,
         "producer",
-        "Codec of the stored batches; 'producer' keeps each batch as it was sent, byte for byte.",
+        "Compression of stored batches; 'producer' keeps each batch exactly as the producer sent it.",
         broker_name="compression.type",
         check=one_of(*_CODECS),
+    )
+    yield from _pair(
+        "tidelog.records.check",
+        SettingType.STRING,
+        "full",
+        "Whether to check the records in produced batches, as Kafka does: 'full' rejects a batch that some consumer "
+        "could not read; 'none' checks only the header and the checksum, for trusted producers. Compacted topics, and "
+        "topics that recompress batches, are always checked. Kafka has no such setting.",
+        broker_name="tidelog.records.check",
+        check=one_of("full", "none"),
     )
     yield from _pair(
         "compression.gzip.level",
         SettingType.INT,
         -1,
-        "Level used when compression.type is gzip; -1 is the codec's own choice.",
+        "Compression level if compression.type is gzip; -1 uses the codec's default.",
         broker_name="compression.gzip.level",
         check=_gzip_level,
     )
@@ -216,7 +226,7 @@ def _message_rows() -> Iterator[Setting]:
         "compression.lz4.level",
         SettingType.INT,
         9,
-        "Level used when compression.type is lz4.",
+        "Compression level if compression.type is lz4.",
         broker_name="compression.lz4.level",
         check=between(1, 17),
     )
@@ -224,7 +234,7 @@ def _message_rows() -> Iterator[Setting]:
         "compression.zstd.level",
         SettingType.INT,
         3,
-        "Level used when compression.type is zstd.",
+        "Compression level if compression.type is zstd.",
         broker_name="compression.zstd.level",
         check=between(-131_072, 22),
     )
@@ -235,9 +245,8 @@ def _cleaning_rows() -> Iterator[Setting]:
         "cleanup.policy",
         SettingType.LIST,
         ["delete"],
-        "What happens to old data: 'delete' drops whole segments by retention.ms and retention.bytes, 'compact' keeps "
-        "the last value of every key, both may be given, and an empty list "
-        "keeps everything.",
+        "What to do with old data: 'delete' removes whole segments according to retention.ms and retention.bytes, "
+        "'compact' keeps the latest value of each key. Both may be given; an empty list keeps everything.",
         broker_name="log.cleanup.policy",
         check=some_of("compact", "delete"),
     )
@@ -245,7 +254,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "retention.ms",
         SettingType.LONG,
         7 * _DAY_MS,
-        "Under the policy 'delete', a segment goes when its youngest record is older than this; -1 keeps all for ever.",
+        "With cleanup.policy 'delete', remove a segment once its newest record is older than this; -1 means no limit.",
         broker_name="log.retention.ms",
         check=at_least(-1),
         broker_default_is_synonyms=("log.retention.minutes", "log.retention.hours"),
@@ -255,15 +264,15 @@ def _cleaning_rows() -> Iterator[Setting]:
         "retention.bytes",
         SettingType.LONG,
         -1,
-        "Under the policy 'delete', the oldest segments go as long as this many bytes of the partition stay; -1 is no "
-        "limit.",
+        "With cleanup.policy 'delete', remove the oldest segments while the partition keeps at least this many bytes; "
+        "-1 means no limit.",
         broker_name="log.retention.bytes",
     )
     yield from _pair(
         "delete.retention.ms",
         SettingType.LONG,
         _DAY_MS,
-        "How long a compacted topic keeps the markers of deleted keys.",
+        "How long a compacted topic keeps tombstones, the markers of deleted keys.",
         broker_name="log.cleaner.delete.retention.ms",
         check=at_least(0),
     )
@@ -271,7 +280,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "min.cleanable.dirty.ratio",
         SettingType.DOUBLE,
         0.5,
-        "A compacted partition is cleaned when at least this share of it is not compacted yet.",
+        "Compact a partition once at least this fraction of its log has not been compacted yet.",
         broker_name="log.cleaner.min.cleanable.ratio",
         check=between(0, 1),
     )
@@ -279,7 +288,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "min.compaction.lag.ms",
         SettingType.LONG,
         0,
-        "A record is not compacted away before it has this age.",
+        "Minimum age of a record before compaction may remove it.",
         broker_name="log.cleaner.min.compaction.lag.ms",
         check=at_least(0),
     )
@@ -287,7 +296,7 @@ def _cleaning_rows() -> Iterator[Setting]:
         "max.compaction.lag.ms",
         SettingType.LONG,
         _LONG_MAX,
-        "A record waits at most this long before compaction reaches it.",
+        "Maximum time a record can stay uncompacted.",
         broker_name="log.cleaner.max.compaction.lag.ms",
         check=at_least(1),
     )
@@ -298,7 +307,7 @@ def _replication_rows() -> Iterator[Setting]:
         "min.insync.replicas",
         SettingType.INT,
         1,
-        "A produce with acks=all is refused while fewer replicas than this are in sync.",
+        "Reject a produce request with acks=all while fewer replicas than this are in sync.",
         broker_name="min.insync.replicas",
         check=at_least(1),
     )
@@ -306,7 +315,7 @@ def _replication_rows() -> Iterator[Setting]:
         "unclean.leader.election.enable",
         SettingType.BOOLEAN,
         False,
-        "Whether a replica that lacks acknowledged data may lead when no other is left, at the price of that data.",
+        "Whether a replica that is out of sync may become leader as a last resort, losing acknowledged records.",
         broker_name="unclean.leader.election.enable",
     )
     for side in ("leader", "follower"):
@@ -314,25 +323,25 @@ def _replication_rows() -> Iterator[Setting]:
             f"{side}.replication.throttled.replicas",
             SettingType.LIST,
             [],
-            f"Replicas whose {side} keeps to the replication rate limit: PARTITION:BROKER,... or *." + _NOT_ACTED_ON,
+            f"Replicas throttled on the {side}'s side: PARTITION:BROKER,... or *." + _NOT_ACTED_ON,
             _throttled_replicas,
         )
 
 
 def _tiered_rows() -> Iterator[Setting]:
     for name, what in (
-        ("remote.storage.enable", "Whether closed segments are also kept in remote storage."),
-        ("remote.log.copy.disable", "Whether copying to remote storage is paused."),
-        ("remote.log.delete.on.disable", "Whether turning remote storage off deletes what is there."),
+        ("remote.storage.enable", "Whether to also keep closed segments in remote storage."),
+        ("remote.log.copy.disable", "Whether to pause copying to remote storage."),
+        ("remote.log.delete.on.disable", "Whether to delete remote data when remote storage is disabled."),
     ):
-        help_text = what + " This broker has no tiered storage and accepts only false."
+        help_text = what + " Tidelog has no tiered storage, so only false is accepted."
         yield from _topic_only(name, SettingType.BOOLEAN, False, help_text, _must_be_false)
     for name, what in (("local.retention.ms", "retention.ms"), ("local.retention.bytes", "retention.bytes")):
         yield from _topic_only(
             name,
             SettingType.LONG,
             -2,
-            f"What a topic with remote storage keeps on the broker's own disk; -2 takes {what}." + _NOT_ACTED_ON,
+            f"What a topic with remote storage keeps on the local disk; -2 means the same as {what}." + _NOT_ACTED_ON,
             at_least(-2),
         )
 

@@ -1,7 +1,7 @@
 """The settings of transactions and of the topic that their coordinators keep them in.
 
 What always holds: as in `settings_rows_broker`, every row is read by some part of the broker; names and defaults are
-Kafka's.
+Kafka's, but for those that start with `tidelog.`.
 """
 
 from __future__ import annotations
@@ -21,36 +21,38 @@ def _topic_rows() -> Iterator[Setting]:
         SettingType.INT,
         50,
         at_least(1),
-        "Partitions of __transaction_state when it is made; a transactional id belongs to one of them.",
+        "Number of partitions of __transaction_state when it is created. A transactional id determines its partition.",
     )
     yield _row(
         "transaction.state.log.replication.factor",
         SettingType.SHORT,
         3,
         between(1, 2**15 - 1),
-        "Replicas of __transaction_state when it is made. A value that was set must be met, as in Kafka; the default "
-        "is lowered to the number of live brokers, so that a single broker has transactions without any setting.",
+        "Replication factor of __transaction_state when it is created. A value that you set must be met, as in Kafka; "
+        "the default is reduced to the number of live brokers, so transactions work on a single broker without "
+        "configuration.",
     )
     yield _row(
         "transaction.state.log.min.isr",
         SettingType.INT,
         2,
         at_least(1),
-        "min.insync.replicas of __transaction_state when it is made; the default is lowered to its number of replicas.",
+        "min.insync.replicas of __transaction_state when it is created; the default is reduced to its replication "
+        "factor.",
     )
     yield _row(
         "transaction.state.log.segment.bytes",
         SettingType.INT,
         104_857_600,
         at_least(1),
-        "Size at which a segment of __transaction_state is ended: smaller ones are compacted and loaded sooner.",
+        "Segment size of __transaction_state. Smaller segments are compacted and loaded sooner.",
     )
     yield _row(
         "transaction.state.log.load.buffer.size",
         SettingType.INT,
         5_242_880,
         at_least(1),
-        "Bytes of __transaction_state that are read at a time when its partitions are loaded.",
+        "How many bytes of __transaction_state to read at a time when loading transactions.",
     )
 
 
@@ -61,36 +63,45 @@ def transaction_rows() -> Iterator[Setting]:
         SettingType.INT,
         900_000,
         at_least(1),
-        "Longest time that a producer may ask to have for a transaction: consumers that read committed records only "
-        "wait for it.",
+        "Longest transaction timeout that a producer can request; read_committed consumers have to wait for open "
+        "transactions.",
     )
     yield _row(
         "transactional.id.expiration.ms",
         SettingType.INT,
         604_800_000,
         at_least(1),
-        "A transactional id that nobody used for this long, and that has no open transaction, is forgotten.",
+        "Forget a transactional id that has been unused for this long and has no open transaction.",
     )
     yield _row(
         "transaction.abort.timed.out.transaction.cleanup.interval.ms",
         SettingType.INT,
         10_000,
         at_least(1),
-        "How often open transactions are looked at; those that are past their time are aborted.",
+        "How often to look for transactions that have timed out, and abort them.",
     )
     yield _row(
         "transaction.remove.expired.transaction.cleanup.interval.ms",
         SettingType.INT,
         3_600_000,
         at_least(1),
-        "How often transactional ids are looked at; those that nobody used for long are forgotten.",
+        "How often to look for transactional ids that have expired.",
+    )
+    yield _row(
+        "tidelog.transaction.coordinator.max.bytes",
+        SettingType.LONG,
+        128 * 1024 * 1024,
+        at_least(1),
+        "Maximum memory for all transactional ids and their open transactions. Beyond that, producers with new ids get "
+        "COORDINATOR_NOT_AVAILABLE and retry, and ids that had no transaction within ten minutes of their first use "
+        "are forgotten.",
     )
     yield _row(
         "transaction.two.phase.commit.enable",
         SettingType.BOOLEAN,
         False,
         None,
-        "Whether producers may have transactions without a time-out, which a coordinator of their own decides "
-        "(two-phase commit, KIP-939); read_committed consumers wait for those as long as it takes. Clients ask for "
-        "them by a version of InitProducerId that is unstable: set unstable.api.versions.enable, too.",
+        "Whether producers can have transactions without a timeout, decided by an external coordinator (two-phase "
+        "commit, KIP-939). read_committed consumers wait for them however long that takes. Clients request them with "
+        "an unstable version of InitProducerId, so set unstable.api.versions.enable as well.",
     )

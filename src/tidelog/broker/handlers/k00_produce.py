@@ -5,7 +5,11 @@ and (5) tell the log start offset. 7 allows zstd (KIP-110). 8 tells which record
 flexible. 10 names the current leader and its address after NOT_LEADER_OR_FOLLOWER (KIP-951). 11 may answer
 TRANSACTION_ABORTABLE, and 12 adds partitions to transactions by itself (KIP-890). 13 names topics by id (KIP-516).
 
-A batch that would begin a transaction in its partition is appended once the transaction's coordinator has confirmed it.
+A log that is at rest since the start is opened by a thread first, and all that comes for it meanwhile waits.
+
+A batch that would begin a transaction in its partition is appended once the transaction's coordinator has confirmed it,
+and one whose records take long to check once a thread has checked them. What the same connection sent to the partition
+before is appended before. Whatever waits counts as received memory until it is appended or refused.
 
 Every partition succeeds or fails on its own. A produce never creates a topic. With acks=0 there is no answer, and an
 error closes the connection, the one sign that such a producer can notice.
@@ -15,16 +19,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from time import monotonic
-from typing import NamedTuple
 
+from tidelog.broker.arrival_order import Place
 from tidelog.broker.delayed_produce import PendingAppend
+from tidelog.broker.log_opening import Turn
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, ACKS_NONE, Partition
 from tidelog.broker.registry import CloseConnection, handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.txn_verification import BeginningTransaction, adds_partitions, first_sequence, produce_error
+from tidelog.common.steps import Steps, run_with_pauses
 from tidelog.log.txn_guard import TransactionGuard
+from tidelog.log.validation import LOOP_PLAIN_BYTES_MAX, LongCheckError, ValidatedBatch, takes_long
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
@@ -38,7 +48,7 @@ from tidelog.protocol.messages.k00_produce import (
     TopicProduceData,
     TopicProduceResponse,
 )
-from tidelog.records import CorruptBatchError, parse_header
+from tidelog.records import TRANSACTIONAL_BIT, Compression, CorruptBatchError, parse_header
 
 _TOPIC_IDS_FROM = 13
 _CURRENT_LEADER_FROM = 10
@@ -46,15 +56,18 @@ _ZSTD_FROM = 7
 _ACKS = frozenset({ACKS_ALL, ACKS_NONE, ACKS_LEADER})
 _BATCH_ATTRIBUTES_LOW_BYTE = 22
 _CODEC_MASK = 0x07
-_ZSTD = 4
 
-_OPENING_S_MAX = 0.2
-"""How long one request may have batches opened before it lets others have their turn.
+_PARTITIONS_AT_ONCE_MAX = 64
+"""A request for more than these is appended in steps."""
 
-Plain appends take microseconds and are not counted. A batch that the topic's settings make the broker open, or that is
-refused, takes up to a twentieth of a second though it may have only some hundred bytes, and one request can bring
-thousands: what is not appended by then is answered with an error on which clients send it again.
-"""
+_LOOP_S_MAX = 0.01
+"""How long one request may hold the event loop; what is left of it then is appended later, with pauses for others."""
+
+_LOOP_CHECKED_BYTES_MAX = 2 * LOOP_PLAIN_BYTES_MAX
+"""How many bytes of one request are checked on the loop; what is left of them is validated in threads."""
+
+_BUFFER_SHARE_MAX = 2
+"""Records that wait are copied out of a buffer that is this many times as large as the request they came in."""
 
 # Most responses say nothing here; sharing one object saves making it a partition.
 _NO_LEADER = LeaderIdAndEpoch()
@@ -62,70 +75,245 @@ _NO_LEADER = LeaderIdAndEpoch()
 Pending = PendingAppend[PartitionProduceResponse]
 
 
-class Unconfirmed(NamedTuple):
-    """A batch that waits for the coordinator of its transaction, and where its answer goes."""
+@dataclass(slots=True)
+class Deferred:
+    """A batch that can't be appended at once, what it waits for, and where its answer goes."""
 
-    transaction: BeginningTransaction
-    topic: TopicProduceData
-    data: PartitionProduceData
+    partition: Partition
+    index: int
+    records: memoryview | None
     answers: list[PartitionProduceResponse]
     slot: int
+    turn: Place  # among what its connection sent to the partition
+    transaction: BeginningTransaction | None  # to be confirmed by its coordinator
+    check: asyncio.Future[ValidatedBatch] | None  # running in a thread
+
+    def end(self) -> None:
+        """It is appended or refused, or nobody waits for it any more."""
+        self.turn.end()
+        if self.transaction is not None:
+            self.transaction.end_turn()
+        if self.check is not None:
+            self.check.cancel()
+            self.check = None
+        self.records = None
+
+
+ProduceResult = ProduceResponse | Coroutine[None, None, ProduceResponse] | asyncio.Task[ProduceResponse | None] | None
 
 
 @handles(PRODUCE, "3-13")
-def handle_produce(
-    request: ProduceRequest, context: RequestContext
-) -> ProduceResponse | Coroutine[None, None, ProduceResponse] | asyncio.Task[ProduceResponse | None] | None:
+def handle_produce(request: ProduceRequest, context: RequestContext) -> ProduceResult | Steps[ProduceResult]:
     replicas = context.services.replicas
-    acks = request.acks
-    version = context.version
-    response = ProduceResponse(responses=[])
-    pending: list[Pending] = []
-    unconfirmed: list[Unconfirmed] = []
-    acks_are_known = acks in _ACKS
-    has_failed = False
-    opening_s = 0.0
+    opening = replicas.log_opening
+    if not opening.is_idle:
+        partitions = _found(replicas, request, context.version)
+        if any(map(opening.must_wait, partitions)):
+            turn = opening.take_turn(partitions)
+            _keep_records(request, context)
+            context.hold_request()
+            later = asyncio.get_running_loop().create_task(_append_when_open(request, context, turn))
+
+            def end(_: asyncio.Future[ProduceResponse | None]) -> None:
+                opening.end_turn(turn)
+                context.release_request()
+
+            # However it ends: a task that is cancelled before it began ran nothing of its own.
+            later.add_done_callback(end)
+            return later
+    if _names_many(request):
+        _keep_records(request, context)
+        return _append_in_steps(request, context)
+    return _append(request, context)
+
+
+def _names_many(request: ProduceRequest) -> bool:
+    count = len(request.topic_data)
     for topic in request.topic_data:
-        answers: list[PartitionProduceResponse] = []
+        count += len(topic.partition_data)
+    return count > _PARTITIONS_AT_ONCE_MAX
+
+
+def _keep_records(request: ProduceRequest, context: RequestContext) -> None:
+    """Have the whole request wait: its records may have to be copied for that."""
+    for topic in request.topic_data:
         for data in topic.partition_data:
-            began_s = monotonic()
-            try:
-                if not acks_are_known:
-                    raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
-                if opening_s > _OPENING_S_MAX:
-                    raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the request takes too long; send the rest again")
-                partition = _find(replicas, topic, data.index, version)
-                if request.transactional_id is not None:
-                    transaction = _begin_transaction(replicas, partition, data, version)
-                    if transaction is not None:
-                        replicas.transactions.take_turn(transaction)
-                        unconfirmed.append(Unconfirmed(transaction, topic, data, answers, len(answers)))
-                        answers.append(PartitionProduceResponse(index=data.index))
-                        continue
-                answers.append(_produce(replicas, partition, data, acks, version, pending))
-                if partition.log.config.opens_batches:
-                    opening_s += monotonic() - began_s
-            except KafkaError as error:
-                has_failed = True
-                opening_s += monotonic() - began_s
-                if acks == ACKS_NONE:
-                    _end_turns(unconfirmed)
-                    raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
-                answers.append(_failure(replicas, topic, data, error))
-        response.responses.append(
+            if isinstance(data.records, memoryview):
+                kept = _kept(data.records, context)
+                if kept is data.records:
+                    return  # all of them are in the same buffer
+                data.records = kept
+
+
+async def _append_when_open(request: ProduceRequest, context: RequestContext, turn: Turn) -> ProduceResponse | None:
+    """Append once the logs are open, behind all that came before."""
+    opening = context.services.replicas.log_opening
+    await opening.wait(turn)
+    try:
+        if _names_many(request):
+            result = await run_with_pauses(_append_in_steps(request, context))
+        else:
+            result = _append(request, context)
+    finally:
+        opening.end_turn(turn)
+    if result is None or isinstance(result, ProduceResponse):
+        return result
+    del request
+    if not isinstance(result, asyncio.Task):
+        # All is appended. What is left to do is to wait for the acknowledgement.
+        context.release_request()
+    return await result
+
+
+def _found(replicas: ReplicaManager, request: ProduceRequest, version: int) -> list[Partition]:
+    """The partitions of a request that are here; what is wrong with others, the append says."""
+    found: dict[Partition, None] = {}
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            with suppress(KafkaError):
+                found[_find(replicas, topic, data.index, version)] = None
+    return list(found)
+
+
+def _append(request: ProduceRequest, context: RequestContext) -> ProduceResult:
+    appending = _Appending(request, context, monotonic() + _LOOP_S_MAX)
+    for topic in request.topic_data:
+        answers = appending.begin_topic(topic)
+        for data in topic.partition_data:
+            appending.append(topic, data, answers)
+    return appending.result()
+
+
+def _append_in_steps(request: ProduceRequest, context: RequestContext) -> Steps[ProduceResult]:
+    """The same for many partitions, with pauses. The connection's next request starts when all of this is done."""
+    context.hold_request()
+    appending = _Appending(request, context, inf)
+    result: ProduceResult = None
+    try:
+        for topic in request.topic_data:
+            answers = appending.begin_topic(topic)
+            for data in topic.partition_data:
+                appending.append(topic, data, answers)
+                yield 0
+        result = appending.result()
+        return result
+    except GeneratorExit:
+        # The connection is gone; what is left of its request is not appended any more.
+        _end(appending.deferred)
+        raise
+    finally:
+        if not isinstance(result, asyncio.Task):
+            context.release_request()
+
+
+class _Appending:
+    """The appends of one request; those that would begin after `until_s` are left for later."""
+
+    __slots__ = (
+        "_checked_bytes",
+        "_context",
+        "_has_failed",
+        "_pending",
+        "_request",
+        "_response",
+        "_until_s",
+        "deferred",
+    )
+
+    def __init__(self, request: ProduceRequest, context: RequestContext, until_s: float) -> None:
+        self._request = request
+        self._context = context
+        self._until_s = until_s
+        self._response = ProduceResponse(responses=[])
+        self._pending: list[Pending] = []
+        self.deferred: list[Deferred] = []
+        self._has_failed = False
+        self._checked_bytes = 0
+
+    def begin_topic(self, topic: TopicProduceData) -> list[PartitionProduceResponse]:
+        """Where the answers of its partitions go."""
+        answers: list[PartitionProduceResponse] = []
+        self._response.responses.append(
             TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers)
         )
-    if unconfirmed:
-        confirmed = _answer_confirmed(replicas, request, response, unconfirmed, pending, version)
-        answer = asyncio.get_running_loop().create_task(confirmed)
-        # However it ends: a task that is cancelled before it began ran nothing of its own.
-        answer.add_done_callback(lambda _: _end_turns(unconfirmed))
-        return answer
-    if acks == ACKS_NONE:
-        return None
-    if pending:
-        return _answer_later(replicas, response, pending, request.timeout_ms, version)
-    return _answer(replicas, response, version) if has_failed else response
+        return answers
+
+    def append(
+        self, topic: TopicProduceData, data: PartitionProduceData, answers: list[PartitionProduceResponse]
+    ) -> None:
+        """Append to one partition, or see to it that this happens later."""
+        context, acks = self._context, self._request.acks
+        replicas, version = context.services.replicas, context.version
+        checks = replicas.checks
+        try:
+            if acks not in _ACKS:
+                raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
+            partition = _find(replicas, topic, data.index, version)
+            records = _records(data, version)
+            transaction = _begin_transaction(replicas, partition, records, self._request.transactional_id, version)
+            is_long = False
+            if records is not None:
+                self._checked_bytes += len(records)
+                is_long = self._checked_bytes > _LOOP_CHECKED_BYTES_MAX or takes_long(records, partition.log.config)
+            if not (
+                is_long or transaction or monotonic() > self._until_s or checks.must_wait(context.session, partition)
+            ):
+                try:
+                    answers.append(_produce(replicas, partition, data.index, records, acks, self._pending))
+                    return
+                except LongCheckError:
+                    is_long = True
+            check = None
+            if records is not None:
+                records = _kept(records, context)
+                if is_long:
+                    partition.check_writable()
+                    check = checks.start(partition, records)
+            turn = checks.take_turn(context.session, partition)
+            if transaction is not None:
+                replicas.transactions.take_turn(transaction)
+            self.deferred.append(
+                Deferred(partition, data.index, records, answers, len(answers), turn, transaction, check)
+            )
+            answers.append(PartitionProduceResponse(index=data.index))
+        except KafkaError as error:
+            self._has_failed = True
+            if acks == ACKS_NONE:
+                _end(self.deferred)
+                raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
+            answers.append(_failure(data.index, error))
+
+    def result(self) -> ProduceResult:
+        """The response, or what to wait for until there is one."""
+        request, context, deferred = self._request, self._context, self.deferred
+        if deferred:
+            context.hold_request()
+            # It must not refer to the request: the records may be freed once they are appended, before the answer is
+            # due.
+            appended = _append_deferred(
+                context,
+                self._response,
+                deferred,
+                self._pending,
+                request.acks,
+                request.timeout_ms,
+                request.transactional_id,
+            )
+            answer = asyncio.get_running_loop().create_task(appended)
+
+            def end(_: asyncio.Future[ProduceResponse | None]) -> None:
+                _end(deferred)
+                context.release_request()
+
+            # However it ends: a task that is cancelled before it began ran nothing of its own.
+            answer.add_done_callback(end)
+            return answer
+        if request.acks == ACKS_NONE:
+            return None
+        replicas, version = context.services.replicas, context.version
+        if self._pending:
+            return _answer_later(replicas, self._response, self._pending, request.timeout_ms, version)
+        return _answer(replicas, self._response, version) if self._has_failed else self._response
 
 
 def _find(replicas: ReplicaManager, topic: TopicProduceData, index: int, version: int) -> Partition:
@@ -134,23 +322,40 @@ def _find(replicas: ReplicaManager, topic: TopicProduceData, index: int, version
     return replicas.find(topic.name, index)
 
 
+def _records(data: PartitionProduceData, version: int) -> memoryview | None:
+    records = data.records
+    if records is None:
+        return None
+    if not isinstance(records, memoryview):
+        raise TypeError("decoded records are always a memoryview")
+    if version < _ZSTD_FROM and _attributes(records) & _CODEC_MASK == Compression.ZSTD:
+        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
+    return records
+
+
+def _kept(records: memoryview, context: RequestContext) -> memoryview:
+    """The records in memory that may be kept while they wait: a small request must not keep a large buffer from use."""
+    if memoryview(records.obj).nbytes < _BUFFER_SHARE_MAX * context.request_bytes:
+        return records
+    return memoryview(bytearray(records))
+
+
+def _attributes(records: memoryview) -> int:
+    return records[_BATCH_ATTRIBUTES_LOW_BYTE] if len(records) > _BATCH_ATTRIBUTES_LOW_BYTE else 0
+
+
 def _produce(
     replicas: ReplicaManager,
     partition: Partition,
-    data: PartitionProduceData,
+    index: int,
+    records: memoryview | ValidatedBatch | None,
     acks: int,
-    version: int,
     pending: list[Pending],
     guard: TransactionGuard | None = None,
 ) -> PartitionProduceResponse:
-    records = data.records
-    if records is not None and not isinstance(records, memoryview):
-        raise TypeError("decoded records are always a memoryview")
-    if version < _ZSTD_FROM and records is not None and _is_zstd(records):
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, "zstd needs Produce version 7 or later")
     result = replicas.append(partition, records, acks, guard=guard)
     answer = PartitionProduceResponse(
-        index=data.index,
+        index=index,
         base_offset=result.first_offset,
         log_append_time_ms=result.log_append_time_ms,
         log_start_offset=result.log_start_offset,
@@ -167,68 +372,91 @@ def _produce(
 
 
 def _begin_transaction(
-    replicas: ReplicaManager, partition: Partition, data: PartitionProduceData, version: int
+    replicas: ReplicaManager,
+    partition: Partition,
+    records: memoryview | None,
+    transactional_id: str | None,
+    version: int,
 ) -> BeginningTransaction | None:
     """What the transaction's coordinator must confirm before the batch is appended, if anything."""
-    if not isinstance(data.records, memoryview):
+    if records is None or not _attributes(records) & TRANSACTIONAL_BIT:
         return None
+    if transactional_id is None:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch needs the id of its transaction"
+        )
     try:
-        header = parse_header(data.records)
+        header = parse_header(records)
     except CorruptBatchError:
         return None  # the append refuses it, and says why
-    if not header.is_transactional:
-        return None
     partition.check_writable()
     sequence = first_sequence(header.base_sequence, version)
     return replicas.transactions.begin(partition, header.producer_id, header.producer_epoch, sequence)
 
 
-async def _answer_confirmed(
-    replicas: ReplicaManager,
-    request: ProduceRequest,
+async def _append_deferred(
+    context: RequestContext,
     response: ProduceResponse,
-    unconfirmed: list[Unconfirmed],
+    deferred: list[Deferred],
     pending: list[Pending],
-    version: int,
+    acks: int,
+    timeout_ms: int,
+    transactional_id: str | None,
 ) -> ProduceResponse | None:
-    """Append what waits for coordinators as they confirm it, and answer."""
-    acks = request.acks
-    begun = [item.transaction for item in unconfirmed]
-    await replicas.transactions.confirm(request.transactional_id or "", begun, add=adds_partitions(version))
-    for transaction, topic, data, answers, slot in unconfirmed:
-        error = produce_error(transaction.error, version)
-        await transaction.wait_for_turn()
+    """Append what could not be appended at once, each batch when its turn has come, and answer."""
+    replicas, version = context.services.replicas, context.version
+    begun = [item.transaction for item in deferred if item.transaction is not None]
+    if begun:
+        await replicas.transactions.confirm(transactional_id or "", begun, add=adds_partitions(version))
+    until_s = monotonic() + _LOOP_S_MAX
+    for item in deferred:
         try:
-            if error is not None:
-                raise error
-            answers[slot] = _produce(replicas, transaction.partition, data, acks, version, pending, transaction.guard)
+            item.answers[item.slot] = await _append_in_turn(replicas, item, acks, version, pending)
         except KafkaError as refusal:
             if acks == ACKS_NONE:
                 raise CloseConnection(f"sent records with acks=0 that failed: {refusal}") from refusal
-            answers[slot] = _failure(replicas, topic, data, refusal)
+            item.answers[item.slot] = _failure(item.index, refusal)
         finally:
-            transaction.end_turn()
+            item.end()
+        if monotonic() > until_s:
+            await asyncio.sleep(0)
+            until_s = monotonic() + _LOOP_S_MAX
+    context.release_request()
     if acks == ACKS_NONE:
         return None
     if pending:
-        return await _answer_later(replicas, response, pending, request.timeout_ms, version)
+        return await _answer_later(replicas, response, pending, timeout_ms, version)
     return _answer(replicas, response, version)
 
 
-def _end_turns(unconfirmed: list[Unconfirmed]) -> None:
-    for item in unconfirmed:
-        item.transaction.end_turn()
-
-
-def _is_zstd(records: memoryview) -> bool:
-    return len(records) > _BATCH_ATTRIBUTES_LOW_BYTE and records[_BATCH_ATTRIBUTES_LOW_BYTE] & _CODEC_MASK == _ZSTD
-
-
-def _failure(
-    replicas: ReplicaManager, topic: TopicProduceData, data: PartitionProduceData, error: KafkaError
+async def _append_in_turn(
+    replicas: ReplicaManager, item: Deferred, acks: int, version: int, pending: list[Pending]
 ) -> PartitionProduceResponse:
+    guard = None
+    await item.turn.wait()
+    if item.transaction is not None:
+        await item.transaction.wait_for_turn()
+        error = produce_error(item.transaction.error, version)
+        if error is not None:
+            raise error
+        guard = item.transaction.guard
+    records = await item.check if item.check is not None else item.records
+    try:
+        return _produce(replicas, item.partition, item.index, records, acks, pending, guard)
+    except LongCheckError:
+        assert isinstance(records, memoryview)  # a validated batch is not checked again
+        item.check = replicas.checks.start(item.partition, records)
+        return _produce(replicas, item.partition, item.index, await item.check, acks, pending, guard)
+
+
+def _end(deferred: list[Deferred]) -> None:
+    for item in deferred:
+        item.end()
+
+
+def _failure(index: int, error: KafkaError) -> PartitionProduceResponse:
     return PartitionProduceResponse(
-        index=data.index,
+        index=index,
         error_code=error.code,
         base_offset=-1,
         record_errors=[

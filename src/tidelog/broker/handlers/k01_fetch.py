@@ -9,14 +9,16 @@ and brings the last fetched epoch with DivergingEpoch (KIP-595) and the current 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
+from typing import TypeAlias
 
 from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import FetchExchange, FetchKey, PartitionFetch
 from tidelog.broker.partition import PartitionRead, cut_before_zstd
 from tidelog.broker.registry import handles
-from tidelog.broker.replica_manager import ReplicaManager
+from tidelog.broker.replica_manager import LargeRead, ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.log import NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k01_fetch import (
@@ -26,6 +28,7 @@ from tidelog.protocol.messages.k01_fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
+    FetchTopic,
     LeaderIdAndEpoch,
     NodeEndpoint,
     PartitionData,
@@ -38,37 +41,122 @@ _TOPIC_IDS_FROM = 13
 _REPLICA_STATE_FROM = 15
 _NODE_ENDPOINTS_FROM = 16
 
+# A fetch of more partitions than these is read and answered in steps.
+_PARTITIONS_AT_ONCE_MAX = 100
+
+# What steps end with: the response, or something to wait for, which ends with further steps.
+FetchResult: TypeAlias = "FetchResponse | Coroutine[None, None, Steps[FetchResult]]"
+
 # Most partitions say nothing here; sharing one object saves making it a partition.
 _NO_DIVERGENCE = EpochEndOffset()
 _NO_LEADER = LeaderIdAndEpoch()
 _NO_SNAPSHOT = SnapshotId()
+_NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 
 @handles(FETCH, "4-18")
 def handle_fetch(
     request: FetchRequest, context: RequestContext
-) -> FetchResponse | Coroutine[None, None, FetchResponse]:
+) -> FetchResponse | Coroutine[None, None, FetchResponse] | Steps[FetchResult]:
     replicas = context.services.replicas
     version = context.version
     params = _params(request, version, replicas.fetch_max_bytes)
+    if _names_many(request):
+        return _open_in_steps(request, replicas, params, version)
     try:
-        exchange = replicas.fetch_sessions.open(
-            request.session_id,
-            request.session_epoch,
-            _wanted(request),
-            _forgotten(request, version),
-            uses_topic_ids=version >= _TOPIC_IDS_FROM,
-            privileged=params.replica_id >= 0,
-        )
+        exchange = _open(request, replicas, params, version, _wanted(request.topics))
     except KafkaError as error:
         return FetchResponse(error_code=error.code)
+    if len(exchange.fetches) > _PARTITIONS_AT_ONCE_MAX:
+        return _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, version)
     try:
         reads = replicas.read(params, exchange.fetches, in_memory=True)
     except NotInMemoryError:
         return _answer_patiently(replicas, params, exchange, version)
-    if replicas.must_wait(params, reads):
+    if replicas.must_wait(params, exchange.fetches, reads):
         return _answer_later(replicas, params, exchange, reads, version)
     return _answer(replicas, exchange, reads, version)
+
+
+def _names_many(request: FetchRequest) -> bool:
+    count = len(request.topics)
+    for topic in request.topics:
+        count += len(topic.partitions)
+    return count > _PARTITIONS_AT_ONCE_MAX
+
+
+def _open(
+    request: FetchRequest, replicas: ReplicaManager, params: FetchParams, version: int, wanted: list[PartitionFetch]
+) -> FetchExchange:
+    return replicas.fetch_sessions.open(
+        request.session_id,
+        request.session_epoch,
+        wanted,
+        _forgotten(request, version),
+        uses_topic_ids=version >= _TOPIC_IDS_FROM,
+        privileged=params.replica_id >= 0,
+    )
+
+
+# A fetch of many partitions: the same, with pauses. Between them others append and read, as they may between the reads
+# of two fetches; the connection itself has to wait for its response.
+
+
+def _open_in_steps(
+    request: FetchRequest, replicas: ReplicaManager, params: FetchParams, version: int
+) -> Steps[FetchResult]:
+    wanted: list[PartitionFetch] = []
+    for topic in request.topics:
+        for start in range(0, len(topic.partitions), _PARTITIONS_AT_ONCE_MAX):
+            part = topic.partitions[start : start + _PARTITIONS_AT_ONCE_MAX]
+            wanted += _wanted((FetchTopic(topic=topic.topic, topic_id=topic.topic_id, partitions=part),))
+            yield 0
+    try:
+        exchange = _open(request, replicas, params, version, wanted)
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code)
+    return (yield from _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, version))
+
+
+def _read_in_steps(
+    replicas: ReplicaManager, read: LargeRead, exchange: FetchExchange, version: int, *, may_wait: bool = True
+) -> Steps[FetchResult]:
+    """The response, or what to await before going on with further steps."""
+    try:
+        yield from replicas.read_in_steps(read)
+    except NotInMemoryError as cold:
+        return _bring_in(replicas, read, exchange, version, cold, may_wait=may_wait)
+    if may_wait and read.must_wait:
+        wait = yield from replicas.delay_in_steps(read)
+        return _read_again_after(wait, replicas, read, exchange, version)
+    response = FetchResponse(session_id=exchange.session_id, responses=[], node_endpoints=[])
+    leader_ids: set[int] = set()
+    for start in range(0, len(read.reads), _PARTITIONS_AT_ONCE_MAX):
+        part = slice(start, start + _PARTITIONS_AT_ONCE_MAX)
+        leader_ids |= _add_partitions(response, replicas, exchange, read.fetches[part], read.reads[part], version)
+        yield 0
+    _add_endpoints(response, replicas, leader_ids, version)
+    return response
+
+
+async def _bring_in(
+    replicas: ReplicaManager,
+    read: LargeRead,
+    exchange: FetchExchange,
+    version: int,
+    cold: NotInMemoryError,
+    *,
+    may_wait: bool,
+) -> Steps[FetchResult]:
+    await replicas.bring_in(read, cold)
+    return _read_in_steps(replicas, read, exchange, version, may_wait=may_wait)
+
+
+async def _read_again_after(
+    wait: Coroutine[None, None, None], replicas: ReplicaManager, read: LargeRead, exchange: FetchExchange, version: int
+) -> Steps[FetchResult]:
+    await wait
+    return _read_in_steps(replicas, LargeRead(read.params, read.fetches), exchange, version, may_wait=False)
 
 
 def _params(request: FetchRequest, version: int, fetch_max_bytes: int) -> FetchParams:
@@ -86,7 +174,7 @@ def _params(request: FetchRequest, version: int, fetch_max_bytes: int) -> FetchP
     )
 
 
-def _wanted(request: FetchRequest) -> list[PartitionFetch]:
+def _wanted(topics: Sequence[FetchTopic]) -> list[PartitionFetch]:
     return [
         PartitionFetch(
             topic.topic,
@@ -98,7 +186,7 @@ def _wanted(request: FetchRequest) -> list[PartitionFetch]:
             partition.last_fetched_epoch,
             partition.log_start_offset,
         )
-        for topic in request.topics
+        for topic in topics
         for partition in topic.partitions
     ]
 
@@ -115,7 +203,7 @@ async def _answer_patiently(
     replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, version: int
 ) -> FetchResponse:
     reads = await replicas.read_patiently(params, exchange.fetches)
-    if replicas.must_wait(params, reads):
+    if replicas.must_wait(params, exchange.fetches, reads):
         return await _answer_later(replicas, params, exchange, reads, version)
     return _answer(replicas, exchange, reads, version)
 
@@ -131,9 +219,23 @@ def _answer(
     replicas: ReplicaManager, exchange: FetchExchange, reads: Sequence[PartitionRead], version: int
 ) -> FetchResponse:
     response = FetchResponse(session_id=exchange.session_id, responses=[], node_endpoints=[])
+    leader_ids = _add_partitions(response, replicas, exchange, exchange.fetches, reads, version)
+    _add_endpoints(response, replicas, leader_ids, version)
+    return response
+
+
+def _add_partitions(
+    response: FetchResponse,
+    replicas: ReplicaManager,
+    exchange: FetchExchange,
+    fetches: Collection[PartitionFetch],
+    reads: Sequence[PartitionRead],
+    version: int,
+) -> set[int]:
+    """Put what was read into the response; gives the leaders that it names."""
     leader_ids: set[int] = set()
-    topic: FetchableTopicResponse | None = None
-    for fetch, read in zip(exchange.fetches, reads, strict=True):
+    topic = response.responses[-1] if response.responses else None
+    for fetch, read in zip(fetches, reads, strict=True):
         if version < _ZSTD_FROM and read.size_bytes:
             cut_before_zstd(read)
         if exchange.session is not None and not _is_told(exchange, fetch, read):
@@ -148,12 +250,15 @@ def _answer(
         ):
             _name_leader(replicas, fetch, data, leader_ids)
         topic.partitions.append(data)
+    return leader_ids
+
+
+def _add_endpoints(response: FetchResponse, replicas: ReplicaManager, leader_ids: set[int], version: int) -> None:
     if leader_ids and version >= _NODE_ENDPOINTS_FROM:
         response.node_endpoints = [
             NodeEndpoint(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
             for broker in replicas.endpoints(leader_ids)
         ]
-    return response
 
 
 def _is_told(exchange: FetchExchange, fetch: PartitionFetch, read: PartitionRead) -> bool:
@@ -183,7 +288,8 @@ def _partition_data(fetch: PartitionFetch, read: PartitionRead) -> PartitionData
         else EpochEndOffset(epoch=read.diverging_epoch[0], end_offset=read.diverging_epoch[1]),
         current_leader=_NO_LEADER,
         snapshot_id=_NO_SNAPSHOT,
-        aborted_transactions=None
+        # Null means that aborted transactions were not asked for; a partition that is not there has none, as in Kafka.
+        aborted_transactions=(None if read.error not in _NOT_THERE else [])
         if aborted is None
         else [AbortedTransaction(producer_id=producer_id, first_offset=offset) for producer_id, offset in aborted],
         # Clients read null records as a broken response; nothing to give is an empty field.

@@ -8,14 +8,13 @@ Versions served: 0-13.
 - 13: an error of the whole answer (KIP-1102), which this broker never needs.
 
 A topic that does not exist is answered with UNKNOWN_TOPIC_OR_PARTITION; if it may be created it is, in the background,
-and the client finds it when it asks again. Partitions that are still being opened are answered with
-LEADER_NOT_AVAILABLE, so that clients wait for them instead of being refused.
+and the client finds it when it asks again. A topic whose partitions are still being opened is answered with
+LEADER_NOT_AVAILABLE and no partitions, so that clients ask again; of one that grows, the old partitions are shown.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 from tidelog.broker.authorized_operations import CLUSTER_OPERATIONS, NOT_ASKED_FOR, TOPIC_OPERATIONS
 from tidelog.broker.registry import handles
@@ -23,6 +22,7 @@ from tidelog.broker.request_context import RequestContext
 from tidelog.broker.services import BrokerServices
 from tidelog.common.checks import topic_name_problem
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.steps import Steps
 from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, TopicImage
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k03_metadata import (
@@ -37,13 +37,16 @@ _TOPIC_IDS_FROM_VERSION = 12
 
 
 @handles(METADATA, "0-13")
-def handle_metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[MetadataResponse]:
     image, view = context.services.controller.image, context.services.metadata_view
     view.follow(image)
     if request.topics is None or (context.version == 0 and not request.topics):
-        topics = [_topic(topic, request, context.services) for topic in image.topics.values()]
+        topics = []
+        for topic in image.topics.values():
+            topics.append((yield from _topic(topic, request, context.services)))
+            yield 0
     else:
-        topics = list(_wanted_topics(request, context, image))
+        topics = yield from _wanted_topics(request, context, image)
     return MetadataResponse(
         brokers=view.brokers,
         cluster_id=image.cluster_id,
@@ -57,39 +60,48 @@ def handle_metadata(request: MetadataRequest, context: RequestContext) -> Metada
 
 def _wanted_topics(
     request: MetadataRequest, context: RequestContext, image: ClusterImage
-) -> Iterator[MetadataResponseTopic]:
+) -> Steps[list[MetadataResponseTopic]]:
     may_create = request.allow_auto_topic_creation and context.services.settings.get_bool("auto.create.topics.enable")
     to_create: list[str] = []
+    topics: list[MetadataResponseTopic] = []
     seen: set[str | uuid.UUID] = set()
-    for wanted in request.topics or ():
+    asked = request.topics or ()
+    if context.version >= _TOPIC_IDS_FROM_VERSION and any(wanted.topic_id != ZERO_UUID for wanted in asked):
+        # Beside ids, names don't count, as in Kafka.
+        asked = [wanted for wanted in asked if wanted.topic_id != ZERO_UUID]
+    for wanted in asked:
+        yield 0
         key = wanted.topic_id if wanted.topic_id != ZERO_UUID else wanted.name or ""
         if key in seen:
             continue
         seen.add(key)
         found = _find(wanted, image, context.version)
         if isinstance(found, TopicImage):
-            yield _topic(found, request, context.services)
+            topics.append((yield from _topic(found, request, context.services)))
             continue
         if found is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and may_create and wanted.name not in INTERNAL_TOPICS:
             to_create.append(wanted.name or "")
-        # Only the versions that take ids can answer without a name.
-        name = wanted.name if context.version >= _TOPIC_IDS_FROM_VERSION else wanted.name or ""
-        yield MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id)
+        # With an id the name doesn't count. Only the versions that take ids can answer without a name.
+        name = wanted.name if wanted.topic_id == ZERO_UUID else None
+        if context.version < _TOPIC_IDS_FROM_VERSION:
+            name = wanted.name or ""
+        topics.append(MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id))
     if to_create:
         services = context.services
         services.auto_topic_creation.start(services.controller, services.replicas, to_create)
+    return topics
 
 
-def _topic(topic: TopicImage, request: MetadataRequest, services: BrokerServices) -> MetadataResponseTopic:
-    view, opening = services.metadata_view, services.replicas.opening(topic.topic_id)
+def _topic(topic: TopicImage, request: MetadataRequest, services: BrokerServices) -> Steps[MetadataResponseTopic]:
+    view, opening_from = services.metadata_view, services.replicas.opening_from(topic.topic_id)
     if request.include_topic_authorized_operations:
-        return view.topic_with_operations(topic, TOPIC_OPERATIONS, opening)
-    return view.topic(topic, opening)
+        return (yield from view.topic_with_operations(topic, TOPIC_OPERATIONS, opening_from))
+    return (yield from view.topic(topic, opening_from))
 
 
 def _find(wanted: MetadataRequestTopic, image: ClusterImage, version: int) -> TopicImage | ErrorCode:
     if wanted.topic_id != ZERO_UUID:
-        if version < _TOPIC_IDS_FROM_VERSION or wanted.name:
+        if version < _TOPIC_IDS_FROM_VERSION:
             return ErrorCode.INVALID_REQUEST
         return image.topics_by_id.get(wanted.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
     if wanted.name is None:

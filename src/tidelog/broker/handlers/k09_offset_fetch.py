@@ -6,7 +6,8 @@ Versions served: 1-10.
   (KIP-447), else UNSTABLE_OFFSET_COMMIT. 8: several groups (KIP-709). 9: members of the new consumer protocol
   (KIP-848). 10: topics by id.
 
-A partition without a committed offset is answered with -1 and no error, whether its group exists or not.
+A partition without a committed offset is answered with -1 and no error, whether its group exists or not. A partition
+that is named twice is answered once, and a group that is named twice is refused the second time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k09_offset_fetch import (
     OFFSET_FETCH,
@@ -33,9 +35,18 @@ _GROUP_ERROR_FROM = 2
 
 
 @handles(OFFSET_FETCH, "1-10")
-def handle_offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+def handle_offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> Steps[OffsetFetchResponse]:
     if context.version >= _GROUPS_FROM:
-        groups = [_fetch(group, request.require_stable, context) for group in request.groups]
+        groups = []
+        seen: set[str] = set()
+        for group in request.groups:
+            if group.group_id in seen:
+                refusal = OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST)
+                groups.append(refusal)
+            else:
+                seen.add(group.group_id)
+                groups.append((yield from _fetch(group, request.require_stable, context)))
+            yield 0
         return OffsetFetchResponse(groups=groups)
     topics = None
     if request.topics is not None:
@@ -44,15 +55,17 @@ def handle_offset_fetch(request: OffsetFetchRequest, context: RequestContext) ->
             for topic in request.topics
         ]
     group = OffsetFetchRequestGroup(group_id=request.group_id, topics=topics)
-    return _as_one_group(_fetch(group, request.require_stable, context), request, context.version)
+    return _as_one_group((yield from _fetch(group, request.require_stable, context)), request, context.version)
 
 
-def _fetch(group: OffsetFetchRequestGroup, require_stable: bool, context: RequestContext) -> OffsetFetchResponseGroup:
+def _fetch(
+    group: OffsetFetchRequestGroup, require_stable: bool, context: RequestContext
+) -> Steps[OffsetFetchResponseGroup]:
     try:
         shard = context.services.groups.shard_of(group.group_id)
     except KafkaError as error:
         return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error.code)
-    answer = shard.offset_fetch(group, require_stable=require_stable)
+    answer = yield from shard.offset_fetch(group, require_stable=require_stable)
     if context.version >= _TOPIC_IDS_FROM and group.topics is None:
         # A topic that was deleted a moment ago has no id to name it by.
         answer.topics = [topic for topic in answer.topics if topic.topic_id != ZERO_UUID]

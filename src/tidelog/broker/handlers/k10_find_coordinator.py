@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import with_pauses
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k10_find_coordinator import (
     FIND_COORDINATOR,
@@ -28,7 +29,8 @@ _SHARE_FROM_VERSION = 6
 @handles(FIND_COORDINATOR, "0-6")
 async def handle_find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
     if context.version >= _BATCHED_FROM_VERSION:
-        found = [await _find(key, request.key_type, context) for key in request.coordinator_keys]
+        keys = dict.fromkeys(request.coordinator_keys)
+        found = [await _find(key, request.key_type, context) async for key in with_pauses(keys)]
         return FindCoordinatorResponse(coordinators=found)
     one = await _find(request.key, request.key_type, context)
     return FindCoordinatorResponse(

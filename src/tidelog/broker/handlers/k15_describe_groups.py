@@ -5,7 +5,8 @@ Versions served: 0-6.
   (KIP-345). 5: flexible. 6: a group that does not exist is answered GROUP_ID_NOT_FOUND (KIP-1043); before, it is a
   group in the state Dead.
 
-A tagged field of ours asks for the history of rebalances, which another one brings.
+A group that is named several times is answered once. A tagged field of ours asks for the history of rebalances, which
+another one brings.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from tidelog.broker.authorized_operations import GROUP_OPERATIONS
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k15_describe_groups import (
     DESCRIBE_GROUPS,
@@ -25,13 +27,14 @@ _GROUP_ID_NOT_FOUND_FROM = 6
 
 
 @handles(DESCRIBE_GROUPS, "0-6")
-def handle_describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+def handle_describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> Steps[DescribeGroupsResponse]:
     groups = []
-    for group_id in request.groups:
+    for group_id in dict.fromkeys(request.groups):
         group = _describe(group_id, context, include_history=request.include_history)
         if request.include_authorized_operations and not group.error_code:
             group.authorized_operations = GROUP_OPERATIONS
         groups.append(group)
+        yield 0
     return DescribeGroupsResponse(groups=groups)
 
 

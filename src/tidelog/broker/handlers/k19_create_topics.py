@@ -6,7 +6,8 @@ Versions served: 2-7.
 - 6: THROTTLING_QUOTA_EXCEEDED may be answered (KIP-599). 7: the answer has the topic id (KIP-516).
 
 A topic that is answered without an error can be used at once: the answer waits until its partitions are open. A topic
-that takes longer than timeout_ms is answered with REQUEST_TIMED_OUT and comes into being all the same.
+that takes longer than timeout_ms is answered with REQUEST_TIMED_OUT and is created all the same; with a timeout_ms of 0
+or less nothing is created. Of a setting that is given twice the last value counts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import Counter
 from tidelog.broker.config_description import describe_topic
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.requests import NewTopic, TopicResult
+from tidelog.controller.requests import NO_TIME, NewTopic, TopicResult
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k19_create_topics import (
     CREATE_TOPICS,
@@ -44,20 +45,25 @@ async def handle_create_topics(request: CreateTopicsRequest, context: RequestCon
             new_topics.append(_new_topic(topic))
         else:
             refused[topic.name] = problem
-    deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
-    results = await context.services.controller.create_topics(new_topics, validate_only=request.validate_only)
+    timeout_s = request.timeout_ms / 1000
+    if timeout_s <= 0:
+        return CreateTopicsResponse(topics=[_refusal(name, ErrorCode.REQUEST_TIMED_OUT, NO_TIME) for name in counts])
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    results = await context.services.controller.create_topics(
+        new_topics, validate_only=request.validate_only, timeout_s=timeout_s
+    )
     describe = _ConfigsDescription(context)
     answers = {result.name: _answer(result, describe) for result in results}
     made = {result.topic_id: result.name for result in results if result.error is ErrorCode.NONE}
     for topic_id in await context.services.replicas.wait_until_opened(made, deadline_s):
-        message = "the topic was created, but not all of its partitions are open yet"
+        message = "The topic was created, but not all of its partitions are open yet."
         answers[made[topic_id]] = _refusal(made[topic_id], ErrorCode.REQUEST_TIMED_OUT, message)
     answers.update(refused)
     return CreateTopicsResponse(topics=[answers[name] for name in counts])
 
 
 def _duplicate(name: str) -> CreatableTopicResult:
-    return _refusal(name, ErrorCode.INVALID_REQUEST, "the topic stands more than once in the request")
+    return _refusal(name, ErrorCode.INVALID_REQUEST, "The request names the topic more than once.")
 
 
 def _refusal(name: str, error: ErrorCode, message: str) -> CreatableTopicResult:
@@ -65,12 +71,10 @@ def _refusal(name: str, error: ErrorCode, message: str) -> CreatableTopicResult:
 
 
 def _problem(topic: CreatableTopic) -> CreatableTopicResult | None:
-    """What can't be said in a NewTopic, whose settings and assignments have each name once."""
+    """What can't be said in a NewTopic, whose assignments have each partition once."""
     if len({assignment.partition_index for assignment in topic.assignments}) < len(topic.assignments):
-        message = "a partition is assigned more than once"
+        message = "The request assigns a partition more than once."
         return _refusal(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, message)
-    if len({config.name for config in topic.configs}) < len(topic.configs):
-        return _refusal(topic.name, ErrorCode.INVALID_CONFIG, "a setting stands more than once")
     return None
 
 

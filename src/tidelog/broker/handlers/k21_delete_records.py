@@ -6,9 +6,12 @@ the log start offset that holds from now on. Topics that brokers keep for themse
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.controller.image import INTERNAL_TOPICS
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k21_delete_records import (
@@ -24,14 +27,24 @@ _NO_LOW_WATERMARK = -1
 
 
 @handles(DELETE_RECORDS, "0-2")
-async def handle_delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+def handle_delete_records(
+    request: DeleteRecordsRequest, context: RequestContext
+) -> Steps[DeleteRecordsResponse | Coroutine[None, None, DeleteRecordsResponse]]:
     replicas = context.services.replicas
     response = DeleteRecordsResponse()
     for wanted in request.topics:
-        results = [_delete(replicas, wanted.name, partition) for partition in wanted.partitions]
-        response.topics.append(DeleteRecordsTopicResult(name=wanted.name, partitions=results))
+        answer = DeleteRecordsTopicResult(name=wanted.name)
+        for partition in wanted.partitions:
+            answer.partitions.append(_delete(replicas, wanted.name, partition))
+            yield 0
+        response.topics.append(answer)
     if any(not result.error_code for topic in response.topics for result in topic.partitions):
-        await replicas.save_log_start_offsets()
+        return _answer_saved(replicas, response)
+    return response
+
+
+async def _answer_saved(replicas: ReplicaManager, response: DeleteRecordsResponse) -> DeleteRecordsResponse:
+    await replicas.save_log_start_offsets()
     return response
 
 

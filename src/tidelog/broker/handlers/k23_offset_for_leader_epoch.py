@@ -9,6 +9,7 @@ from __future__ import annotations
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.protocol import KafkaError
 from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
     OFFSET_FOR_LEADER_EPOCH,
@@ -23,12 +24,15 @@ from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
 @handles(OFFSET_FOR_LEADER_EPOCH, "2-4")
 def handle_offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: RequestContext
-) -> OffsetForLeaderEpochResponse:
+) -> Steps[OffsetForLeaderEpochResponse]:
     replicas = context.services.replicas
     response = OffsetForLeaderEpochResponse()
     for topic in request.topics:
-        answers = [_answer(replicas, topic.topic, wanted) for wanted in topic.partitions]
-        response.topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=answers))
+        answer = OffsetForLeaderTopicResult(topic=topic.topic)
+        for wanted in topic.partitions:
+            answer.partitions.append(_answer(replicas, topic.topic, wanted))
+            yield 0
+        response.topics.append(answer)
     return response
 
 

@@ -4,7 +4,8 @@ Versions served: 0-5.
 - 1: throttled after the answer (KIP-219). 2: PRODUCER_FENCED may be answered (KIP-588). 3: flexible.
 - 4: from brokers: many transactions at once, and requests that only verify. 5: TRANSACTION_ABORTABLE (KIP-890).
 
-All partitions of a transaction are added or none: where one does not exist, the others are OPERATION_NOT_ATTEMPTED.
+All partitions of a transaction are added or none: where one is refused, the others are OPERATION_NOT_ATTEMPTED. A
+partition that does not exist is refused, and so is one of an internal topic, which only coordinators write to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Mapping, Sequence
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import with_pauses
+from tidelog.controller.image import INTERNAL_TOPICS
 from tidelog.coordinator.actions import TopicPartition
 from tidelog.coordinator.transaction import TRANSACTION_VERSION_2, ProducerIdentity
 from tidelog.protocol import ErrorCode, KafkaError
@@ -42,7 +45,7 @@ async def handle_add_partitions_to_txn(
                 AddPartitionsToTxnResult(
                     transactional_id=transaction.transactional_id, topic_results=await _add(transaction, context)
                 )
-                for transaction in request.transactions
+                async for transaction in with_pauses(request.transactions)
             ]
         )
     only = AddPartitionsToTxnTransaction(
@@ -58,22 +61,23 @@ async def _add(
     transaction: AddPartitionsToTxnTransaction, context: RequestContext
 ) -> list[AddPartitionsToTxnTopicResult]:
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
-    missing = {partition for partition in partitions if not _exists(partition, context)}
-    if missing:
+    refused = {partition: error for partition in partitions if (error := _check(partition, context))}
+    if refused:
         errors: Mapping[TopicPartition, ErrorCode] = {
-            partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            if partition in missing
-            else ErrorCode.OPERATION_NOT_ATTEMPTED
-            for partition in partitions
+            partition: refused.get(partition, ErrorCode.OPERATION_NOT_ATTEMPTED) for partition in partitions
         }
     else:
         errors = await _ask(transaction, partitions, context)
     return [_topic_result(topic, errors, context.version) for topic in transaction.topics]
 
 
-def _exists(partition: TopicPartition, context: RequestContext) -> bool:
-    topic = context.services.controller.image.topics.get(partition[0])
-    return topic is not None and 0 <= partition[1] < len(topic.partitions)
+def _check(partition: TopicPartition, context: RequestContext) -> ErrorCode:
+    name, index = partition
+    if name in INTERNAL_TOPICS:
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    topic = context.services.controller.image.topics.get(name)
+    exists = topic is not None and 0 <= index < len(topic.partitions)
+    return ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def _ask(

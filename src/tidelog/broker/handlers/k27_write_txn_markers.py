@@ -15,6 +15,7 @@ from tidelog.broker.partition import ACKS_ALL
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k27_write_txn_markers import (
     WRITE_TXN_MARKERS,
@@ -37,28 +38,27 @@ Pending = PendingAppend[WritableTxnMarkerPartitionResult]
 @handles(WRITE_TXN_MARKERS, "1-2")
 def handle_write_txn_markers(
     request: WriteTxnMarkersRequest, context: RequestContext
-) -> WriteTxnMarkersResponse | Coroutine[None, None, WriteTxnMarkersResponse]:
+) -> Steps[WriteTxnMarkersResponse | Coroutine[None, None, WriteTxnMarkersResponse]]:
     replicas = context.services.replicas
     pending: list[Pending] = []
-    response = WriteTxnMarkersResponse(
-        markers=[
-            WritableTxnMarkerResult(
-                producer_id=marker.producer_id,
-                topics=[_write_topic(replicas, marker, topic, pending) for topic in marker.topics],
-            )
-            for marker in request.markers
-        ]
-    )
+    response = WriteTxnMarkersResponse()
+    for marker in request.markers:
+        result = WritableTxnMarkerResult(producer_id=marker.producer_id)
+        for topic in marker.topics:
+            result.topics.append((yield from _write_topic(replicas, marker, topic, pending)))
+            yield 0
+        response.markers.append(result)
     return _answer_later(replicas, response, pending) if pending else response
 
 
 def _write_topic(
     replicas: ReplicaManager, marker: WritableTxnMarker, topic: WritableTxnMarkerTopic, pending: list[Pending]
-) -> WritableTxnMarkerTopicResult:
-    return WritableTxnMarkerTopicResult(
-        name=topic.name,
-        partitions=[_write(replicas, marker, topic.name, index, pending) for index in topic.partition_indexes],
-    )
+) -> Steps[WritableTxnMarkerTopicResult]:
+    result = WritableTxnMarkerTopicResult(name=topic.name)
+    for index in dict.fromkeys(topic.partition_indexes):
+        result.partitions.append(_write(replicas, marker, topic.name, index, pending))
+        yield 0
+    return result
 
 
 def _write(

@@ -43,6 +43,13 @@ def handle_txn_offset_commit(
 
 
 async def _commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
+    if not request.group_id:
+        return _refuse(request, ErrorCode.INVALID_GROUP_ID)
+    image = context.services.controller.image
+    asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
+    if all(image.partition(*each) is None for each in asked):
+        # There is nothing to commit, so no transaction begins either.
+        return _refuse(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
         return await context.services.groups.commit_in_transaction(request, context.version)
     except KafkaError as error:

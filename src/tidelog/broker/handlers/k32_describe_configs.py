@@ -20,6 +20,7 @@ from tidelog.broker.config_description import (
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.checks import topic_name_problem
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ResourceType
 from tidelog.protocol.messages.k32_describe_configs import (
@@ -34,28 +35,32 @@ from tidelog.protocol.messages.k32_describe_configs import (
 
 
 @handles(DESCRIBE_CONFIGS, "1-4")
-def handle_describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+def handle_describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> Steps[DescribeConfigsResponse]:
     # Each is answered once, however often it is asked for: an answer has some forty rows.
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
-    return DescribeConfigsResponse(
-        results=[_result(resource, request, context) for resource in resources.values()],
-    )
+    response = DescribeConfigsResponse()
+    for resource in resources.values():
+        response.results.append((yield from _result(resource, request, context)))
+        yield 0
+    return response
 
 
 def _result(
     resource: DescribeConfigsResource, request: DescribeConfigsRequest, context: RequestContext
-) -> DescribeConfigsResult:
+) -> Steps[DescribeConfigsResult]:
     result = DescribeConfigsResult(
-        error_message=None, resource_type=resource.resource_type, resource_name=resource.resource_name
+        # Without an error it is empty, not null, as in Kafka.
+        error_message="",
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
     )
     # Clients ask for all settings with null or, some of them, with an empty list.
     wanted = set(resource.configuration_keys or ())
     try:
-        result.configs = [
-            _config(described, request)
-            for described in _describe(resource, context)
-            if not wanted or described.row.name in wanted
-        ]
+        for described in _describe(resource, context):
+            if not wanted or described.row.name in wanted:
+                result.configs.append(_config(described, request))
+            yield 0
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
     return result

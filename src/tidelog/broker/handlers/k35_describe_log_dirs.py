@@ -13,6 +13,7 @@ from pathlib import Path
 from tidelog.broker.partition import Partition
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k35_describe_log_dirs import (
     DESCRIBE_LOG_DIRS,
@@ -25,33 +26,37 @@ from tidelog.protocol.messages.k35_describe_log_dirs import (
 
 
 @handles(DESCRIBE_LOG_DIRS, "1-5")
-def handle_describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
+def handle_describe_log_dirs(
+    request: DescribeLogDirsRequest, context: RequestContext
+) -> Steps[DescribeLogDirsResponse]:
     services = context.services
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
         wanted = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
     directories = services.logs.directories
     by_path: dict[Path, list[Partition]] = {directory.path: [] for directory in directories}
-    for partition in services.replicas.partitions():
+    # Partitions come and go while others have their turn.
+    for partition in tuple(services.replicas.partitions()):
+        yield 0
         if wanted is None or (partition.topic, partition.partition) in wanted:
-            by_path[partition.log.directory.parent].append(partition)
-    return DescribeLogDirsResponse(
-        results=[
-            _describe(directory.path, by_path[directory.path])
-            if directory.offline_reason is None
-            else _offline(directory.path)
-            for directory in directories
-        ]
-    )
+            by_path[partition.log.parent].append(partition)
+    response = DescribeLogDirsResponse()
+    for directory in directories:
+        if directory.offline_reason is None:
+            response.results.append((yield from _describe(directory.path, by_path[directory.path])))
+        else:
+            response.results.append(_offline(directory.path))
+    return response
 
 
 def _offline(directory: Path) -> DescribeLogDirsResult:
     return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.absolute()))
 
 
-def _describe(directory: Path, partitions: list[Partition]) -> DescribeLogDirsResult:
+def _describe(directory: Path, partitions: list[Partition]) -> Steps[DescribeLogDirsResult]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for partition in partitions:
+        yield 0
         topic = topics.setdefault(partition.topic, DescribeLogDirsTopic(name=partition.topic))
         log = partition.log
         topic.partitions.append(

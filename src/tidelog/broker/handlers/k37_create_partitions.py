@@ -5,7 +5,7 @@ Versions served: 0-3.
 
 Every topic asked for gets its row in the answer; a topic that stands twice gets one row, an error. A row without an
 error is answered when the new partitions are open; those that take longer than timeout_ms get REQUEST_TIMED_OUT and
-come into being all the same.
+are created all the same. With a timeout_ms of 0 or less nothing is created.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.requests import NewPartitions
+from tidelog.controller.requests import NO_TIME, NewPartitions
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k37_create_partitions import (
     CREATE_PARTITIONS,
@@ -30,12 +30,23 @@ from tidelog.protocol.messages.k37_create_partitions import (
 async def handle_create_partitions(
     request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
-    deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+    timeout_s = request.timeout_ms / 1000
+    deadline_s = asyncio.get_running_loop().time() + timeout_s
+    if timeout_s <= 0:
+        return CreatePartitionsResponse(
+            results=[
+                CreatePartitionsTopicResult(
+                    name=topic.name, error_code=ErrorCode.REQUEST_TIMED_OUT, error_message=NO_TIME
+                )
+                for topic in request.topics
+            ]
+        )
     controller = context.services.controller
     counts = Counter(topic.name for topic in request.topics)
     results = await controller.create_partitions(
         [_new_partitions(topic) for topic in request.topics if counts[topic.name] == 1],
         validate_only=request.validate_only,
+        timeout_s=timeout_s,
     )
     rows = [
         CreatePartitionsTopicResult(
@@ -49,12 +60,12 @@ async def handle_create_partitions(
     grown = {topics[row.name].topic_id: row for row in rows if row.error_code == ErrorCode.NONE and row.name in topics}
     for topic_id in await context.services.replicas.wait_until_opened(grown, deadline_s):
         grown[topic_id].error_code = ErrorCode.REQUEST_TIMED_OUT
-        grown[topic_id].error_message = "the partitions were created, but not all of them are open yet"
+        grown[topic_id].error_message = "The partitions were created, but not all of them are open yet."
     rows += [
         CreatePartitionsTopicResult(
             name=name,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="the topic stands more than once in the request",
+            error_message="The request names the topic more than once.",
         )
         for name, count in counts.items()
         if count > 1

@@ -13,6 +13,7 @@ import functools
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import with_pauses
 from tidelog.coordinator.actions import Action, Client, Now
 from tidelog.coordinator.shard import GroupShard
 from tidelog.protocol import ErrorCode, KafkaError
@@ -27,7 +28,7 @@ from tidelog.protocol.messages.k42_delete_groups import (
 @handles(DELETE_GROUPS, "0-2")
 async def handle_delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
     group_ids = tuple(dict.fromkeys(request.groups_names))
-    answers = [_delete(group_id, context) for group_id in group_ids]
+    answers = [_delete(group_id, context) async for group_id in with_pauses(group_ids)]
     results = []
     for group_id, answer in zip(group_ids, answers, strict=True):
         error = await answer if isinstance(answer, asyncio.Future) else answer

@@ -12,7 +12,7 @@ from typing import cast
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.protocol import KafkaError
+from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k47_offset_delete import OFFSET_DELETE, OffsetDeleteRequest, OffsetDeleteResponse
 
 
@@ -20,6 +20,8 @@ from tidelog.protocol.messages.k47_offset_delete import OFFSET_DELETE, OffsetDel
 def handle_offset_delete(
     request: OffsetDeleteRequest, context: RequestContext
 ) -> OffsetDeleteResponse | asyncio.Future[OffsetDeleteResponse]:
+    if not request.group_id:
+        return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     try:
         answer = context.services.groups.submit(
             request.group_id, context, lambda shard, client, now, exchange: shard.offset_delete(request, exchange)

@@ -29,7 +29,10 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: RequestCon
             else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
         )
         return DescribeClusterResponse(
-            error_code=error, error_message="this is a broker's address", endpoint_type=request.endpoint_type
+            error_code=error,
+            error_message="This is a broker's address.",
+            # An unknown type is answered with that of brokers, as in Kafka.
+            endpoint_type=_CONTROLLERS if request.endpoint_type == _CONTROLLERS else _BROKERS,
         )
     image = context.services.controller.image
     return DescribeClusterResponse(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.coordinator.topic_regex import InvalidRegexError, compile_regex
 from tidelog.coordinator.transaction import STATES_BY_TITLE, Transaction
 from tidelog.protocol import ErrorCode, KafkaError
@@ -23,7 +24,9 @@ from tidelog.protocol.messages.k66_list_transactions import (
 
 
 @handles(LIST_TRANSACTIONS, "0-2")
-def handle_list_transactions(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
+def handle_list_transactions(
+    request: ListTransactionsRequest, context: RequestContext
+) -> Steps[ListTransactionsResponse]:
     try:
         is_wanted = _filter(request, context.services.clock.now_ms())
         shards = context.services.transactions.shards()
@@ -31,19 +34,21 @@ def handle_list_transactions(request: ListTransactionsRequest, context: RequestC
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
     except KafkaError as error:
         return ListTransactionsResponse(error_code=error.code)
-    return ListTransactionsResponse(
-        unknown_state_filters=[name for name in request.state_filters if name not in STATES_BY_TITLE],
-        transaction_states=[
-            TransactionState(
-                transactional_id=transaction.transactional_id,
-                producer_id=transaction.producer_id,
-                transaction_state=transaction.state.title,
-            )
-            for shard in shards
-            for transaction in shard.transactions()
-            if is_wanted(transaction)
-        ],
-    )
+    unknown = dict.fromkeys(name for name in request.state_filters if name not in STATES_BY_TITLE)
+    response = ListTransactionsResponse(unknown_state_filters=list(unknown))
+    for shard in shards:
+        # Transactions come and go while others have their turn.
+        for transaction in tuple(shard.transactions()):
+            if is_wanted(transaction):
+                response.transaction_states.append(
+                    TransactionState(
+                        transactional_id=transaction.transactional_id,
+                        producer_id=transaction.producer_id,
+                        transaction_state=transaction.state.title,
+                    )
+                )
+            yield 0
+    return response
 
 
 def _filter(request: ListTransactionsRequest, now_ms: int) -> Callable[[Transaction], bool]:

@@ -3,7 +3,8 @@
 Versions served: 0-1.
 - 1: which protocol a member speaks (KIP-1099).
 
-A tagged field of ours asks for the history of rebalances, which another one brings.
+A group that is named several times is answered once. A tagged field of ours asks for the history of rebalances, which
+another one brings.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from tidelog.broker.authorized_operations import GROUP_OPERATIONS
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.protocol import KafkaError
+from tidelog.common.steps import Steps
+from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k69_consumer_group_describe import (
     CONSUMER_GROUP_DESCRIBE,
     ConsumerGroupDescribeRequest,
@@ -23,9 +25,13 @@ from tidelog.protocol.messages.k69_consumer_group_describe import (
 @handles(CONSUMER_GROUP_DESCRIBE, "0-1")
 def handle_consumer_group_describe(
     request: ConsumerGroupDescribeRequest, context: RequestContext
-) -> ConsumerGroupDescribeResponse:
+) -> Steps[ConsumerGroupDescribeResponse]:
     groups = []
-    for group_id in request.group_ids:
+    for group_id in dict.fromkeys(request.group_ids):
+        yield 0
+        if not group_id:
+            groups.append(DescribedGroup(group_id=group_id, error_code=ErrorCode.INVALID_GROUP_ID))
+            continue
         try:
             shard = context.services.groups.shard_of(group_id)
         except KafkaError as error:

@@ -12,6 +12,7 @@ from typing import Final
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.controller.image import ClusterImage
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.config_values import ResourceType
@@ -30,18 +31,19 @@ _KNOWN_TYPES: Final = tuple(ResourceType)
 @handles(LIST_CONFIG_RESOURCES, "0-1")
 def handle_list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
-) -> ListConfigResourcesResponse:
+) -> Steps[ListConfigResourcesResponse]:
     if context.version < _TYPES_FROM_VERSION:
         return ListConfigResourcesResponse()
     types = dict.fromkeys(request.resource_types or _KNOWN_TYPES)
     if not types.keys() <= set(_KNOWN_TYPES):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     image = context.services.controller.image
-    return ListConfigResourcesResponse(
-        config_resources=[
-            ConfigResource(resource_name=name, resource_type=kind) for kind in types for name in _names(kind, image)
-        ]
-    )
+    response = ListConfigResourcesResponse()
+    for kind in types:
+        for name in _names(kind, image):
+            response.config_resources.append(ConfigResource(resource_name=name, resource_type=kind))
+            yield 0
+    return response
 
 
 def _names(resource_type: int, image: ClusterImage) -> Iterable[str]:

@@ -13,6 +13,7 @@ from tidelog.broker.authorized_operations import TOPIC_OPERATIONS
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.checks import topic_name_problem
+from tidelog.common.steps import Steps
 from tidelog.controller.image import NO_LEADER, PartitionState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k75_describe_topic_partitions import (
@@ -28,7 +29,7 @@ from tidelog.protocol.messages.k75_describe_topic_partitions import (
 @handles(DESCRIBE_TOPIC_PARTITIONS, "0")
 def handle_describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, context: RequestContext
-) -> DescribeTopicPartitionsResponse:
+) -> Steps[DescribeTopicPartitionsResponse]:
     image = context.services.controller.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     first_name, first_index = "", 0
@@ -42,6 +43,7 @@ def handle_describe_topic_partitions(
     view.follow(image)
     response = DescribeTopicPartitionsResponse()
     for name in names:
+        yield 0
         if name < first_name:
             continue
         start = first_index if name == first_name else 0
@@ -82,7 +84,10 @@ def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
     error = (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic_name_problem(name) is None else ErrorCode.INVALID_TOPIC_EXCEPTION
     )
-    return DescribeTopicPartitionsResponseTopic(error_code=error, name=name)
+    # Whoever asks may do anything with topics, with those that do not exist, too.
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=error, name=name, topic_authorized_operations=TOPIC_OPERATIONS
+    )
 
 
 def _partition(index: int, state: PartitionState, live: frozenset[int]) -> DescribeTopicPartitionsResponsePartition:
