@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidelog.client.admin.admin import Admin
     from tidelog.client.admin.async_admin import AsyncAdmin
-    from tidelog.client.admin.topic_types import NewTopic
+    from tidelog.client.admin.types import NewTopic
     from tidelog.client.consumer.assignors import Assignor, MemberSubscription, TopicLayout
     from tidelog.client.consumer.async_consumer import AsyncConsumer
     from tidelog.client.consumer.consumer import Consumer
@@ -88,7 +88,7 @@ _HOMES = {
     "DeliveryFuture": "tidelog.client.producer.futures",
     "KeyedWorkerPool": "tidelog.client.processing.worker_pool",
     "MemberSubscription": "tidelog.client.consumer.assignors",
-    "NewTopic": "tidelog.client.admin.topic_types",
+    "NewTopic": "tidelog.client.admin.types",
     "OffsetAndMetadata": "tidelog.client.types",
     "OffsetAndTimestamp": "tidelog.client.types",
     "Producer": "tidelog.client.producer.producer",

@@ -1,10 +1,12 @@
-"""Broker addresses as people write them: `HOST:PORT`, several joined by commas, IPv6 in brackets."""
+"""Broker addresses as people write them: `HOST:PORT` or `kafka://HOST:PORT`, comma-separated, IPv6 in brackets."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 DEFAULT_PORT = 9092
+# What may stand before an address: the scheme of connection strings, and the name of Kafka's unencrypted listeners.
+_SCHEMES = frozenset({"kafka", "plaintext"})
 
 
 class Address(NamedTuple):
@@ -18,8 +20,11 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """`HOST:PORT`, `HOST` (Kafka's port 9092), `[IPV6]:PORT`; raises ValueError saying what would be right."""
-    text = text.strip()
+    """`HOST:PORT`, `HOST` (Kafka's port 9092), `[IPV6]:PORT`, with or without `kafka://` in front.
+
+    Raises ValueError saying what would be right.
+    """
+    text = _without_scheme(text.strip())
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
@@ -35,6 +40,15 @@ def parse_address(text: str) -> Address:
     if not port_text.isascii() or not port_text.isdigit() or not 0 < int(port_text) < 65536:
         raise ValueError(f"{text!r} has no usable port; write HOST:PORT with a port from 1 to 65535")
     return Address(host, int(port_text))
+
+
+def _without_scheme(text: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return text
+    if scheme.lower() not in _SCHEMES:
+        raise ValueError(f"{text!r} starts with {scheme}://; write HOST:PORT or kafka://HOST:PORT")
+    return rest.removesuffix("/")
 
 
 def parse_addresses(text: str) -> list[Address]:

@@ -1,9 +1,9 @@
-"""What can go wrong between a client and its brokers, told so that the reader knows what to do next.
+"""The errors of the clients, worded so that the reader knows what to do next.
 
 What always holds: every error that a client raises on purpose is a `ClientError`, and its text is one line for a
-person: what happened, at which broker or partition, what to try. Its type says what a program may do: the same again
-(`RetriableError`), abort the transaction and go on (`AbortableError`), or make a new client (`FatalError`). What a
-broker answered with an error code is a `BrokerError`, and has the type that fits the code.
+person: what happened, at which broker or partition, and what to try. Its type tells a program what to do: retry
+(`RetriableError`), abort the transaction and continue (`AbortableError`), or create a new client (`FatalError`). An
+error code from a broker becomes a `BrokerError` of the type that fits the code.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ _CODES = {code.value: code for code in ErrorCode}
 
 
 class ClientError(Exception):
-    """Base of all that clients raise; the text is one line meant for a person."""
+    """Base class of all client errors; the message is one line meant for a person."""
 
 
 class RetriableError(ClientError):
-    """Trying the same again may help; clients have done so themselves for as long as their time-outs allow."""
+    """A retry may help; the client has already retried for as long as its timeouts allow."""
 
 
 class AbortableError(ClientError):
-    """The transaction can only be aborted; after that the producer can go on."""
+    """The transaction can only be aborted; after that the producer is usable again."""
 
 
 class FatalError(ClientError):
-    """This client can't go on; close it and make a new one."""
+    """This client is no longer usable; close it and create a new one."""
 
 
 class ConfigError(ClientError, ValueError):
-    """A setting is unknown or its value can't be used."""
+    """A setting is unknown or its value is invalid."""
 
 
 class ClosedError(ClientError):
-    """The client was closed before."""
+    """The client has been closed."""
 
 
 class ForkedError(FatalError):
-    """The process was forked and this is the child: connections and threads of the parent can't be used here."""
+    """The client was created before a fork: its connections and threads can't be used in the child process."""
 
 
 class MissingExtraError(ClientError, ImportError):
-    """A library is not installed that comes with one of Tidelog's extras; the text holds the command for it."""
+    """A library from one of Tidelog's extras is not installed; the message says how to install it."""
 
 
 class UsageError(ClientError):
-    """A call at a moment, or with settings, for which it is not meant, as a poll before anything is subscribed to."""
+    """A call that isn't valid at this point or with these settings, such as a poll before subscribing."""
 
 
 class ConcurrentUseError(UsageError):
-    """Two threads use a client at once that belongs to one at a time."""
+    """Two threads, or two tasks, use a consumer at the same time."""
 
 
 # Between client and broker
 
 
 class ConnectError(RetriableError):
-    """No connection could be made: nothing was sent, so trying again is always safe."""
+    """The connection failed: nothing was sent, so a retry is always safe."""
 
 
 class ConnectionLostError(RetriableError):
-    """The connection ended while requests were under way: the broker may or may not have carried them out."""
+    """The connection was lost with requests in flight: the broker may or may not have carried them out."""
 
 
 class RequestTimeoutError(RetriableError):
-    """No answer within the time given: the broker may or may not have carried the request out."""
+    """No response in time: the broker may or may not have carried out the request."""
 
 
 class UnsupportedVersionError(ClientError):
@@ -75,7 +75,7 @@ class UnsupportedVersionError(ClientError):
 
 
 class InvalidResponseError(ClientError):
-    """The broker's answer breaks the protocol."""
+    """The broker's response violates the protocol."""
 
 
 # Producers
@@ -90,7 +90,7 @@ class DeliveryTimeoutError(RetriableError):
 
 
 class RecordTooLargeError(ClientError):
-    """A record is larger than `max.request.size` or `buffer.memory` allow, or than the broker takes."""
+    """A record exceeds `max.request.size`, `buffer.memory` or the broker's limit."""
 
 
 class SerializationError(ClientError):
@@ -98,7 +98,7 @@ class SerializationError(ClientError):
 
 
 class TransactionStateError(UsageError):
-    """A transactional call at a wrong moment, as a send before the transaction was begun."""
+    """A transactional call at the wrong time, such as a send before the transaction has begun."""
 
 
 # Consumers
@@ -109,15 +109,15 @@ class NoOffsetError(ClientError):
 
 
 class OffsetOutOfRangeError(ClientError):
-    """A partition no longer holds, or does not hold yet, the offset that was to be read."""
+    """The position is not in the partition's log: its record is gone, or not written yet."""
 
 
 class LogTruncationError(OffsetOutOfRangeError):
-    """The records before a partition's position are not the ones that were read: a new leader has less of the log."""
+    """Records that were read are gone: the new leader's log is shorter."""
 
 
 class CorruptRecordError(ClientError):
-    """A partition holds a batch that can't be read; seek to `next_offset` to go on behind it."""
+    """A batch can't be read; seek to `next_offset` to skip it."""
 
     def __init__(self, message: str, topic: str, partition: int, offset: int, next_offset: int) -> None:
         super().__init__(message)
@@ -131,7 +131,7 @@ class CorruptRecordError(ClientError):
 
 
 class RecordDeserializationError(SerializationError):
-    """A deserializer could not read a record; seek to the offset behind it to go on."""
+    """A deserializer could not read a record; seek to `offset + 1` to skip it."""
 
     def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
         super().__init__(message)
@@ -144,7 +144,7 @@ class RecordDeserializationError(SerializationError):
 
 
 class CommitFailedError(ClientError):
-    """The offsets were not committed: the group has gone on without this member."""
+    """The offsets were not committed: the group has removed this member."""
 
 
 class PollIntervalExceededError(ClientError):
@@ -155,11 +155,11 @@ class WakeupError(ClientError):
     """Another thread called `wakeup`."""
 
 
-# What brokers answer
+# Error codes from brokers
 
 
 class BrokerError(ClientError):
-    """The broker answered with an error code; made with one it has the subclass that fits the code."""
+    """The broker answered with an error code. Creating one picks the subclass that fits the code."""
 
     def __new__(cls, code: ErrorCode | str, *_: object, **__: object) -> Self:
         if cls is BrokerError and isinstance(code, ErrorCode):
@@ -177,7 +177,7 @@ class BrokerError(ClientError):
 
     @property
     def retriable(self) -> bool:
-        """Whether trying the same again may help, by the code."""
+        """Whether a retry may help, according to the code."""
         return self.code.retriable
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -185,11 +185,11 @@ class BrokerError(ClientError):
 
 
 class RetriableBrokerError(BrokerError, RetriableError):
-    """The broker can't do it now."""
+    """The broker can't do it right now."""
 
 
 class AuthorizationError(BrokerError):
-    """The client may not do this."""
+    """The client isn't allowed to do this."""
 
 
 class ProducerFencedError(BrokerError, FatalError):
@@ -201,15 +201,15 @@ class FencedInstanceError(BrokerError, FatalError):
 
 
 class AbortableBrokerError(BrokerError, AbortableError):
-    """The broker wants the transaction aborted."""
+    """The broker requires the transaction to be aborted."""
 
 
 class TooLargeBrokerError(BrokerError, RecordTooLargeError):
-    """A record is larger than the broker takes, by `message.max.bytes` or its topic's `max.message.bytes`."""
+    """A record exceeds the broker's `message.max.bytes` or its topic's `max.message.bytes`."""
 
 
 class NoSuchPartitionError(BrokerError):
-    """The cluster was asked and knows no such topic, or no such partition of it: waiting will not help."""
+    """The cluster says that the topic or the partition doesn't exist, so waiting won't help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
@@ -241,7 +241,7 @@ def _remake(cls: type[BrokerError], code: int, message: str | None, subject: str
 
 
 def raise_for(code: int, message: str | None = None, *, subject: str | None = None) -> None:
-    """Raise BrokerError unless the code says that all went well."""
+    """Raise BrokerError unless the code means success."""
     if code != ErrorCode.NONE:
         raise BrokerError(error_code(code), message, subject=subject)
 
@@ -252,5 +252,5 @@ def error_code(code: int) -> ErrorCode:
 
 
 def is_retriable(error: BaseException) -> bool:
-    """Whether trying again, perhaps after a look at fresh metadata, may help."""
+    """Whether a retry may help, perhaps after refreshing the metadata."""
     return isinstance(error, RetriableError)

@@ -1,4 +1,4 @@
-"""Settings of clients: the rows that all of them share, and how settings are read.
+"""Client settings: the rows that all clients share, and how settings are read.
 
 What always holds: a setting has Kafka's name and default where Kafka has it; it can be given by that name in a mapping
 or as a keyword argument with underscores; an unknown name or a bad value raises ConfigError, which names the nearest
@@ -55,7 +55,7 @@ def is_serializer(value: object) -> str | None:
 
 
 def _refusal_of_arguments(serializer: Callable[..., object]) -> str | None:
-    """Functions of the value alone, such as json.dumps, would fail at the first record; better at once."""
+    """Functions of the value alone, such as json.dumps, would fail at the first record; better now."""
     import inspect
 
     try:
@@ -106,22 +106,24 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
         "bootstrap.servers",
         SettingType.LIST,
         ["127.0.0.1:9092"],
-        "Brokers to ask first, as HOST:PORT; the others are found through them.",
+        "Bootstrap servers, comma-separated: HOST:PORT or kafka://HOST:PORT. They lead to the rest of the cluster.",
         check=_addresses,
     ),
-    Setting("client.id", SettingType.STRING, "tidelog", "The name under which brokers log and count this client."),
+    Setting(
+        "client.id", SettingType.STRING, "tidelog", "The name that identifies this client in broker logs and metrics."
+    ),
     Setting(
         "request.timeout.ms",
         SettingType.INT,
         30_000,
-        "How long to wait for an answer before the connection is given up.",
+        "How long to wait for a response before the connection is dropped.",
         check=at_least(1),
     ),
     Setting(
         "default.api.timeout.ms",
         SettingType.INT,
         60_000,
-        "How long a call that is given no time-out of its own tries, retries included.",
+        "The time limit, including retries, for calls without a timeout of their own.",
         check=at_least(0),
     ),
     Setting("retry.backoff.ms", SettingType.LONG, 100, "The pause before the first retry.", check=at_least(0)),
@@ -129,63 +131,63 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
         "retry.backoff.max.ms",
         SettingType.LONG,
         1_000,
-        "The longest pause between retries; pauses double until then, with a fifth of chance.",
+        "The longest pause between retries. Pauses double up to this, varied at random by up to a fifth.",
         check=at_least(0),
     ),
     Setting(
         "reconnect.backoff.ms",
         SettingType.LONG,
         50,
-        "The pause before a broker is connected to again after it could not be reached.",
+        "The pause before reconnecting to a broker that could not be reached.",
         check=at_least(0),
     ),
     Setting(
         "reconnect.backoff.max.ms",
         SettingType.LONG,
         1_000,
-        "The longest such pause; it doubles with each failure until then.",
+        "The longest pause before reconnecting. Pauses double with each failure up to this.",
         check=at_least(0),
     ),
     Setting(
         "socket.connection.setup.timeout.ms",
         SettingType.LONG,
         10_000,
-        "How long a connection may take to be made.",
+        "The time limit for establishing a connection.",
         check=at_least(1),
     ),
     Setting(
         "connections.max.idle.ms",
         SettingType.LONG,
         540_000,
-        "Connections that were not used for this long are closed; -1: never.",
+        "Close connections that have been idle for this long; -1: never.",
         check=at_least(-1),
     ),
     Setting(
         "metadata.max.age.ms",
         SettingType.LONG,
         300_000,
-        "How old the knowledge of topics and leaders may get before brokers are asked again.",
+        "How old the metadata about topics and leaders may get before it is refreshed.",
         check=at_least(1),
     ),
     Setting(
         "send.buffer.bytes",
         SettingType.INT,
         -1,
-        "The socket's send buffer (SO_SNDBUF); -1: what the system chooses.",
+        "The socket's send buffer (SO_SNDBUF); -1: the system's default.",
         check=at_least(-1),
     ),
     Setting(
         "receive.buffer.bytes",
         SettingType.INT,
         -1,
-        "The socket's receive buffer (SO_RCVBUF); -1: what the system chooses.",
+        "The socket's receive buffer (SO_RCVBUF); -1: the system's default.",
         check=at_least(-1),
     ),
     Setting(
         "security.protocol",
         SettingType.STRING,
         "PLAINTEXT",
-        "How brokers are talked to; only PLAINTEXT is known so far.",
+        "The protocol to use with brokers; only PLAINTEXT is supported so far.",
         check=one_of("PLAINTEXT"),
     ),
 )
@@ -199,7 +201,7 @@ class ClientSettingsTable:
         self.rows: dict[str, Setting] = {}
         for row in rows:
             if row.name in self.rows:
-                raise ValueError(f"setting {row.name} stands twice in the table of {owner}")
+                raise ValueError(f"setting {row.name} appears twice in the table of {owner}")
             self.rows[row.name] = row
 
     def read(self, given: Mapping[str, object] | None, options: Mapping[str, object]) -> ClientSettings:

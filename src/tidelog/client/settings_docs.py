@@ -1,7 +1,7 @@
-"""The page of the documentation about clients' settings, made from their tables.
+"""Generates the documentation page about client settings from their tables.
 
 `python -m tidelog.client.settings_docs` prints it; a test compares it with `docs/client-settings.md`. What always
-holds: every row of every table stands on the page, with its help.
+holds: every row of every table is on the page, with its help text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tidelog.common.settings import Setting
 TABLES: tuple[ClientSettingsTable, ...] = (PRODUCER_TABLE, CONSUMER_SETTINGS, ADMIN_SETTINGS)
 
 _INTRODUCTION = """\
-# Settings of clients
+# Client settings
 
-This page is made from the clients' own tables by `python -m tidelog.client.settings_docs > docs/client-settings.md`.
+Generated from the clients' own tables with `python -m tidelog.client.settings_docs > docs/client-settings.md`.
 
-`Producer`, `Consumer`, `Admin` and their asynchronous twins take settings as keyword arguments with underscores, or as
-a mapping with Kafka's dotted names; where both name one, the keyword argument counts:
+`Producer`, `Consumer`, `Admin` and their async versions take settings as keyword arguments with underscores, or as a
+mapping with Kafka's dotted names. If both set the same one, the keyword argument wins:
 
 ```python
 from tidelog import Producer
@@ -31,8 +31,8 @@ from tidelog import Producer
 producer = Producer({"bootstrap.servers": "127.0.0.1:9092"}, linger_ms=20, compression_type="zstd")
 ```
 
-Names and defaults are Kafka's where Kafka has the setting. An unknown name or a value that can't be used raises
-`ConfigError` when the client is made, and names what would be right.
+Names and defaults are Kafka's where Kafka has the setting. An unknown name or an invalid value raises `ConfigError`
+when you create the client; the message suggests what is valid.
 """
 
 

@@ -83,7 +83,7 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Reading(Generic[KeyT, ValueT]):
-    """One pass over the topic from its start, which then goes on for as long as nothing is missed."""
+    """One pass over the topic from its start, which continues for as long as no record is missed."""
 
     consumer: AsyncConsumer
     topic_id: uuid.UUID
@@ -276,7 +276,7 @@ class Table(Mapping[KeyT, ValueT]):
     def _check(self) -> None:
         failure = self._failure
         if failure is not None:
-            raise TableError(f"the table of topic {self.topic!r} can't be kept current: {failure}") from failure
+            raise TableError(f"the table of topic {self.topic!r} can't be kept up to date: {failure}") from failure
 
     # The thread
 
@@ -304,11 +304,11 @@ class Table(Mapping[KeyT, ValueT]):
             raise
         except BaseException as error:  # noqa: BLE001 - it is raised in the threads that use the table
             self._failure = error
-            logger.error("the table of topic %r stops: %s", self.topic, error)
+            logger.error("the table of topic %r has stopped: %s", self.topic, error)
             self._settled.set()
 
     async def _read(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> None:
-        """One reading, which ends when the topic has to be read anew."""
+        """One pass, which ends when the topic has to be read again."""
         reading: _Reading[KeyT, ValueT] | None = None
         look_due_s = 0.0
         while True:
@@ -320,14 +320,14 @@ class Table(Mapping[KeyT, ValueT]):
                     look_due_s = _now_s() + LOOK_INTERVAL_S
                     topic = await self._look(admin)
                     if topic.topic_id != reading.topic_id:
-                        logger.warning("topic %r was made anew: its table is, too", self.topic)
+                        logger.warning("topic %r was recreated: rebuilding its table", self.topic)
                         return
                     await self._take_up_new(reading, topic)
                     self._end_trouble()
                 self._take_in(reading, await consumer.poll(_POLL_S))
                 await self._see_whether_caught_up(reading)
             except (OffsetOutOfRangeError, LogTruncationError) as error:
-                logger.warning("the table of topic %r is built again: %s", self.topic, error)
+                logger.warning("rebuilding the table of topic %r: %s", self.topic, error)
                 return
             except ClientError as error:
                 self._bear(error)
@@ -442,14 +442,14 @@ class Table(Mapping[KeyT, ValueT]):
                 raise error
         self._failures += 1
         if self._trouble is None:
-            logger.warning("the table of topic %r is not current, and tries again: %s", self.topic, error)
+            logger.warning("the table of topic %r is not up to date, retrying: %s", self.topic, error)
         self._trouble = error
 
     def _end_trouble(self) -> None:
         self._missing_since_s = None
         self._failures = 0
         if self._trouble is not None:
-            logger.info("the table of topic %r is read on", self.topic)
+            logger.info("the table of topic %r is being updated again", self.topic)
             self._trouble = None
 
 

@@ -1,8 +1,9 @@
 """A real broker for tests: its own thread and event loop, a free port, a temporary directory.
 
-What always holds: it serves what `tidelog serve` serves, over a socket; `stop` and `start` keep port and data, `crash`
-loses what a killed process would lose; when the `with` block ends, thread, port and temporary directory are gone. With
-a VirtualClock the broker's own time stands still until the test advances it; waits that clients ask for stay real.
+What always holds: it serves what `tidelog serve` serves, over a socket, with the same settings except for
+TEST_SETTINGS; `stop` and `start` keep port and data, `crash` loses what a killed process would lose; when the `with`
+block ends, thread, port and temporary directory are gone. With a VirtualClock the broker's own time stands still until
+the test advances it; waits that clients ask for stay real.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ from tidelog.server.settings_load import load
 
 T = TypeVar("T")
 
+# Settings that differ from `tidelog serve`, unless the test sets them: a test knows its consumers, so a classic group
+# need not wait three seconds for more of them.
+TEST_SETTINGS: Mapping[str, object] = {"group.initial.rebalance.delay.ms": 0}
+
 _DEADLINE_S = 60.0
 
 
 class Broker:
-    """A broker that a test starts, stops and looks into.
+    """A broker that a test starts, stops and inspects.
 
     >>> with Broker(settings={"num.partitions": 3}) as broker:
     ...     host, _, port = broker.bootstrap.partition(":")
@@ -45,7 +50,7 @@ class Broker:
     ) -> None:
         self.clock: Clock = clock or SystemClock()
         self.port: int = port
-        self._given_settings = dict(settings or {})
+        self._given_settings = {**TEST_SETTINGS, **(settings or {})}
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-", ignore_cleanup_errors=True)
@@ -66,7 +71,7 @@ class Broker:
     def server(self) -> BrokerServer:
         """The broker's inside; use `call` to touch it on its own thread."""
         if self._server is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         return self._server
 
     def start(self) -> Self:
@@ -84,28 +89,28 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Shut it down as SIGTERM does; data and port stay its own."""
+        """Shut it down as SIGTERM would; it keeps its data and port."""
         self._finish(BrokerServer.stop)
 
     def crash(self) -> None:
-        """End it as kill -9 does, as far as its files and clients can tell; `start` brings it back."""
+        """Kill it as kill -9 would, as far as its files and clients can tell; `start` brings it back."""
         self._finish(BrokerServer.abort)
 
     def close(self) -> None:
-        """Stop it if it runs, and remove its temporary directory."""
+        """Stop it if it is running, and remove its temporary directory."""
         if self._thread is not None:
             self.stop()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def call(self, make: Callable[[BrokerServer], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on the broker's own event loop and give its result."""
+        """Run a coroutine on the broker's own event loop and return its result."""
         if self._loop is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         return asyncio.run_coroutine_threadsafe(make(self.server), self._loop).result(_DEADLINE_S)
 
     def create_topic(self, name: str, partitions: int = 1, configs: Mapping[str, str | None] | None = None) -> None:
-        """Create a topic without a client; raises ValueError when the broker refuses."""
+        """Create a topic without a client; raises ValueError if the broker refuses."""
         topic = NewTopic(name, partitions=partitions, replication_factor=1, configs=dict(configs or {}))
 
         async def create(server: BrokerServer) -> None:
@@ -154,7 +159,7 @@ class Broker:
 
     def _finish(self, how: Callable[[BrokerServer], Coroutine[Any, Any, None]]) -> None:
         if self._loop is None or self._end is None:
-            raise RuntimeError("the broker does not run")
+            raise RuntimeError("the broker is not running")
         self._ended = Future()
         self._loop.call_soon_threadsafe(self._end.set_result, how)
         try:

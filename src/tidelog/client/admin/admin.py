@@ -1,6 +1,6 @@
 """The synchronous admin client: the calls of `AsyncAdmin`, run on an event loop in a thread of its own.
 
-What always holds: it may be used by several threads at once; a call that is interrupted is given up.
+What always holds: several threads may use it at the same time; an interrupted call is abandoned.
 """
 
 from __future__ import annotations
@@ -18,17 +18,28 @@ from tidelog.client.network.fork_guard import ForkGuard
 from tidelog.client.network.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from tidelog.client.admin.cluster_types import ClusterDescription, FeatureMetadata, LogDir
-    from tidelog.client.admin.config_types import ConfigEntry, ConfigResource, ResourceType
     from tidelog.client.admin.configs import Changes
-    from tidelog.client.admin.group_types import GroupDescription, GroupListing
-    from tidelog.client.admin.offset_types import DeletedRecords, IsolationLevel, ListedOffset, TimeOrSpec
     from tidelog.client.admin.results import Results
-    from tidelog.client.admin.topic_types import CreatedTopic, DeletedTopic, NewPartitions, NewTopic
-    from tidelog.client.admin.transaction_types import (
+    from tidelog.client.admin.types import (
+        ClusterDescription,
+        ConfigEntry,
+        ConfigResource,
+        CreatedTopic,
+        DeletedRecords,
+        DeletedTopic,
+        FeatureMetadata,
+        GroupDescription,
+        GroupListing,
+        IsolationLevel,
+        ListedOffset,
+        LogDir,
+        NewPartitions,
+        NewTopic,
         OpenTransaction,
         PartitionProducer,
         ProducerIdAndEpoch,
+        ResourceType,
+        TimeOrSpec,
         TransactionDescription,
         TransactionListing,
     )
@@ -40,9 +51,9 @@ TopicT = TypeVar("TopicT", str, uuid.UUID)
 
 
 class Admin:
-    """Everything that brokers do for those who look after a cluster.
+    """Manages topics, settings, groups, offsets, transactions and log directories of a cluster.
 
-    A call about several things gives `Results`: a mapping in which each has its value, or raises its error.
+    A call about several items returns `Results`: a mapping that holds each item's value or raises its error.
     """
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[AdminOptions]) -> None:
@@ -61,7 +72,7 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        """End all connections and the thread; once is enough."""
+        """Close all connections and the thread; may be called again."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -93,11 +104,11 @@ class Admin:
     def create_topics(
         self, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
-        """Make topics; one that is only named gets the brokers' default numbers of partitions and replicas."""
+        """Create topics; for a plain name, the broker's defaults decide partitions and replicas."""
         return self._run(self._admin.create_topics(topics, validate_only=validate_only))
 
     def delete_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, DeletedTopic]:
-        """Delete topics by their names or their ids."""
+        """Delete topics by name or id."""
         return self._run(self._admin.delete_topics(topics))
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicMetadata]:
@@ -105,17 +116,17 @@ class Admin:
         return self._run(self._admin.list_topics(include_internal=include_internal))
 
     def describe_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, TopicMetadata]:
-        """Topics by their names or their ids, with leaders and replicas of their partitions."""
+        """Topics by name or id, with the leaders and replicas of their partitions."""
         return self._run(self._admin.describe_topics(topics))
 
     def create_partitions(
         self, counts: Mapping[str, int | NewPartitions], *, validate_only: bool = False
     ) -> Results[str, None]:
-        """Grow topics to these numbers of partitions."""
+        """Add partitions to topics, up to these totals."""
         return self._run(self._admin.create_partitions(counts, validate_only=validate_only))
 
     def wait_for_topics(self, topics: str | Iterable[str]) -> None:
-        """Until brokers have heard of topics that were just made and their partitions have leaders."""
+        """Wait until all brokers know of new topics and their partitions have leaders."""
         return self._run(self._admin.wait_for_topics(topics))
 
     # Settings
@@ -128,7 +139,7 @@ class Admin:
         include_documentation: bool = False,
         include_synonyms: bool = False,
     ) -> Results[ConfigResource, Mapping[str, ConfigEntry]]:
-        """The settings of topics, brokers, groups..., by name; only those named, when names are given."""
+        """The settings of topics, brokers, groups and so on, by name; all, or only those in `names`."""
         return self._run(
             self._admin.describe_configs(
                 resources, names, include_documentation=include_documentation, include_synonyms=include_synonyms
@@ -138,12 +149,12 @@ class Admin:
     def incremental_alter_configs(
         self, changes: Mapping[ConfigResource, Changes], *, validate_only: bool = False
     ) -> Results[ConfigResource, None]:
-        """Change settings and leave the others as they are: a mapping of new values (None: back to the default), or
-        `ConfigChange` rows, which can also add to lists and take away from them."""
+        """Change only the given settings: a mapping of new values (None resets to the default), or `ConfigChange` rows,
+        which can also append to lists and remove from them."""
         return self._run(self._admin.incremental_alter_configs(changes, validate_only=validate_only))
 
     def list_config_resources(self, types: Iterable[ResourceType] = ()) -> list[ConfigResource]:
-        """What has settings, of these types or of all."""
+        """Everything that has settings, of these types or of all."""
         return self._run(self._admin.list_config_resources(types))
 
     # Groups
@@ -157,19 +168,19 @@ class Admin:
     def describe_consumer_groups(
         self, group_ids: str | Iterable[str], *, include_history: bool = False
     ) -> Results[str, GroupDescription]:
-        """State, members and what each has, of groups of either protocol; Tidelog also tells why they rebalanced."""
+        """State, members and assignments of groups of either protocol; Tidelog also reports why they rebalanced."""
         return self._run(self._admin.describe_consumer_groups(group_ids, include_history=include_history))
 
     def delete_consumer_groups(self, group_ids: str | Iterable[str]) -> Results[str, None]:
-        """Delete groups that have no members, with their offsets."""
+        """Delete groups without members, along with their offsets."""
         return self._run(self._admin.delete_consumer_groups(group_ids))
 
     def remove_members_from_consumer_group(
         self, group_id: str, group_instance_ids: Iterable[str] | None = None, *, reason: str | None = None
     ) -> Results[str, None]:
-        """Make static members leave, by their `group.instance.id`, or all members when none are named.
+        """Remove static members by their `group.instance.id`, or all members if none are named.
 
-        Members without such an id are named by their member id in the results. One that still runs joins again.
+        In the results, members without such an id appear under their member id. A member still running rejoins.
         """
         return self._run(self._admin.remove_members_from_consumer_group(group_id, group_instance_ids, reason=reason))
 
@@ -179,22 +190,22 @@ class Admin:
         *,
         require_stable: bool = False,
     ) -> Results[str, Mapping[TopicPartition, OffsetAndMetadata]]:
-        """What groups have committed, of all partitions or of those given; partitions without are left out.
+        """The committed offsets of groups, for all partitions or those given; others are left out.
 
-        With `require_stable` it waits while a transaction is about to commit offsets.
+        With `require_stable` it waits for open transactions that are committing offsets.
         """
         return self._run(self._admin.list_consumer_group_offsets(groups, require_stable=require_stable))
 
     def alter_consumer_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> Results[TopicPartition, None]:
-        """Commit these offsets for a group that has no members now."""
+        """Commit these offsets for a group that currently has no members."""
         return self._run(self._admin.alter_consumer_group_offsets(group_id, offsets))
 
     def delete_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Results[TopicPartition, None]:
-        """Forget committed offsets of topics to which no member subscribes."""
+        """Delete committed offsets of topics that no member subscribes to."""
         return self._run(self._admin.delete_consumer_group_offsets(group_id, partitions))
 
     # Offsets and records
@@ -205,11 +216,11 @@ class Admin:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Results[TopicPartition, ListedOffset]:
-        """The first offset at or after each time, or at one of the special ones (`OffsetSpec`)."""
+        """The first offset at or after each time, or the offset that an `OffsetSpec` names."""
         return self._run(self._admin.list_offsets(partitions, isolation_level=isolation_level))
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> Results[TopicPartition, DeletedRecords]:
-        """Drop all records before these offsets (-1: all there are)."""
+        """Delete all records before these offsets (-1: all records)."""
         return self._run(self._admin.delete_records(before))
 
     # Producers and transactions
@@ -228,10 +239,10 @@ class Admin:
         older_than_ms: int | None = None,
         transactional_id_pattern: str | None = None,
     ) -> list[TransactionListing]:
-        """All transactional ids, or those that fit, sorted; every broker is asked.
+        """All transactional ids, or those that match, sorted; every broker is asked.
 
-        With `older_than_ms` only transactions that have been open for longer, so unless states are given only open
-        ones. The pattern is a regular expression in the syntax of RE2.
+        `older_than_ms` selects transactions open for longer than this, so only open ones unless you pass states.
+        The pattern is a regular expression in RE2 syntax.
         """
         return self._run(
             self._admin.list_transactions(
@@ -247,7 +258,7 @@ class Admin:
         return self._run(self._admin.describe_transactions(transactional_ids))
 
     def fence_producers(self, transactional_ids: str | Iterable[str]) -> Results[str, ProducerIdAndEpoch]:
-        """End what the producers of these ids have open, and shut them out from now on."""
+        """Abort the open transactions of these ids and fence their producers."""
         return self._run(self._admin.fence_producers(transactional_ids))
 
     def list_open_transactions(self, partitions: Iterable[TopicPartition]) -> list[OpenTransaction]:
@@ -257,15 +268,15 @@ class Admin:
     def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, written_before_ms: int
     ) -> list[OpenTransaction]:
-        """Open transactions, last written to before this time, that no coordinator is going to end."""
+        """Open transactions, last written to before this time, that no coordinator will end."""
         return self._run(self._admin.find_hanging_transactions(partitions, written_before_ms=written_before_ms))
 
     def abort_transaction(
         self, topic_partition: TopicPartition, *, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
     ) -> None:
-        """Have the partition's leader end what the producer has open there, as if its coordinator had aborted it.
+        """Make the partition's leader abort the producer's open transaction there, as its coordinator would.
 
-        Only for hanging transactions: the coordinator of any other would not hear of it.
+        Only for hanging transactions: for any other, the coordinator would not know.
         """
         return self._run(
             self._admin.abort_transaction(
@@ -283,7 +294,7 @@ class Admin:
         return self._run(self._admin.describe_cluster())
 
     def describe_features(self) -> FeatureMetadata:
-        """What the cluster has agreed on, as `metadata.version` and `transaction.version`, and what could be."""
+        """Finalized features, such as `metadata.version` and `transaction.version`, and supported ones."""
         return self._run(self._admin.describe_features())
 
     def describe_log_dirs(

@@ -214,7 +214,7 @@ async def at_groups(
     groups: Mapping[GroupT, Sequence[KeyT]],
     ask: Callable[[GroupT, Sequence[KeyT]], Awaitable[Iterable[Answer[KeyT, ResultT]]]],
 ) -> Results[KeyT, ResultT]:
-    """Ask about several groups of things at once; an error of a group is the error of each thing in it."""
+    """Ask about several groups of items concurrently; an error of a group applies to each of its items."""
     answers: list[Answer[KeyT, ResultT]] = []
     errors: dict[KeyT, ClientError] = {}
 

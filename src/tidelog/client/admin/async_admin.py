@@ -21,17 +21,28 @@ from tidelog.client.network.cluster import Cluster, ClusterSettings
 from tidelog.client.network.fork_guard import ForkGuard
 
 if TYPE_CHECKING:
-    from tidelog.client.admin.cluster_types import ClusterDescription, FeatureMetadata, LogDir
-    from tidelog.client.admin.config_types import ConfigEntry, ConfigResource, ResourceType
     from tidelog.client.admin.configs import Changes
-    from tidelog.client.admin.group_types import GroupDescription, GroupListing
-    from tidelog.client.admin.offset_types import DeletedRecords, IsolationLevel, ListedOffset, TimeOrSpec
     from tidelog.client.admin.results import Results
-    from tidelog.client.admin.topic_types import CreatedTopic, DeletedTopic, NewPartitions, NewTopic
-    from tidelog.client.admin.transaction_types import (
+    from tidelog.client.admin.types import (
+        ClusterDescription,
+        ConfigEntry,
+        ConfigResource,
+        CreatedTopic,
+        DeletedRecords,
+        DeletedTopic,
+        FeatureMetadata,
+        GroupDescription,
+        GroupListing,
+        IsolationLevel,
+        ListedOffset,
+        LogDir,
+        NewPartitions,
+        NewTopic,
         OpenTransaction,
         PartitionProducer,
         ProducerIdAndEpoch,
+        ResourceType,
+        TimeOrSpec,
         TransactionDescription,
         TransactionListing,
     )
@@ -84,7 +95,7 @@ class AsyncAdmin:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("this AsyncAdmin belongs to another event loop; make one for this loop")
+            raise RuntimeError("this AsyncAdmin belongs to another event loop; create one for this loop")
         return self._cluster
 
     # Topics
@@ -92,13 +103,13 @@ class AsyncAdmin:
     async def create_topics(
         self, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
-        """Make topics; one that is only named gets the brokers' default numbers of partitions and replicas."""
+        """Create topics; for a plain name, the broker's defaults decide partitions and replicas."""
         from tidelog.client.admin.topics import create_topics
 
         return await create_topics(self._started(), topics, validate_only=validate_only)
 
     async def delete_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, DeletedTopic]:
-        """Delete topics by their names or their ids."""
+        """Delete topics by name or id."""
         from tidelog.client.admin.topics import delete_topics, topic_keys
 
         results = await delete_topics(self._started(), topic_keys(topics))
@@ -111,7 +122,7 @@ class AsyncAdmin:
         return await list_topics(self._started(), include_internal=include_internal)
 
     async def describe_topics(self, topics: TopicT | Iterable[TopicT]) -> Results[TopicT, TopicMetadata]:
-        """Topics by their names or their ids, with leaders and replicas of their partitions."""
+        """Topics by name or id, with the leaders and replicas of their partitions."""
         from tidelog.client.admin.topics import describe_topics, topic_keys
 
         results = await describe_topics(self._started(), topic_keys(topics))
@@ -120,13 +131,13 @@ class AsyncAdmin:
     async def create_partitions(
         self, counts: Mapping[str, int | NewPartitions], *, validate_only: bool = False
     ) -> Results[str, None]:
-        """Grow topics to these numbers of partitions."""
+        """Add partitions to topics, up to these totals."""
         from tidelog.client.admin.topics import create_partitions
 
         return await create_partitions(self._started(), counts, validate_only=validate_only)
 
     async def wait_for_topics(self, topics: str | Iterable[str]) -> None:
-        """Until brokers have heard of topics that were just made and their partitions have leaders."""
+        """Wait until all brokers know of new topics and their partitions have leaders."""
         from tidelog.client.admin.topics import wait_for_topics
 
         await wait_for_topics(self._started(), _named(topics))
@@ -141,7 +152,7 @@ class AsyncAdmin:
         include_documentation: bool = False,
         include_synonyms: bool = False,
     ) -> Results[ConfigResource, Mapping[str, ConfigEntry]]:
-        """The settings of topics, brokers, groups..., by name; only those named, when names are given."""
+        """The settings of topics, brokers, groups and so on, by name; all, or only those in `names`."""
         from tidelog.client.admin.configs import describe_configs, resource_list
 
         return await describe_configs(
@@ -155,14 +166,14 @@ class AsyncAdmin:
     async def incremental_alter_configs(
         self, changes: Mapping[ConfigResource, Changes], *, validate_only: bool = False
     ) -> Results[ConfigResource, None]:
-        """Change settings and leave the others as they are: a mapping of new values (None: back to the default), or
-        `ConfigChange` rows, which can also add to lists and take away from them."""
+        """Change only the given settings: a mapping of new values (None resets to the default), or `ConfigChange` rows,
+        which can also append to lists and remove from them."""
         from tidelog.client.admin.configs import incremental_alter_configs
 
         return await incremental_alter_configs(self._started(), changes, validate_only=validate_only)
 
     async def list_config_resources(self, types: Iterable[ResourceType] = ()) -> list[ConfigResource]:
-        """What has settings, of these types or of all."""
+        """Everything that has settings, of these types or of all."""
         from tidelog.client.admin.configs import list_config_resources
 
         return await list_config_resources(self._started(), list(types))
@@ -182,13 +193,13 @@ class AsyncAdmin:
     async def describe_consumer_groups(
         self, group_ids: str | Iterable[str], *, include_history: bool = False
     ) -> Results[str, GroupDescription]:
-        """State, members and what each has, of groups of either protocol; Tidelog also tells why they rebalanced."""
+        """State, members and assignments of groups of either protocol; Tidelog also reports why they rebalanced."""
         from tidelog.client.admin.groups import describe_consumer_groups
 
         return await describe_consumer_groups(self._started(), _named(group_ids), include_history=include_history)
 
     async def delete_consumer_groups(self, group_ids: str | Iterable[str]) -> Results[str, None]:
-        """Delete groups that have no members, with their offsets."""
+        """Delete groups without members, along with their offsets."""
         from tidelog.client.admin.groups import delete_consumer_groups
 
         return await delete_consumer_groups(self._started(), _named(group_ids))
@@ -196,9 +207,9 @@ class AsyncAdmin:
     async def remove_members_from_consumer_group(
         self, group_id: str, group_instance_ids: Iterable[str] | None = None, *, reason: str | None = None
     ) -> Results[str, None]:
-        """Make static members leave, by their `group.instance.id`, or all members when none are named.
+        """Remove static members by their `group.instance.id`, or all members if none are named.
 
-        Members without such an id are named by their member id in the results. One that still runs joins again.
+        In the results, members without such an id appear under their member id. A member still running rejoins.
         """
         from tidelog.client.admin.groups import remove_members_from_consumer_group
 
@@ -211,9 +222,9 @@ class AsyncAdmin:
         *,
         require_stable: bool = False,
     ) -> Results[str, Mapping[TopicPartition, OffsetAndMetadata]]:
-        """What groups have committed, of all partitions or of those given; partitions without are left out.
+        """The committed offsets of groups, for all partitions or those given; others are left out.
 
-        With `require_stable` it waits while a transaction is about to commit offsets.
+        With `require_stable` it waits for open transactions that are committing offsets.
         """
         from tidelog.client.admin.group_offsets import list_consumer_group_offsets
 
@@ -223,7 +234,7 @@ class AsyncAdmin:
     async def alter_consumer_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
     ) -> Results[TopicPartition, None]:
-        """Commit these offsets for a group that has no members now."""
+        """Commit these offsets for a group that currently has no members."""
         from tidelog.client.admin.group_offsets import alter_consumer_group_offsets
 
         return await alter_consumer_group_offsets(self._started(), group_id, offsets)
@@ -231,7 +242,7 @@ class AsyncAdmin:
     async def delete_consumer_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Results[TopicPartition, None]:
-        """Forget committed offsets of topics to which no member subscribes."""
+        """Delete committed offsets of topics that no member subscribes to."""
         from tidelog.client.admin.group_offsets import delete_consumer_group_offsets
 
         return await delete_consumer_group_offsets(self._started(), group_id, partitions)
@@ -244,13 +255,13 @@ class AsyncAdmin:
         *,
         isolation_level: IsolationLevel = "read_uncommitted",
     ) -> Results[TopicPartition, ListedOffset]:
-        """The first offset at or after each time, or at one of the special ones (`OffsetSpec`)."""
+        """The first offset at or after each time, or the offset that an `OffsetSpec` names."""
         from tidelog.client.admin.offsets import list_offsets
 
         return await list_offsets(self._started(), partitions, isolation_level=isolation_level)
 
     async def delete_records(self, before: Mapping[TopicPartition, int]) -> Results[TopicPartition, DeletedRecords]:
-        """Drop all records before these offsets (-1: all there are)."""
+        """Delete all records before these offsets (-1: all records)."""
         from tidelog.client.admin.offsets import delete_records
 
         return await delete_records(self._started(), before)
@@ -273,10 +284,10 @@ class AsyncAdmin:
         older_than_ms: int | None = None,
         transactional_id_pattern: str | None = None,
     ) -> list[TransactionListing]:
-        """All transactional ids, or those that fit, sorted; every broker is asked.
+        """All transactional ids, or those that match, sorted; every broker is asked.
 
-        With `older_than_ms` only transactions that have been open for longer, so unless states are given only open
-        ones. The pattern is a regular expression in the syntax of RE2.
+        `older_than_ms` selects transactions open for longer than this, so only open ones unless you pass states.
+        The pattern is a regular expression in RE2 syntax.
         """
         from tidelog.client.admin.transactions import list_transactions
 
@@ -297,7 +308,7 @@ class AsyncAdmin:
         return await describe_transactions(self._started(), _named(transactional_ids))
 
     async def fence_producers(self, transactional_ids: str | Iterable[str]) -> Results[str, ProducerIdAndEpoch]:
-        """End what the producers of these ids have open, and shut them out from now on."""
+        """Abort the open transactions of these ids and fence their producers."""
         from tidelog.client.admin.transactions import fence_producers
 
         return await fence_producers(self._started(), _named(transactional_ids))
@@ -311,7 +322,7 @@ class AsyncAdmin:
     async def find_hanging_transactions(
         self, partitions: Iterable[TopicPartition], *, written_before_ms: int
     ) -> list[OpenTransaction]:
-        """Open transactions, last written to before this time, that no coordinator is going to end."""
+        """Open transactions, last written to before this time, that no coordinator will end."""
         from tidelog.client.admin.transactions import find_hanging_transactions
 
         return await find_hanging_transactions(self._started(), partitions, written_before_ms=written_before_ms)
@@ -319,9 +330,9 @@ class AsyncAdmin:
     async def abort_transaction(
         self, topic_partition: TopicPartition, *, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
     ) -> None:
-        """Have the partition's leader end what the producer has open there, as if its coordinator had aborted it.
+        """Make the partition's leader abort the producer's open transaction there, as its coordinator would.
 
-        Only for hanging transactions: the coordinator of any other would not hear of it.
+        Only for hanging transactions: for any other, the coordinator would not know.
         """
         from tidelog.client.admin.transactions import abort_transaction
 
@@ -342,7 +353,7 @@ class AsyncAdmin:
         return await describe_cluster(self._started())
 
     async def describe_features(self) -> FeatureMetadata:
-        """What the cluster has agreed on, as `metadata.version` and `transaction.version`, and what could be."""
+        """Finalized features, such as `metadata.version` and `transaction.version`, and supported ones."""
         from tidelog.client.admin.cluster import describe_features
 
         return await describe_features(self._started())

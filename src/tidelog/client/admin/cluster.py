@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from tidelog import __version__
 from tidelog.client.address import Address
 from tidelog.client.admin.asking import at_brokers, refusal
-from tidelog.client.admin.cluster_types import (
+from tidelog.client.admin.results import Results
+from tidelog.client.admin.types import (
     ClusterDescription,
     FeatureMetadata,
     FeatureVersions,
     LogDir,
     LogDirReplica,
 )
-from tidelog.client.admin.results import Results
 from tidelog.client.errors import raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import CLIENT_SOFTWARE_NAME, Connection

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from tidelog.client.admin.asking import Answer, at_groups, no_such_broker, refusal
-from tidelog.client.admin.config_types import ConfigEntry, ConfigSynonym
 from tidelog.client.admin.results import Results
+from tidelog.client.admin.types import ConfigEntry, ConfigSynonym
 from tidelog.client.errors import BrokerError, ConfigError, InvalidResponseError, UnsupportedVersionError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -178,7 +178,7 @@ def _resource_type(number: int) -> ResourceType:
     try:
         return ResourceType(number)
     except ValueError:
-        raise InvalidResponseError(f"the broker's answer is about resource type {number}, which is not known") from None
+        raise InvalidResponseError(f"the broker's response names an unknown resource type, {number}") from None
 
 
 def resource_list(resources: ConfigResource | Iterable[ConfigResource]) -> list[ConfigResource]:

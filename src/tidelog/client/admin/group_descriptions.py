@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidelog.client.admin.group_types import GroupDescription, GroupMember, Rebalance
+from tidelog.client.admin.types import GroupDescription, GroupMember, Rebalance
 from tidelog.client.errors import BrokerError, raise_for
 from tidelog.client.network.connection import Connection
 from tidelog.client.types import TopicPartition

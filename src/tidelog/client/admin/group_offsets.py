@@ -1,6 +1,6 @@
 """Calls about the offsets that consumer groups have committed.
 
-What always holds: they go to the group's coordinator, which is looked up anew when it has moved. Offsets are committed
+What always holds: they go to the group's coordinator, which is looked up again after it moves. Offsets are committed
 from outside only while the group has no members, which the coordinator checks.
 """
 
@@ -13,6 +13,7 @@ from tidelog.client.admin.results import Results
 from tidelog.client.errors import BrokerError, UnsupportedVersionError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.offset_requests import NAMES_UP_TO, STABLE_FROM, build_offset_fetch
 from tidelog.client.network.routing import KeyType, at_coordinator
 from tidelog.client.types import OffsetAndMetadata, TopicPartition, group_by_topic
 from tidelog.protocol import ErrorCode
@@ -25,10 +26,6 @@ from tidelog.protocol.messages.k08_offset_commit import (
 )
 from tidelog.protocol.messages.k09_offset_fetch import (
     OFFSET_FETCH,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
@@ -43,9 +40,6 @@ from tidelog.protocol.messages.k47_offset_delete import (
 
 Committed = Mapping[TopicPartition, OffsetAndMetadata]
 
-_STABLE_FROM = 7
-_SEVERAL_GROUPS_FROM = 8
-_TOPIC_NAMES_UP_TO = 9  # from the next version on, commits and fetches name topics by id
 # With these codes the coordinator has done nothing for any partition.
 _COORDINATOR_CODES = frozenset(
     {
@@ -59,17 +53,13 @@ _COORDINATOR_CODES = frozenset(
 async def list_consumer_group_offsets(
     cluster: Cluster, groups: Mapping[str, Iterable[TopicPartition] | None], *, require_stable: bool
 ) -> Results[str, Committed]:
-    wanted = {
-        group_id: None if partitions is None else group_by_topic(partitions) for group_id, partitions in groups.items()
-    }
+    wanted = {group_id: None if partitions is None else list(partitions) for group_id, partitions in groups.items()}
 
     async def ask(connection: Connection, _: int, group_id: str) -> Committed:
-        version = connection.version_for(OFFSET_FETCH, at_most=_TOPIC_NAMES_UP_TO)
-        request = _offset_fetch(group_id, wanted[group_id], version)
-        if version >= _STABLE_FROM:
-            request.require_stable = require_stable
-        elif require_stable:
-            raise UnsupportedVersionError(f"broker at {connection.address} can't tell stable offsets")
+        version = connection.version_for(OFFSET_FETCH, at_most=NAMES_UP_TO)
+        if require_stable and version < STABLE_FROM:
+            raise UnsupportedVersionError(f"broker at {connection.address} can't return stable offsets")
+        request = build_offset_fetch(version, group_id, wanted[group_id], require_stable=require_stable)
         response = await connection.request(OFFSET_FETCH, request, OffsetFetchResponse, version=version)
         found: dict[TopicPartition, OffsetAndMetadata] = {}
         for topic, row in _committed_rows(response, group_id):
@@ -80,22 +70,6 @@ async def list_consumer_group_offsets(
         return found
 
     return await at_coordinators(cluster, KeyType.GROUP, wanted, ask)
-
-
-def _offset_fetch(group_id: str, wanted: Mapping[str, list[int]] | None, version: int) -> OffsetFetchRequest:
-    if version >= _SEVERAL_GROUPS_FROM:
-        topics = (
-            None
-            if wanted is None
-            else [OffsetFetchRequestTopics(name=topic, partition_indexes=rows) for topic, rows in wanted.items()]
-        )
-        return OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group_id, topics=topics)])
-    old_topics = (
-        None
-        if wanted is None
-        else [OffsetFetchRequestTopic(name=topic, partition_indexes=rows) for topic, rows in wanted.items()]
-    )
-    return OffsetFetchRequest(group_id=group_id, topics=old_topics)
 
 
 def _committed_rows(
@@ -128,7 +102,7 @@ async def alter_consumer_group_offsets(
     request = OffsetCommitRequest(group_id=group_id, topics=topics)
 
     async def ask(connection: Connection, _: int) -> list[Answer[TopicPartition, None]]:
-        version = connection.version_for(OFFSET_COMMIT, at_most=_TOPIC_NAMES_UP_TO)
+        version = connection.version_for(OFFSET_COMMIT, at_most=NAMES_UP_TO)
         response = await connection.request(OFFSET_COMMIT, request, OffsetCommitResponse, version=version)
         return [
             _answer(group_id, TopicPartition(topic.name, row.partition_index), row.error_code)

@@ -1,6 +1,6 @@
 """Calls about consumer groups: lists, descriptions, removal of members, deletion.
 
-What always holds: what is about one group goes to its coordinator, which is looked up anew when it has moved; groups of
+What always holds: what is about one group goes to its coordinator, which is looked up again after it moves; groups of
 both protocols are described alike. It joins no group.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from tidelog.client.admin.asking import at_brokers, at_coordinators
 from tidelog.client.admin.group_descriptions import describe_classic_group, describe_consumer_group
-from tidelog.client.admin.group_types import GroupDescription, GroupListing
 from tidelog.client.admin.results import Results
+from tidelog.client.admin.types import GroupDescription, GroupListing
 from tidelog.client.errors import ClientError, UnsupportedVersionError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -95,7 +95,7 @@ async def remove_members_from_consumer_group(
     async def ask(connection: Connection, _: int) -> Results[str, None]:
         version = connection.version_for(LEAVE_GROUP)
         if version < _SEVERAL_MEMBERS_FROM:
-            raise UnsupportedVersionError(f"broker at {connection.address} can't remove members from outside")
+            raise UnsupportedVersionError(f"broker at {connection.address} can't remove members of a group on request")
         request = LeaveGroupRequest(group_id=group_id, members=members)
         response = await connection.request(LEAVE_GROUP, request, LeaveGroupResponse, version=version)
         raise_for(response.error_code, subject=f"group {group_id}")

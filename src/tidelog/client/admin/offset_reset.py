@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.client.admin.admin import Admin
-from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.admin.types import OffsetSpec
 from tidelog.client.errors import ClientError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
@@ -64,7 +64,7 @@ def plan_reset(admin: Admin, bounds: Bounds, targets: Targets) -> list[PlannedOf
     planned = []
     for key, wished in sorted(targets(admin, bounds).items()):
         if key not in bounds.end:
-            raise ClientError(f"partition {key} is not among those to be reset; name its topic")
+            raise ClientError(f"partition {key} is not among those to reset; name its topic")
         within = min(max(wished, bounds.first[key]), bounds.end[key])
         committed = bounds.committed.get(key)
         planned.append(PlannedOffset(key, committed.offset if committed else None, within, within != wished))
@@ -143,6 +143,6 @@ def parse_duration(text: str) -> float:
         return float(short["count"]) * _UNITS_S[short["unit"]]
     iso = _DURATION.match(text)
     if iso is None or not any(iso.groupdict().values()):
-        raise ValueError(f"{text!r} is no duration; write 90s, 15m, 2h, 1d, or ISO 8601 as in PT1H30M")
+        raise ValueError(f"{text!r} is not a duration; write 90s, 15m, 2h, 1d, or ISO 8601 as in PT1H30M")
     parts = {name: float(value) for name, value in iso.groupdict().items() if value}
     return datetime.timedelta(**parts).total_seconds()

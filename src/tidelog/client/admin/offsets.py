@@ -10,8 +10,8 @@ import datetime
 from collections.abc import Mapping
 
 from tidelog.client.admin.asking import PartitionAnswer, at_leaders, by_topic, request_timeout_ms
-from tidelog.client.admin.offset_types import DeletedRecords, IsolationLevel, ListedOffset, OffsetSpec, TimeOrSpec
 from tidelog.client.admin.results import Results
+from tidelog.client.admin.types import DeletedRecords, IsolationLevel, ListedOffset, OffsetSpec, TimeOrSpec
 from tidelog.client.errors import ConfigError, UnsupportedVersionError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -51,7 +51,7 @@ async def list_offsets(
     async def ask(connection: Connection, asked: Mapping[TopicPartition, int]) -> list[PartitionAnswer[ListedOffset]]:
         version = connection.version_for(LIST_OFFSETS)
         if version < needed_version:
-            raise UnsupportedVersionError(f"broker at {connection.address} does not know the special offset asked for")
+            raise UnsupportedVersionError(f"broker at {connection.address} does not support the requested OffsetSpec")
         request = ListOffsetsRequest(
             replica_id=_CONSUMER_REPLICA_ID,
             topics=[

@@ -34,7 +34,7 @@ class Results(Mapping[KeyT, ValueT], Generic[KeyT, ValueT]):
                 self._values[key] = values[key]
             else:
                 found = None if errors is None else errors.get(key)
-                self._errors[key] = found or InvalidResponseError(f"the broker's answer says nothing of {_shown(key)}")
+                self._errors[key] = found or InvalidResponseError(f"the broker's response is missing {_shown(key)}")
                 self._is_looked_at = False
 
     def __getitem__(self, key: KeyT) -> ValueT:
@@ -89,7 +89,7 @@ class Results(Mapping[KeyT, ValueT], Generic[KeyT, ValueT]):
     def __del__(self) -> None:
         if not getattr(self, "_is_looked_at", True):
             for error in self._errors.values():
-                logger.error("nobody looked at the error of an admin call: %s", error)
+                logger.error("an error of an admin call was never checked: %s", error)
 
 
 def _shown(key: object) -> str:

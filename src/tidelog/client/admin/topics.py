@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tidelog.client.admin.asking import Answer, at_controller, refusal, request_timeout_ms
 from tidelog.client.admin.results import Results
-from tidelog.client.admin.topic_types import CreatedTopic, DeletedTopic, NewPartitions, NewTopic
+from tidelog.client.admin.types import CreatedTopic, DeletedTopic, NewPartitions, NewTopic
 from tidelog.client.errors import BrokerError, ClientError, NoSuchPartitionError, UnsupportedVersionError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
@@ -107,7 +107,7 @@ async def _describe_by_id(
         connection = await cluster.any_connection()
         version = connection.version_for(METADATA)
         if version < _METADATA_BY_ID_FROM:
-            raise UnsupportedVersionError(f"broker at {connection.address} can't be asked for topics by their ids")
+            raise UnsupportedVersionError(f"broker at {connection.address} can't describe topics by id")
         request = MetadataRequest(
             topics=[MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in ids],
             allow_auto_topic_creation=False,
@@ -223,7 +223,7 @@ async def delete_topics(cluster: Cluster, topics: Sequence[TopicKey]) -> Results
         else:
             names = [topic for topic in topics if isinstance(topic, str)]
             if len(names) < len(topics):
-                raise UnsupportedVersionError(f"broker at {connection.address} can't delete topics by their ids")
+                raise UnsupportedVersionError(f"broker at {connection.address} can't delete topics by id")
             request.topic_names = names
         response = await connection.request(DELETE_TOPICS, request, DeleteTopicsResponse, version=version)
         return [

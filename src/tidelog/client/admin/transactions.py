@@ -12,7 +12,7 @@ from itertools import islice
 
 from tidelog.client.admin.asking import PartitionAnswer, at_brokers, at_coordinators, at_leaders, request_timeout_ms
 from tidelog.client.admin.results import Results
-from tidelog.client.admin.transaction_types import (
+from tidelog.client.admin.types import (
     OpenTransaction,
     PartitionProducer,
     ProducerIdAndEpoch,
@@ -88,9 +88,9 @@ async def list_transactions(
     async def ask(connection: Connection, node_id: int) -> list[TransactionListing]:
         version = connection.version_for(LIST_TRANSACTIONS)
         if request.duration_filter >= 0 and version < _DURATIONS_FROM:
-            raise UnsupportedVersionError(f"broker {node_id} can't tell how long transactions are open")
+            raise UnsupportedVersionError(f"broker {node_id} can't filter transactions by age")
         if request.transactional_id_pattern is not None and version < _PATTERNS_FROM:
-            raise UnsupportedVersionError(f"broker {node_id} can't look for transactional ids by a pattern")
+            raise UnsupportedVersionError(f"broker {node_id} can't filter transactional ids by a pattern")
         response = await connection.request(LIST_TRANSACTIONS, request, ListTransactionsResponse, version=version)
         raise_for(response.error_code, subject=f"broker {node_id}")
         if response.unknown_state_filters:

@@ -1,7 +1,8 @@
 """What callers give a consumer, checked and in one form: topics, partitions, offsets.
 
-What always holds: whoever takes partitions takes one or several; each is a `TopicPartition` or a pair of a topic's name
-and a number. Anything else raises TypeError at once, in the caller's thread, with a text that shows what is right.
+What always holds: calls that take partitions accept one or several; each is a `TopicPartition` or a pair of a topic's
+name and a number. Anything else raises TypeError immediately, in the caller's thread, with a message that shows what is
+valid.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def _read_names(topics: object) -> list[str]:
     if isinstance(topics, str):
         topics = [topics]
     if isinstance(topics, bytes) or not isinstance(topics, Iterable):
-        raise TypeError(f"topics are named by strings, not {topics!r}; write subscribe(['orders'])")
+        raise TypeError(f"topics must be strings, not {topics!r}; write subscribe(['orders'])")
     names = list(topics)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"a topic is named by a string, not {name!r}; write subscribe(['orders'])")
+            raise TypeError(f"a topic must be a string, not {name!r}; write subscribe(['orders'])")
         if not name:
-            raise ValueError("a topic's name is not empty")
+            raise ValueError("a topic's name can't be empty")
     return names
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from tidelog.client.consumer.coordinator_channel import CoordinatorChannel, GroupCoordinator
+from tidelog.client.consumer.coordinator_channel import CoordinatorChannel
 from tidelog.client.consumer.membership import Identity
 from tidelog.client.errors import (
     BrokerError,
@@ -25,6 +25,8 @@ from tidelog.client.errors import (
     error_code,
 )
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.offset_requests import NAMES_UP_TO, SEVERAL_GROUPS_FROM, build_offset_fetch
+from tidelog.client.network.routing import Coordinator
 from tidelog.client.types import OffsetAndMetadata, TopicPartition, group_by_topic
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol import ErrorCode
@@ -37,10 +39,6 @@ from tidelog.protocol.messages.k08_offset_commit import (
 )
 from tidelog.protocol.messages.k09_offset_fetch import (
     OFFSET_FETCH,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-    OffsetFetchRequestTopics,
     OffsetFetchResponse,
     OffsetFetchResponsePartition,
     OffsetFetchResponsePartitions,
@@ -49,10 +47,7 @@ from tidelog.protocol.messages.k09_offset_fetch import (
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 CommitCallback = Callable[[Offsets, Exception | None], None]
 
-_NAMES_UP_TO = 9  # of both requests; later versions know topics by their ids
 _INSTANCES_FROM = 7
-_STABLE_FROM = 7
-_SEVERAL_GROUPS_FROM = 8
 
 # The generation is not what the coordinator has: between two of them, or gone.
 _GENERATION_CODES = frozenset(
@@ -106,7 +101,7 @@ class GroupOffsets:
 
     def __init__(
         self,
-        coordinator: GroupCoordinator,
+        coordinator: Coordinator,
         committer: Committer,
         *,
         require_stable: bool = False,
@@ -114,11 +109,11 @@ class GroupOffsets:
     ) -> None:
         self._coordinator = coordinator
         self._cluster = coordinator.cluster
-        self._group_id = coordinator.group_id
+        self._group_id = coordinator.key
         self._committer = committer
         self._require_stable = require_stable
         self._reads_as_member = reads_as_member  # in the consumer protocol a fenced member may not read offsets
-        self._refused_ids: set[uuid.UUID] = set()  # of topics that were made anew under their names
+        self._refused_ids: set[uuid.UUID] = set()  # of topics that were recreated under the same name
         self._channel = CoordinatorChannel(coordinator)
         self._sending = asyncio.Lock()
         self._last: asyncio.Task[None] | None = None  # of the commits that do not wait
@@ -189,7 +184,7 @@ class GroupOffsets:
             async with self._sending:  # in the order of the calls
                 connection = await self._channel.connection()
                 topic_ids = self._topic_ids(offsets)
-                version = connection.version_for(OFFSET_COMMIT, at_most=None if topic_ids else _NAMES_UP_TO)
+                version = connection.version_for(OFFSET_COMMIT, at_most=None if topic_ids else NAMES_UP_TO)
                 request = _commit_request(self._group_id, sender, offsets, topic_ids, version)
                 future = connection.send(OFFSET_COMMIT, request, OffsetCommitResponse, version=version)
             self._read_commit(await future, offsets, topic_ids, sender)
@@ -219,7 +214,7 @@ class GroupOffsets:
         if refusals:
             self._raise_refusal(refusals, identity, topic_ids)
         if not answered.issuperset(offsets):
-            raise InvalidResponseError(f"group {self._group_id}: the coordinator's answer to a commit is incomplete")
+            raise InvalidResponseError(f"group {self._group_id}: the coordinator's response to a commit is incomplete")
 
     def _raise_refusal(
         self, refusals: list[BrokerError], identity: Identity, topic_ids: Mapping[str, uuid.UUID]
@@ -264,11 +259,16 @@ class GroupOffsets:
         self, connection: Connection, partitions: list[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         topic_ids = self._topic_ids(partitions)
-        version = connection.version_for(OFFSET_FETCH, at_most=None if topic_ids else _NAMES_UP_TO)
+        version = connection.version_for(OFFSET_FETCH, at_most=None if topic_ids else NAMES_UP_TO)
         identity = (self._committer.identity() if self._reads_as_member else None) or Identity()
-        request = _fetch_request(self._group_id, identity, partitions, topic_ids, version)
-        if version >= _STABLE_FROM:
-            request.require_stable = self._require_stable
+        request = build_offset_fetch(
+            version,
+            self._group_id,
+            partitions,
+            require_stable=self._require_stable,
+            topic_ids=topic_ids,
+            member=(identity.member_id, identity.generation) if identity.is_member else None,
+        )
         response = await connection.request(OFFSET_FETCH, request, OffsetFetchResponse, version=version)
         found: dict[TopicPartition, OffsetAndMetadata | None] = dict.fromkeys(partitions)
         for partition, row in self._rows(response, topic_ids, version, identity):
@@ -285,7 +285,7 @@ class GroupOffsets:
     def _rows(
         self, response: OffsetFetchResponse, topic_ids: Mapping[str, uuid.UUID], version: int, identity: Identity
     ) -> list[tuple[TopicPartition, OffsetFetchResponsePartition | OffsetFetchResponsePartitions]]:
-        if version < _SEVERAL_GROUPS_FROM:
+        if version < SEVERAL_GROUPS_FROM:
             self._check_group(response.error_code, identity)
             return [
                 (TopicPartition(topic.name, row.partition_index), row)
@@ -359,29 +359,3 @@ def _commit_request(
     if version >= _INSTANCES_FROM and identity.is_member:
         request.group_instance_id = identity.instance_id
     return request
-
-
-def _fetch_request(
-    group_id: str,
-    identity: Identity,
-    partitions: list[TopicPartition],
-    topic_ids: Mapping[str, uuid.UUID],
-    version: int,
-) -> OffsetFetchRequest:
-    topics = group_by_topic(partitions)
-    if version < _SEVERAL_GROUPS_FROM:
-        return OffsetFetchRequest(
-            group_id=group_id,
-            topics=[OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in topics.items()],
-        )
-    group = OffsetFetchRequestGroup(
-        group_id=group_id,
-        topics=[
-            OffsetFetchRequestTopics(name=name, topic_id=topic_ids.get(name, ZERO_UUID), partition_indexes=numbers)
-            for name, numbers in topics.items()
-        ],
-    )
-    if identity.is_member:
-        group.member_id = identity.member_id
-        group.member_epoch = identity.generation
-    return OffsetFetchRequest(groups=[group])

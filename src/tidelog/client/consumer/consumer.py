@@ -1,4 +1,4 @@
-"""`Consumer`: reads records from the user's own thread, while a thread in the background fetches ahead.
+"""`Consumer`: reads records in the user's own thread, while a background thread fetches ahead.
 
 What always holds: records that were fetched are decoded in the user's thread, without waiting for the other one; user
 code (listeners, callbacks, deserializers, `on_consume`) runs in the user's thread, inside a call of the consumer. A
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
+from tidelog.client.arrow_extra import require_pyarrow
 from tidelog.client.consumer.arguments import (
     Partition,
     Partitions,
@@ -101,9 +102,9 @@ class Consumer:
             self._loop_thread.close()
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Leave the group, after a commit where commits are automatic; then end connections and the thread.
+        """Commit if commits are automatic, leave the group, then close connections and the thread.
 
-        May be called again. What takes longer than the time-out is given up.
+        May be called again. Steps that take longer than the timeout are abandoned.
         """
         with self._one_thread:
             if self._closed or self._is_closing:
@@ -111,7 +112,7 @@ class Consumer:
             if self._fork_guard.forked:
                 self._closed = True
                 return
-            # Not closed yet: a listener that is told of its partitions' end may still commit.
+            # Not closed yet: a listener called for the revocation may still commit.
             self._is_closing = True
             self._give_back()
             try:
@@ -122,15 +123,15 @@ class Consumer:
                 self._loop_thread.close()
 
     def wakeup(self) -> None:
-        """Let a poll that waits, or the next one, raise WakeupError; may be called from any thread."""
+        """Make the current poll, or the next one, raise WakeupError; may be called from any thread."""
         self._core.wake_up()
 
     # Reading
 
     def poll(self, timeout: float | None = POLL_TIMEOUT_S) -> list[ConsumerRecord]:
-        """The next records, at most `max.poll.records`; waits up to `timeout` seconds (None: for ever) for the first.
+        """The next records, at most `max.poll.records`; waits up to `timeout` seconds (None: forever) for the first.
 
-        Rebalances and automatic commits happen in here too, so it must be called at least every
+        Rebalances and automatic commits happen here too, so call it at least every
         `max.poll.interval.ms`.
         """
         if self._left:
@@ -138,13 +139,14 @@ class Consumer:
         return self._poll(timeout, self._core.take) or []
 
     def poll_arrow(self, timeout: float | None = POLL_TIMEOUT_S, max_rows: int | None = None) -> pa.RecordBatch | None:
-        """What was fetched as one Arrow record batch, as poll gives it as records; None when nothing came in time.
+        """The next records as one Arrow record batch; None if nothing arrived in time.
 
-        Without `max_rows` it holds what is there, of up to about 8 MiB of records. Keys and values are bytes, whatever
-        the deserializers, and interceptors do not see them.
+        Without `max_rows` it holds what has been fetched, up to about 8 MiB of records. Keys and values are bytes:
+        deserializers and interceptors are not called.
         """
         if max_rows is not None and max_rows < 1:
-            raise ValueError(f"max_rows is 1 or more, not {max_rows}")
+            raise ValueError(f"max_rows must be at least 1, not {max_rows}")
+        require_pyarrow("poll_arrow")
         if self._left:
             self._give_back()
         return self._poll(timeout, lambda: self._core.decoder.take_arrow(max_rows))
@@ -190,7 +192,7 @@ class Consumer:
         return self
 
     def __next__(self) -> ConsumerRecord:
-        """The next record; iteration ends when none came for `consumer.timeout.ms`, which by default is never."""
+        """The next record. Iteration ends if none arrives within `consumer.timeout.ms`; by default it never ends."""
         if not self._left:
             self._left.extend(self.poll(self._settings.consumer_timeout_s))
             if not self._left:
@@ -206,10 +208,10 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Read these topics as a member of the group, instead of those subscribed before.
+        """Read these topics as a member of the group, replacing any earlier subscription.
 
-        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, also to those that
-        are made later. An empty list unsubscribes.
+        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, including topics
+        created later. An empty list unsubscribes.
         """
         names, compiled = read_topics(topics, pattern)
         with self._one_thread:
@@ -225,7 +227,7 @@ class Consumer:
         self._core.subscribe(names, pattern, listener)
 
     def assign(self, partitions: Partitions) -> None:
-        """Read these partitions and no others, without a group that shares them out."""
+        """Read exactly these partitions, without group assignment."""
         wanted = read_partitions(partitions)
         with self._one_thread:
             self._check()
@@ -233,14 +235,14 @@ class Consumer:
             self._user.run(self._core.assign(wanted))
 
     def unsubscribe(self) -> None:
-        """Read nothing any more; leaves the group."""
+        """Stop reading and leave the group."""
         with self._one_thread:
             self._check()
             self._give_back()
             self._user.run(self._core.unsubscribe())
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are read now."""
+        """The currently assigned partitions."""
         with self._one_thread:
             self._check()
             return self._core.subscription.assigned()
@@ -252,13 +254,13 @@ class Consumer:
             return self._core.subscription.topics
 
     def pause(self, partitions: Partitions) -> None:
-        """Hand out nothing of these until `resume`; they stay assigned, and what was fetched is kept."""
+        """Return nothing from these until `resume`; they stay assigned, and fetched records are kept."""
         with self._one_thread:
             self._check()
             self._core.subscription.pause(read_partitions(partitions))
 
     def resume(self, partitions: Partitions) -> None:
-        """Hand out records of these again, from where they were paused."""
+        """Return records from these again, from where they were paused."""
         with self._one_thread:
             self._check()
             self._core.subscription.resume(read_partitions(partitions))
@@ -272,7 +274,7 @@ class Consumer:
     # Where it is read
 
     def seek(self, partition: Partition, offset: int | OffsetAndMetadata) -> None:
-        """Go on from this offset in an assigned partition."""
+        """Continue from this offset in an assigned partition."""
         chosen, value = read_partition(partition), read_offset(offset)
         with self._one_thread:
             self._check()
@@ -280,17 +282,17 @@ class Consumer:
             self._core.subscription.seek(chosen, value.offset, value.leader_epoch)
 
     def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
-        """Go on from the first record of these partitions; without any, of all that are assigned."""
+        """Continue from the first record of these partitions, or of all assigned ones."""
         self._seek_by(partitions, TO_BEGINNING)
 
     def seek_to_end(self, partitions: Partitions | None = None) -> None:
-        """Go on behind the last record; with read_committed, behind the last one that can be read."""
+        """Continue after the last record; with read_committed, after the last readable one."""
         self._seek_by(partitions, TO_END)
 
     def seek_to_committed(self, partitions: Partitions | None = None) -> None:
-        """Go back to what the group has committed for these, as after a transaction that was aborted.
+        """Go back to the group's committed offsets, for example after an aborted transaction.
 
-        Without any it is for all that are assigned. Where nothing is committed `auto.offset.reset` says where to begin.
+        Without an argument it applies to all assigned partitions. Without a commit, `auto.offset.reset` applies.
         """
         with self._one_thread:
             self._check()
@@ -307,7 +309,7 @@ class Consumer:
                 self._core.subscription.request_reset(topic_partition, reset)
 
     def _assigned_of(self, partitions: Partitions | None) -> list[TopicPartition]:
-        """These, of which each must be assigned, or all."""
+        """The given partitions, which must be assigned, or all assigned ones."""
         subscription = self._core.subscription
         chosen = list(subscription.assigned()) if partitions is None else read_partitions(partitions)
         for topic_partition in chosen:
@@ -325,7 +327,7 @@ class Consumer:
             return known if known is not None else self._loop_thread.run(self._core.position(chosen, timeout))
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions that are known, of all assigned partitions, as `send_offsets_to_transaction` takes them."""
+        """The known positions of all assigned partitions, as `send_offsets_to_transaction` takes them."""
         with self._one_thread:
             self._check()
             return self._consumed()
@@ -333,13 +335,13 @@ class Consumer:
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """For each partition the first record at or after the time (milliseconds since 1970); None: there is none."""
+        """For each partition the first record at or after the time (milliseconds since 1970), or None."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.offsets_for_times(timestamps, timeout))
 
     def beginning_offsets(self, partitions: Partitions, timeout: float | None = None) -> dict[TopicPartition, int]:
-        """The offset of the first record that is kept, of partitions that need not be assigned."""
+        """The first offset in the log; the partitions need not be assigned."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(
@@ -347,13 +349,13 @@ class Consumer:
             )
 
     def end_offsets(self, partitions: Partitions, timeout: float | None = None) -> dict[TopicPartition, int]:
-        """The offset behind the last record; with read_committed, behind the last one that can be read."""
+        """The offset after the last record; with read_committed, after the last readable one."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.end_points(read_partitions(partitions), LATEST_TIMESTAMP, timeout))
 
     def current_lag(self, partition: Partition) -> int | None:
-        """Records between the position and the partition's end as of the last fetch; None while that is not known."""
+        """Records between the position and the partition's end as of the last fetch; None if unknown."""
         with self._one_thread:
             self._check()
             return self._core.lag(read_partition(partition))
@@ -363,7 +365,7 @@ class Consumer:
     def commit_sync(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout: float | None = None
     ) -> None:
-        """Commit these offsets, or the positions of all partitions, and wait for it; retries what may pass."""
+        """Commit these offsets, or the positions of all partitions, and wait; retries temporary failures."""
         with self._one_thread:
             self._check()
             chosen = self._consumed() if offsets is None else read_offsets(offsets)
@@ -377,7 +379,7 @@ class Consumer:
         offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
         callback: CommitCallback | None = None,
     ) -> None:
-        """Commit without waiting and without retries; `callback(offsets, error)` is called by a later call."""
+        """Commit without waiting and without retries; a later call runs `callback(offsets, error)`."""
         with self._one_thread:
             self._check()
             # Positions are those of now: the user may poll on before the loop gets to it.
@@ -390,19 +392,19 @@ class Consumer:
     def committed(
         self, partitions: Partitions, timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed for these partitions; None where there is nothing."""
+        """The group's committed offsets for these partitions; None where there is no commit."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.committed(read_partitions(partitions), timeout))
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this member is, for `Producer.send_offsets_to_transaction`."""
+        """The identity of this member, for `Producer.send_offsets_to_transaction`."""
         with self._one_thread:
             self._check()
             return self._core.group_metadata()
 
     def enforce_rebalance(self, reason: str = "the user asked for it") -> None:
-        """Have the group share its partitions out anew."""
+        """Make the group rebalance."""
         with self._one_thread:
             self._check()
             self._loop_thread.post(self._core.group().request_rejoin, reason)
@@ -410,19 +412,19 @@ class Consumer:
     # The cluster
 
     def partitions_for(self, topic: str, timeout: float | None = None) -> tuple[PartitionMetadata, ...]:
-        """The partitions of a topic; raises NoSuchPartitionError when there is no such topic."""
+        """The partitions of a topic; raises NoSuchPartitionError if it doesn't exist."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.partitions_for(topic, timeout)).partitions
 
     def list_topics(self, timeout: float | None = None) -> dict[str, TopicMetadata]:
-        """All topics that the cluster shows, by name."""
+        """All visible topics in the cluster, by name."""
         with self._one_thread:
             self._check()
             return self._loop_thread.run(self._core.list_topics(timeout))
 
     def metrics(self) -> ConsumerMetrics:
-        """What the consumer has done and how far it is."""
+        """Counters, positions and lag."""
         with self._one_thread:
             self._check()
             return self._core.metrics()
@@ -438,7 +440,7 @@ class Consumer:
     # Records that iteration has polled and not given out: positions are behind them, the user is not
 
     def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions as the user knows them."""
+        """Positions as the user sees them."""
         return {**self._core.subscription.consumed(), **first_offsets(self._left)}
 
     def _take_left(self) -> list[ConsumerRecord]:

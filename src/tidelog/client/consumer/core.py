@@ -43,7 +43,7 @@ from tidelog.common.clock import SystemClock
 if TYPE_CHECKING:
     from tidelog.records.kernel_consume import ConsumerRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
@@ -64,7 +64,7 @@ class ConsumerCore:
         call_user: Callable[[UserCall], Awaitable[None]],
     ) -> None:
         self.settings = settings
-        self.subscription = SubscriptionState()
+        self.subscription = SubscriptionState(on_change=self._post_wake)
         self.counts = ConsumerCounts()
         self.interceptors = Interceptors(settings.interceptors)
         self._clock = SystemClock()
@@ -74,15 +74,24 @@ class ConsumerCore:
         self._woken_up = False
         self._done_commits: deque[Callable[[], None]] = deque()
         self._cluster = Cluster(settings.cluster, tells_outages=True)
-        self.queue = FetchQueue(settings.queued_max_bytes)
+        self.queue = FetchQueue(
+            settings.queued_max_bytes,
+            on_ready=notify,
+            on_room=self._post_wake,
+            on_give_up=self.subscription.fetch_again,
+        )
         self.decoder = Decoder(settings, self.queue, self.subscription, self.counts)
-        self._fetcher = Fetcher(self._cluster, settings, self.subscription, self.queue, self.counts)
         self.runner: GroupRunner | None = None
         if settings.group is not None:
             self.runner = GroupRunner(
-                self._cluster, settings.group, self.subscription, call_user, wake=notify, clock=self._clock
+                self._cluster,
+                settings.group,
+                self.subscription,
+                call_user,
+                wake=notify,
+                on_automatic_commit=self._committed_by_itself,
+                clock=self._clock,
             )
-            self.runner.on_automatic_commit = self._committed_by_itself
         self._runner_is_started = False
         self._crash: BaseException | None = None
         self._keeper = PositionKeeper(
@@ -95,14 +104,17 @@ class ConsumerCore:
             on_error=notify,
             on_crash=self._crashed,
         )
+        self._fetcher = Fetcher(
+            self._cluster,
+            settings,
+            self.subscription,
+            self.queue,
+            self.counts,
+            on_new_leader=self._keeper.wake,
+            on_crash=self._crashed,
+        )
         self._found = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fetcher.on_new_leader = self._keeper.wake
-        self._fetcher.on_crash = self._crashed
-        self.queue.on_ready = notify
-        self.queue.on_room = self._post_wake
-        self.queue.on_give_up = self.subscription.fetch_again
-        self.subscription.on_change = self._post_wake
         self._cluster.add_listener(self._metadata_told)
 
     async def close(self, timeout_s: float) -> None:
@@ -178,7 +190,7 @@ class ConsumerCore:
             self._woken_up = False
             raise WakeupError("wakeup() was called")
         if self._crash is not None:
-            raise FatalError(f"the consumer met an error that it does not know: {self._crash!r}") from self._crash
+            raise FatalError(f"the consumer failed with an unexpected error: {self._crash!r}") from self._crash
         while self._keeper.errors:
             error = self._keeper.take_error()
             self._post_wake()  # so that it is tried again, and told again if it is still so
@@ -247,7 +259,7 @@ class ConsumerCore:
         try:
             await self._cluster.retry(ask, patient=True)
         except ClientError as error:
-            log.warning("could not ask for the topics that are subscribed to: %s", error)
+            logger.warning("could not look up the subscribed topics: %s", error)
 
     async def assign(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = [TopicPartition(*each) for each in partitions]
@@ -259,7 +271,7 @@ class ConsumerCore:
         self._cluster.watch_topics({topic for topic, _ in wanted})
 
     async def unsubscribe(self) -> None:
-        """Leave the group if there is one; the listener is told while it still has the partitions."""
+        """Leave the group if there is one; the listener is called while the partitions are still assigned."""
         try:
             if self.runner is not None and self._runner_is_started:
                 self._runner_is_started = False
@@ -311,7 +323,7 @@ class ConsumerCore:
             else:
                 self.counts.failed_commits += 1
                 if callback is None:
-                    log.warning("an asynchronous commit failed: %s", error)
+                    logger.warning("an asynchronous commit failed: %s", error)
             if callback is not None:
                 self._done_commits.append(lambda: callback(committed, error))
 
@@ -332,7 +344,7 @@ class ConsumerCore:
         for topic_partition, offset in offsets.items():
             value = OffsetAndMetadata(offset) if isinstance(offset, int) else OffsetAndMetadata(*offset)
             if value.offset < 0:
-                raise ValueError(f"an offset to commit is 0 or more, not {value.offset} for {topic_partition}")
+                raise ValueError(f"an offset to commit can't be negative: {value.offset} for {topic_partition}")
             chosen[TopicPartition(*topic_partition)] = value
         return chosen
 

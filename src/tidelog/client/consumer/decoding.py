@@ -255,7 +255,7 @@ class Decoder:
         if number == Compression.NONE:
             return bytes(view)
         if number >= len(_COMPRESSIONS):
-            raise CorruptBatchError(f"the attributes name compression codec {number}; known are 0 to 4")
+            raise CorruptBatchError(f"the attributes name compression codec {number}; only 0 to 4 are known")
         expected = max(65536, int(len(view) * self._ratios[number] * _ROOM_FACTOR))
         records = decompress(_COMPRESSIONS[number], view, expected_bytes=min(expected, DECOMPRESSED_BYTES_MAX))
         self._ratios[number] = len(records) / max(len(view), 1)
@@ -271,7 +271,7 @@ class Decoder:
         behind = max(cursor.batch_next_offset, offset + 1)
         chunk.error = CorruptRecordError(
             f"partition {topic}-{partition} holds a damaged batch at offset {offset}: {error}; "
-            f"seek to {behind} to go on behind it",
+            f"seek to {behind} to skip it",
             topic,
             partition,
             offset,

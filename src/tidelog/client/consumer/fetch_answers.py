@@ -101,7 +101,7 @@ def _damaged(asked: Asked, view: memoryview) -> CorruptRecordError:
         reason = str(error)
     return CorruptRecordError(
         f"partition {topic}-{partition} holds a damaged batch at offset {offset}: {reason}; "
-        f"seek to {offset + 1} or beyond to go on behind it",
+        f"seek to {offset + 1} or beyond to skip it",
         topic,
         partition,
         offset,

@@ -3,7 +3,7 @@
 What always holds: the bytes of received answers that are kept alive, together with those that brokers were allowed to
 send, stay within the bound, save that a single batch may be larger; a partition's data comes out in the order of its
 offsets; data of a partition that was moved since (`PartitionState.version`) is dropped, that of a paused one waits
-aside. The loop puts, the thread that polls takes; both may happen at once.
+aside. The loop puts and the polling thread takes, possibly at the same time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FetchedChunk:
         # In place of data, or once what was before it has been read:
         self.error: ClientError | None = None
         self.error_stays = False  # told at every poll until the partition is moved, or just once
-        self.reset: OffsetReset | None = None  # the position is to be looked up anew
+        self.reset: OffsetReset | None = None  # the position has to be looked up again
         self.frame = _Frame(self.size, 1)
 
     @property
@@ -87,17 +87,32 @@ class FetchedChunk:
         return self.state.version != self.version
 
 
+def _nothing() -> None:
+    """Nobody listens yet."""
+
+
+def _ignore(state: PartitionState, version: int) -> None:
+    """Nobody listens yet."""
+
+
 class FetchQueue:
     """The fetched data of one consumer."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        *,
+        on_ready: Callable[[], None] = _nothing,
+        on_room: Callable[[], None] = _nothing,
+        on_give_up: Callable[[PartitionState, int], None] = _ignore,
+    ) -> None:
+        """`on_ready` is called, on the loop, when something was put in; `on_room` when something was taken out while
+        `wants_room` is set, in the thread that takes; `on_give_up` for a partition whose data was dropped to make room
+        and has to be fetched again from its position."""
         self.bytes_max = bytes_max
-        # Called when something was taken out while `wants_room` is set; from the thread that takes.
-        self.on_room: Callable[[], None] = _nothing
-        # Called when something was put in; from the loop.
-        self.on_ready: Callable[[], None] = _nothing
-        # Called for a partition whose data is forgotten to make room: it is to be fetched again from its position.
-        self.on_give_up: Callable[[PartitionState, int], None] = _ignore
+        self._on_ready = on_ready
+        self._on_room = on_room
+        self._on_give_up = on_give_up
         self.wants_room = False
         self._lock = threading.Lock()
         self._chunks: deque[FetchedChunk] = deque()
@@ -119,7 +134,7 @@ class FetchQueue:
         return self.bytes_max - self._bytes - self._reserved
 
     def reserve(self, size: int) -> None:
-        """A broker was allowed to send so much."""
+        """A broker may now send this many bytes."""
         with self._lock:
             self._reserved += size
 
@@ -144,9 +159,9 @@ class FetchQueue:
                 chunk.frame = frame
                 self._by_version[chunk.version] = self._by_version.get(chunk.version, 0) + chunk.size
                 self._chunks.append(chunk)
-        self.on_ready()
+        self._on_ready()
 
-    # The side of whoever polls
+    # The polling thread's side
 
     @property
     def has_ready(self) -> bool:
@@ -184,7 +199,7 @@ class FetchQueue:
                 self._chunks.remove(chunk)
             self._forget(chunk)
         if self.wants_room:
-            self.on_room()
+            self._on_room()
 
     def _forget(self, chunk: FetchedChunk) -> None:
         left = self._by_version.get(chunk.version, 0) - chunk.size
@@ -216,7 +231,7 @@ class FetchQueue:
             self._bytes += chunk.size
             self._parked.append(chunk)
         if self.wants_room:
-            self.on_room()
+            self._on_room()
 
     def _unpark(self) -> None:
         back = [chunk for chunk in self._parked if not chunk.state.is_paused or chunk.is_stale]
@@ -234,8 +249,8 @@ class FetchQueue:
             for chunk in given_up:
                 self._forget(chunk)
         for chunk in given_up:
-            self.on_give_up(chunk.state, chunk.version)
-        self.on_room()
+            self._on_give_up(chunk.state, chunk.version)
+        self._on_room()
 
     def clear(self) -> None:
         with self._lock:
@@ -243,11 +258,3 @@ class FetchQueue:
             self._parked.clear()
             self._by_version.clear()
             self._bytes = 0
-
-
-def _nothing() -> None:
-    """Nobody listens yet."""
-
-
-def _ignore(state: PartitionState, version: int) -> None:
-    """Nobody listens yet."""

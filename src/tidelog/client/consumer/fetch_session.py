@@ -75,7 +75,7 @@ class FetchSession:
         return SessionRequest(self._session_id, self._epoch, _topics(named), _forgotten(forgotten), has_topic_ids)
 
     def answered(self, error_code: int, session_id: int) -> None:
-        """The broker's answer: it goes on with the session, has made one, or has none."""
+        """Note the broker's response: it continued the session, created one, or has none."""
         if error_code != ErrorCode.NONE:
             if error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._session_id = NO_SESSION_ID
@@ -87,7 +87,7 @@ class FetchSession:
             self._epoch = 1 if self._epoch == _EPOCH_MAX else self._epoch + 1
 
     def restart(self) -> None:
-        """No answer came, or one that names topics we do not know: begin anew, and let the broker end the old one."""
+        """No response, or one that names unknown topics: start over, and let the broker end the old session."""
         self._epoch = FIRST_EPOCH
 
 

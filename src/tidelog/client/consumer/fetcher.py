@@ -15,20 +15,20 @@ from collections.abc import Callable
 
 from tidelog.client.consumer.fetch_answers import Asked, Next, read_row
 from tidelog.client.consumer.fetch_queue import FetchedChunk, FetchQueue
+from tidelog.client.consumer.fetch_request import send_fetch
 from tidelog.client.consumer.fetch_session import FetchSession, SessionRequest, Wanted, without_session
 from tidelog.client.consumer.metrics import ConsumerCounts
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import BrokerError, ClientError, ConnectError, raise_for
+from tidelog.client.errors import ClientError, ConnectError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.types import TopicPartition
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k01_fetch import FETCH, FetchRequest, FetchResponse
+from tidelog.protocol.messages.k01_fetch import FetchResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_TOPIC_IDS_FROM = 13
 _SESSION_ERRORS = frozenset(
     {
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
@@ -48,16 +48,19 @@ class Fetcher:
         subscription: SubscriptionState,
         queue: FetchQueue,
         counts: ConsumerCounts,
+        *,
+        on_new_leader: Callable[[], None],
+        on_crash: Callable[[BaseException], None],
     ) -> None:
+        """`on_new_leader` is called when an answer named a new leader, who is to be asked before it is fetched from;
+        `on_crash` with what ended a task that should never end: a defect."""
         self._cluster = cluster
         self.settings = settings
         self._subscription = subscription
         self.queue = queue
         self.counts = counts
-        # Called when an answer named a new leader, who is to be asked before it is fetched from.
-        self.on_new_leader: Callable[[], None] = _nothing
-        # Called with what ended a task that should never end: a defect.
-        self.on_crash: Callable[[BaseException], None] = log_crash
+        self._on_new_leader = on_new_leader
+        self.on_crash = on_crash
         self._nodes: dict[int, _NodeFetcher] = {}
         self._refresh: asyncio.Task[None] | None = None
         self._closed = False
@@ -110,9 +113,10 @@ class Fetcher:
         if known is None or known.leader_id != node_id or offset < 0:
             return None
         if state.fetch_epoch >= 0 and known.leader_epoch > state.checked_leader_epoch:
-            return None  # whoever keeps positions asks the new leader first, and wakes us
+            return None  # the position keeper asks the new leader first, and wakes us
         topic = self._cluster.metadata.topics[state.topic_partition.topic]
-        wanted = Wanted(offset, self.settings.max_partition_fetch_bytes, known.leader_epoch, topic.topic_id)
+        size = max(self.settings.max_partition_fetch_bytes, state.fetch_size)
+        wanted = Wanted(offset, size, known.leader_epoch, topic.topic_id)
         return Asked(state, version, wanted)
 
     def read(self, response: FetchResponse, asked: dict[TopicPartition, Asked]) -> None:
@@ -131,12 +135,13 @@ class Fetcher:
                 chunk, what_next = read_row(self._subscription, self.settings.reset, each, row)
                 if chunk is not None:
                     chunks.append(chunk)
+                self._choose_size(each, len(row.records) if isinstance(row.records, memoryview) else 0)
                 if what_next is not Next.FETCH_ON:
                     self._retry_later(each.state)
                 if what_next is Next.ASK_WHO_LEADS:
                     leader = row.current_leader
                     if self._cluster.note_leader(each.state.topic_partition, leader.leader_id, leader.leader_epoch):
-                        self.on_new_leader()
+                        self._on_new_leader()
                     else:
                         unled.add(each.state.topic_partition.topic)
         self.counts.fetched_bytes += frame_size
@@ -144,6 +149,13 @@ class Fetcher:
         self.queue.put(chunks, frame_size)
         if unled:
             self.ask_who_leads(unled)
+
+    def _choose_size(self, asked: Asked, received: int) -> None:
+        """An answer as large as it may be means that more is waiting: fewer and larger ones cost less."""
+        if received >= asked.wanted.max_bytes * 3 // 4:
+            asked.state.fetch_size = min(2 * asked.wanted.max_bytes, self.settings.fetch_growth_max_bytes)
+        else:
+            asked.state.fetch_size = 0
 
     def _retry_later(self, state: PartitionState) -> None:
         state.waits_to_retry = True
@@ -155,7 +167,7 @@ class Fetcher:
         self.wake()
 
     def ask_who_leads(self, topics: set[str]) -> None:
-        """Have metadata looked at anew; one request at a time."""
+        """Refresh the metadata; one request at a time."""
         if not self._closed and (self._refresh is None or self._refresh.done()):
             self._refresh = asyncio.create_task(self._ask_metadata(topics))
 
@@ -163,13 +175,13 @@ class Fetcher:
         try:
             told = await self._cluster.refresh(topics, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
         except ClientError as error:
-            # That no broker can be reached is told by the cluster, and not with every try.
+            # The cluster reports that no broker can be reached, and not on every attempt.
             level = logging.INFO if isinstance(error, ConnectError) else logging.WARNING
-            log.log(level, "could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
+            logger.log(level, "could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
         else:
             for name, code in told.errors.items():
-                log.warning("topic %s can't be read now: %s (%s)", name, code.description, code.name)
-        # Whoever still has no leader is looked for again, but not at once.
+                logger.warning("topic %s can't be read at the moment: %s (%s)", name, code.description, code.name)
+        # Partitions still without a leader are looked up again, but not immediately.
         await asyncio.sleep(self.settings.cluster.retry.pause_s(1))
         asyncio.get_running_loop().call_soon(self.wake)
 
@@ -194,20 +206,7 @@ class _Channel:
     async def connected(self) -> Connection:
         if self._connection is not None and self._connection.is_open:
             return self._connection
-        node = self._cluster.nodes.get(self._node_id)
-        if node is None:
-            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"broker {self._node_id} is not in the cluster")
-        settings = self._cluster.settings
-        self._connection = await Connection.open(
-            node.address,
-            client_id=settings.client_id,
-            connect_timeout_s=settings.connect_timeout_s,
-            request_timeout_s=settings.request_timeout_s,
-            send_buffer_bytes=settings.send_buffer_bytes,
-            receive_buffer_bytes=settings.receive_buffer_bytes,
-        )
-        self._connection.node_id = self._node_id
-        self._cluster.note_reached()
+        self._connection = await self._cluster.open_own_connection(self._node_id)
         return self._connection
 
     def covers(self, asked: Asked) -> bool:
@@ -280,7 +279,7 @@ class _NodeFetcher:
 
     async def _bear(self, error: ClientError, asked: dict[TopicPartition, Asked]) -> None:
         self._failures += 1
-        log.info("fetching from broker %d failed, trying again: %s", self._node_id, error)
+        logger.info("fetching from broker %d failed, retrying: %s", self._node_id, error)
         self._owner.ask_who_leads({topic_partition.topic for topic_partition in asked})
         await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
 
@@ -299,7 +298,7 @@ class _NodeFetcher:
             queue.wants_room = True  # before the second look, so that what is taken meanwhile is not missed
             if queue.room < worth:
                 return 0
-        return min(settings.fetch_max_bytes, len(asked) * settings.max_partition_fetch_bytes, queue.room)
+        return min(settings.fetch_max_bytes, sum(each.wanted.max_bytes for each in asked.values()), queue.room)
 
     async def _fetch(self, asked: dict[TopicPartition, Asked], size: int) -> None:
         if not self._main.is_open:
@@ -313,30 +312,13 @@ class _NodeFetcher:
         self, channel: _Channel, request: SessionRequest, asked: dict[TopicPartition, Asked], size: int
     ) -> FetchResponse:
         owner, settings = self._owner, self._owner.settings
-        message = FetchRequest(
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=size,
-            isolation_level=1 if settings.is_read_committed else 0,
-            session_id=request.session_id,
-            session_epoch=request.session_epoch,
-            topics=request.topics,
-            forgotten_topics_data=request.forgotten,
-            rack_id=settings.client_rack,
-        )
         loop = asyncio.get_running_loop()
         owner.queue.reserve(size)
         channel.asked = asked
         try:
             connection = await channel.connected()
             started_s = loop.time()
-            response = await connection.request(
-                FETCH,
-                message,
-                FetchResponse,
-                version=connection.version_for(FETCH, at_most=None if request.has_topic_ids else _TOPIC_IDS_FROM - 1),
-                timeout_s=settings.cluster.request_timeout_s + settings.fetch_max_wait_ms / 1000,
-            )
+            response = await send_fetch(connection, settings, request, size)
         finally:
             channel.asked = {}
             owner.queue.release(size)
@@ -356,8 +338,4 @@ def tell_crash(task: asyncio.Task[None], on_crash: Callable[[BaseException], Non
 
 
 def log_crash(error: BaseException) -> None:
-    log.error("a consumer's task ended with an unexpected error", exc_info=error)
-
-
-def _nothing() -> None:
-    """Nobody listens yet."""
+    logger.error("a consumer's task ended with an unexpected error", exc_info=error)

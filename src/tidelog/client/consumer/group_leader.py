@@ -1,7 +1,7 @@
 """The work of a classic group's leader: to share the topics out, and to notice when they have changed.
 
 What always holds: a plan that reaches the coordinator names only members, gives no partition to two of them, and in a
-cooperative group gives none away that another member still owns; an assignor that breaks this is told off.
+cooperative group gives none away that another member still owns; an assignor that breaks this is reported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GroupLeader:
     def _check(self, plan: Mapping[str, Sequence[TopicPartition]]) -> None:
         strangers = sorted(set(plan) - set(self._members))
         if strangers:
-            raise ClientError(f"it assigned partitions to {', '.join(strangers)}, which are no members")
+            raise ClientError(f"it assigned partitions to {', '.join(strangers)}, which are not members")
         owners: dict[TopicPartition, str] = {}
         for member_id, partitions in plan.items():
             for partition in partitions:
@@ -63,6 +63,6 @@ class GroupLeader:
                 owner = owners.get(partition, member_id)
                 if owner != member_id and partition not in self._members[owner].owned:
                     raise ClientError(
-                        f"it gave {partition} to {owner} while {member_id} owns it; a cooperative assignor first "
-                        "leaves out what is to move"
+                        f"it gave {partition} to {owner} while {member_id} owns it; a cooperative assignor "
+                        "must revoke a partition before it moves"
                     )

@@ -7,8 +7,8 @@ that has to wait for records says so by `poll_waits`, and `poll_ended` when it r
 count against `max.poll.interval.ms`. `wake` is called on the loop when `has_turn` turns true, so that a `poll()` that
 waits notices.
 
-What always holds: heartbeats go on while the user's code runs; the assignment in `subscription` only changes within a
-turn, so what a poll returns belongs to the assignment that the user was told. Only `poll_started`, `poll_waits`,
+What always holds: heartbeats continue while the user's code runs; the assignment in `subscription` only changes within
+a turn, so what a poll returns belongs to the assignment that the user was told. Only `poll_started`, `poll_waits`,
 `poll_ended`, `has_turn` and `group_metadata` may be used from other threads than the loop's. Patterns are matched by
 whoever owns the subscription, who then calls `subscription_changed`.
 """
@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tidelog.client.consumer.commits import CommitCallback, GroupOffsets, Offsets
-from tidelog.client.consumer.coordinator_channel import GroupCoordinator
 from tidelog.client.consumer.group_settings import GroupSettings, choose_assignors
 from tidelog.client.consumer.leaving import leave_group
 from tidelog.client.consumer.member_loop import MemberLoop
@@ -33,6 +32,7 @@ from tidelog.client.consumer.rebalance import UserCall
 from tidelog.client.consumer.user_turns import UserTurns
 from tidelog.client.errors import ClientError, FatalError, PollIntervalExceededError
 from tidelog.client.network.backoff import Backoff
+from tidelog.client.network.routing import Coordinator, KeyType
 from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.protocol import ErrorCode
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CommitCallback", "GroupRunner", "GroupSettings", "UserCall"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # How long the leave request may take that is sent because the user does not poll; nobody waits for it.
 _SILENT_LEAVE_S = 5.0
@@ -64,16 +64,17 @@ class GroupRunner:
         call_user: Callable[[UserCall], Awaitable[None]],
         *,
         wake: Callable[[], None] = lambda: None,
+        on_automatic_commit: Callable[[Offsets], None] = lambda offsets: None,
         clock: Clock | None = None,
     ) -> None:
-        """`call_user` makes the call in the user's thread and ends when it has ended, with what it raised."""
+        """`call_user` makes the call in the user's thread and ends when it has ended, with what it raised.
+        `on_automatic_commit` is called after every commit that nobody asked for."""
         self._settings = settings
         self._subscription = subscription
         self._wake = wake
-        # Told of every commit that nobody asked for, once it is done.
-        self.on_automatic_commit: Callable[[Offsets], None] = lambda offsets: None
+        self._on_automatic_commit = on_automatic_commit
         self._clock = clock or SystemClock()
-        self._coordinator = GroupCoordinator(cluster, settings.group_id)
+        self._coordinator = Coordinator(cluster, KeyType.GROUP, settings.group_id)
         self._offsets = GroupOffsets(
             self._coordinator,
             self,
@@ -116,7 +117,7 @@ class GroupRunner:
             self._watch = self._event_loop.create_task(self._watch_polls())
 
     def subscription_changed(self) -> None:
-        """The user subscribed to something else, or other topics match; the member joins anew with it."""
+        """The subscription changed, or other topics match it now; the member rejoins."""
         if self._is_started:
             self._tell_subscription()
             self._changed()
@@ -254,7 +255,7 @@ class GroupRunner:
         self._loop.nudge()
 
     def _changed(self) -> None:
-        """Something happened to the member: see whether the user is needed, or whoever waits for the membership."""
+        """The member changed: see whether the user's thread or a waiter for the membership is needed."""
         had_turn = self.has_turn
         self._waits_for_user = self._turns.is_waiting or (self._is_started and self._member.is_stale)
         self._error = None if self._member.error is self._told_error else self._member.error
@@ -283,10 +284,10 @@ class GroupRunner:
         self._silence = PollIntervalExceededError(
             f"poll() was not called for {silent_ms / 1000:.1f} s, longer than "
             f"max.poll.interval.ms={self._settings.max_poll_interval_ms}, so the consumer left the group and its "
-            "partitions went to other members; process records faster, take fewer at once (max.poll.records) or raise "
-            "max.poll.interval.ms"
+            "partitions went to other members; process records faster, poll fewer at a time (max.poll.records) or "
+            "raise max.poll.interval.ms"
         )
-        log.warning("group %s: %s", self._settings.group_id, self._silence)
+        logger.warning("group %s: %s", self._settings.group_id, self._silence)
         identity = self._member.identity
         request = self._member.leave_request() if isinstance(self._member, ConsumerMember) else None
         tells = self._member.poll_expired()
@@ -357,9 +358,9 @@ class GroupRunner:
 
     def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
         if error is None:
-            self.on_automatic_commit(offsets)
+            self._on_automatic_commit(offsets)
         else:
-            log.warning("group %s: an automatic commit failed: %s", self._settings.group_id, error)
+            logger.warning("group %s: an automatic commit failed: %s", self._settings.group_id, error)
             self._next_commit_ms = self._now_ms() + self._settings.retry_backoff_ms
             self._set_commit_timer()
 
@@ -374,9 +375,9 @@ class GroupRunner:
         try:
             await self._offsets.commit(offsets, timeout_s=timeout_s, giving_up_on=_TOPIC_IS_GONE)
         except ClientError as error:
-            log.warning("group %s: a commit before partitions go failed: %s", self._settings.group_id, error)
+            logger.warning("group %s: the commit before a revocation failed: %s", self._settings.group_id, error)
         else:
-            self.on_automatic_commit(offsets)
+            self._on_automatic_commit(offsets)
 
     # What commits have to know of the membership
 
@@ -406,9 +407,9 @@ class GroupRunner:
         if not self._was_member:
             return ClientError("the consumer has not joined the group yet; call poll() first")
         return ClientError(
-            "the group has gone on without this member, because no heartbeat reached the coordinator within the "
-            "session's time-out or the consumer was away during a rebalance; the partitions may belong to others, who "
-            "read again what was not committed; call poll() to join again"
+            "the group has removed this member, because no heartbeat reached the coordinator within session.timeout.ms "
+            "or the consumer missed a rebalance; other members may own the partitions now and read again what was not "
+            "committed; call poll() to rejoin"
         )
 
     def _now_ms(self) -> float:
@@ -461,4 +462,4 @@ async def _within(timeout_s: float, work: Awaitable[None]) -> None:
         async with asyncio.timeout(timeout_s):
             await work
     except TimeoutError:
-        log.info("gave up waiting after %g s", timeout_s)
+        logger.info("gave up waiting after %g s", timeout_s)

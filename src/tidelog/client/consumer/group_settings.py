@@ -76,7 +76,7 @@ def _own(wanted: object) -> Assignor:
     made = wanted() if isinstance(wanted, type) else wanted
     if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "assign", None)):
         raise ConfigError(
-            f"partition.assignment.strategy: {wanted!r} is no assignor; subclass tidelog's Assignor, "
+            f"partition.assignment.strategy: {wanted!r} is not an assignor; subclass tidelog's Assignor, "
             "and give it a name and an assign method"
         )
     if not isinstance(made, Assignor):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 from tidelog.records.kernel_consume import ConsumerRecord
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ConsumerInterceptor:
@@ -43,7 +43,7 @@ class Interceptors:
             try:
                 records = interceptor.on_consume(records)
             except Exception:
-                log.warning("interceptor %s failed in on_consume", type(interceptor).__name__, exc_info=True)
+                logger.warning("interceptor %s failed in on_consume", type(interceptor).__name__, exc_info=True)
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
@@ -51,11 +51,11 @@ class Interceptors:
             try:
                 interceptor.on_commit(offsets)
             except Exception:
-                log.warning("interceptor %s failed in on_commit", type(interceptor).__name__, exc_info=True)
+                logger.warning("interceptor %s failed in on_commit", type(interceptor).__name__, exc_info=True)
 
     def close(self) -> None:
         for interceptor in self._interceptors:
             try:
                 interceptor.close()
             except Exception:
-                log.warning("interceptor %s failed in close", type(interceptor).__name__, exc_info=True)
+                logger.warning("interceptor %s failed in close", type(interceptor).__name__, exc_info=True)

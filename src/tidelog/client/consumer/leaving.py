@@ -1,4 +1,4 @@
-"""Leaving a group: telling the coordinator, so that others get the partitions at once and not after a time-out.
+"""Leaving a group: telling the coordinator, so that others get the partitions right away instead of after a timeout.
 
 What always holds: it is one attempt, and a failure is logged, not raised: whoever leaves goes on anyway, and the
 coordinator finds out by itself when the session ends.
@@ -25,7 +25,7 @@ from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SEVERAL_MEMBERS_FROM = 3
 
@@ -52,10 +52,10 @@ async def leave_group(
             else:
                 code = await _leave_consumer(offsets, heartbeat)
     except (ClientError, TimeoutError) as error:
-        log.info("group %s: could not tell the coordinator that this member leaves: %s", group_id, error)
+        logger.info("group %s: could not notify the coordinator that this member is leaving: %s", group_id, error)
         return
     if code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
-        log.info("group %s: the coordinator did not let this member leave: %s", group_id, code.description)
+        logger.info("group %s: the coordinator refused to remove this member: %s", group_id, code.description)
 
 
 async def _leave_classic(offsets: GroupOffsets, group_id: str, identity: Identity, reason: str) -> ErrorCode:

@@ -21,7 +21,7 @@ from tidelog.protocol.messages.consumer_protocol import (
     read_member_bytes,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _VERSION = struct.Struct(">h")
 _NEWEST = 3
@@ -45,7 +45,7 @@ def read_subscription(member_id: str, data: bytes, instance_id: str | None) -> M
     try:
         message = read_member_bytes(ConsumerProtocolSubscription, bytes(data))
     except ProtocolError as error:
-        log.warning("member %s is given no partitions, its subscription can't be read: %s", member_id, error)
+        logger.warning("member %s is given no partitions, its subscription can't be read: %s", member_id, error)
         return MemberSubscription(frozenset(), instance_id=instance_id)
     return MemberSubscription(
         topics=frozenset(message.topics),

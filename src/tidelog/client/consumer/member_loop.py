@@ -1,4 +1,4 @@
-"""The requests of one member, one after the other: its state says what to send, and is told what came of it.
+"""The requests of one member, one after the other: its state says what to send, and gets the outcome.
 
 What always holds: there is one request at a time, so a heartbeat never overtakes a join; whatever fails for a reason
 that may pass is tried again after a pause, with the coordinator looked up anew; what will not pass becomes the member's
@@ -13,11 +13,12 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from tidelog.client.consumer.assignors import TopicLayout
-from tidelog.client.consumer.coordinator_channel import CoordinatorChannel, GroupCoordinator
+from tidelog.client.consumer.coordinator_channel import CoordinatorChannel
 from tidelog.client.consumer.membership_classic import ClassicMember
 from tidelog.client.consumer.membership_consumer import ConsumerMember
 from tidelog.client.errors import ClientError, FatalError, RetriableError, UnsupportedVersionError
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.routing import Coordinator
 from tidelog.client.types import ClusterMetadata, TopicPartition
 from tidelog.common.clock import Clock
 from tidelog.protocol import Api, ErrorCode
@@ -30,7 +31,7 @@ from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _APIS: dict[type, tuple[Api, type]] = {
     JoinGroupRequest: (JOIN_GROUP, JoinGroupResponse),
@@ -54,7 +55,7 @@ class MemberLoop:
     def __init__(
         self,
         member: ClassicMember | ConsumerMember,
-        coordinator: GroupCoordinator,
+        coordinator: Coordinator,
         clock: Clock,
         on_change: Callable[[], None],
     ) -> None:
@@ -82,7 +83,7 @@ class MemberLoop:
         """The loop only ends when it is stopped: anything else is a defect, which must not go unseen."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            failure = FatalError(f"group {self._coordinator.group_id}: the membership broke down: {error!r}")
+            failure = FatalError(f"group {self._coordinator.key}: the membership failed unexpectedly: {error!r}")
             failure.__cause__ = error
             self._member.fail(failure)
             self._on_change()
@@ -101,7 +102,7 @@ class MemberLoop:
         self._channel.drop()
 
     def nudge(self) -> None:
-        """The member has changed: ask it anew."""
+        """The member has changed: ask it again."""
         self._news.set()
 
     def drop_connection(self) -> None:
@@ -153,7 +154,7 @@ class MemberLoop:
                 api, request, response_class, timeout_s=self._timeout_s(request)
             )
         except RetriableError as error:
-            log.info("group %s: %s failed and is tried again: %s", self._coordinator.group_id, api.name, error)
+            logger.info("group %s: %s failed, retrying: %s", self._coordinator.key, api.name, error)
             self._coordinator.note_error(error)
             self._member.on_failure(request, error, self._clock.monotonic_ms())
         except ClientError as error:
@@ -163,7 +164,7 @@ class MemberLoop:
 
     def _is_supported(self, connection: Connection, request: object) -> bool:
         """Whether the broker is new enough for what the settings ask; the member gets the error, or a way around."""
-        group = f"group {self._coordinator.group_id}"
+        group = f"group {self._coordinator.key}"
         if isinstance(request, JoinGroupRequest) and request.group_instance_id is not None:
             if connection.version_for(JOIN_GROUP) < _STATIC_MEMBERS_FROM:
                 raise UnsupportedVersionError(
@@ -200,7 +201,7 @@ class MemberLoop:
             try:
                 told = await self._cluster.refresh(topics)
             except RetriableError as error:
-                log.info("group %s: its leader waits for metadata: %s", self._coordinator.group_id, error)
+                logger.info("group %s: the leader is waiting for metadata: %s", self._coordinator.key, error)
             except ClientError as error:
                 member.fail(error)
                 return
@@ -246,7 +247,7 @@ class MemberLoop:
         try:
             await self._cluster.refresh(self._missing_topics)
         except ClientError as error:
-            log.info("group %s: could not look for missing topics: %s", self._coordinator.group_id, error)
+            logger.info("group %s: could not look for missing topics: %s", self._coordinator.key, error)
 
     def _on_metadata(self, told: ClusterMetadata) -> None:
         member = self._member
@@ -282,5 +283,5 @@ class MemberLoop:
             # With a regular expression only the coordinator knows which topics these are.
             await self._cluster.refresh(None if member.uses_regex else member.topics)
         except ClientError as error:
-            log.info("group %s: could not ask for assigned topics: %s", self._coordinator.group_id, error)
+            logger.info("group %s: could not look up assigned topics: %s", self._coordinator.key, error)
             await asyncio.sleep(self._cluster.settings.retry.longest_s)

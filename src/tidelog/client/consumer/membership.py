@@ -75,9 +75,9 @@ class Membership(Protocol):
 
     owned: frozenset[TopicPartition]
     error: ClientError | None
-    """What the user has to be told; the member rests until `error_taken`, for ever where it is fatal."""
+    """The error to raise to the user; the member rests until `error_taken`, forever if it is fatal."""
     coordinator_is_suspect: bool
-    """The coordinator is to be looked up anew; whoever does so sets it back."""
+    """The coordinator has to be looked up again; the one who does so resets this."""
 
     @property
     def identity(self) -> Identity: ...
@@ -89,7 +89,7 @@ class Membership(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the member left because the user did not poll; it joins anew once the user does."""
+        """Whether the member left because the user did not poll; it rejoins once the user does."""
         ...
 
     def next_request(self, now_ms: float) -> object | None:
@@ -121,13 +121,13 @@ class Membership(Protocol):
     def request_rejoin(self, reason: str) -> None: ...
 
     def poll_expired(self) -> bool:
-        """The user polls no more: leave. Whether the coordinator is to be told."""
+        """The user has stopped polling: leave. Returns whether to notify the coordinator."""
         ...
 
     def poll_resumed(self) -> None: ...
 
     def fail(self, error: ClientError) -> None:
-        """Something went wrong that will not pass by itself: the user is to be told."""
+        """A permanent error: raise it to the user."""
         ...
 
     def error_taken(self) -> None: ...

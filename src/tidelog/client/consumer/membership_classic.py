@@ -25,7 +25,7 @@ from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroup
 from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.k14_sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 PROTOCOL_TYPE = "consumer"
 
@@ -33,13 +33,13 @@ _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILAB
 
 
 class _Phase(enum.Enum):
-    UNJOINED = enum.auto()  # not in the group, or about to join anew
+    UNJOINED = enum.auto()  # not in the group, or about to rejoin
     JOINING = enum.auto()  # JoinGroup is under way
     ASSIGNING = enum.auto()  # this is the leader, and it has to know the topics
     SYNCING = enum.auto()  # SyncGroup is to be sent or under way
     STABLE = enum.auto()
     STALE = enum.auto()  # left because the user did not poll
-    RESTING = enum.auto()  # an error has to be told to the user first
+    RESTING = enum.auto()  # an error has to be raised to the user first
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class ClassicMember:
     def _may_join(self) -> bool:
         if self._phase not in (_Phase.UNJOINED, _Phase.STABLE) or not self._wants_to_join or self._in_turn:
             return False
-        # An assignment that was given is taken over before the member joins anew.
+        # An assignment that has arrived is adopted before the member rejoins.
         return self._assignment is None and (self._is_prepared or self._nothing_to_prepare())
 
     def _join_request(self) -> JoinGroupRequest | None:
@@ -265,7 +265,7 @@ class ClassicMember:
             self._take(assignment, now_ms)
             return
         if not self._is_thrown_out(code):
-            self._join_again("the group went on to the next rebalance")
+            self._join_again("the group has started the next rebalance")
             if code is not ErrorCode.REBALANCE_IN_PROGRESS:
                 self._on_refusal(code, "sync", now_ms)
 
@@ -273,7 +273,7 @@ class ClassicMember:
         """An assignment was given; one of topics that have been unsubscribed from since is not taken over."""
         unwanted = sorted({partition.topic for partition in assignment} - self._topics)
         if unwanted:
-            log.info("group %s: was given %s, which is not subscribed to", self.config.group_id, ", ".join(unwanted))
+            logger.info("group %s: got %s, which it does not subscribe to", self.config.group_id, ", ".join(unwanted))
             self.request_rejoin("the subscription has changed")
             self._retries.failed(now_ms)
         else:
@@ -354,7 +354,7 @@ class ClassicMember:
     # Changes
 
     def subscribe(self, topics: frozenset[str], regex: str | None = None) -> None:
-        """Classic members tell the names of topics; whoever has a pattern finds them."""
+        """Classic members send topic names; those with a pattern resolve it themselves."""
         if topics != self._topics:
             self._topics = topics
             if self._phase is not _Phase.STALE:
@@ -380,11 +380,11 @@ class ClassicMember:
         self._assignment = None
         self._leader = None
         self._phase = _Phase.UNJOINED
-        self._rejoin_reason = self._rejoin_reason or "the group went on without the member"
+        self._rejoin_reason = self._rejoin_reason or "the group removed the member"
         self._is_prepared = False
 
     def poll_expired(self) -> bool:
-        """The user polls no more: leave, so that others can have the partitions at once."""
+        """The user has stopped polling: leave, so that others get the partitions right away."""
         tells = self._member_id != NO_MEMBER_ID and self.config.instance_id is None
         self._forget_membership(keeps_id=False)
         self._in_flight = None
@@ -454,7 +454,7 @@ class ClassicMember:
         return not self.owned
 
     def _nothing_to_prepare(self) -> bool:
-        """An eager member of a group is told of every rebalance, even if it owns nothing."""
+        """An eager member hears of every rebalance, even if it owns nothing."""
         is_told = self._generation != NO_GENERATION and not self.config.is_cooperative
         return not is_told and self._gave_up_enough()
 

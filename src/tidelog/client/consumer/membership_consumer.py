@@ -26,11 +26,11 @@ from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
-STATIC_LEAVE_EPOCH = -2  # the place is kept for whoever comes back with the same group.instance.id
+STATIC_LEAVE_EPOCH = -2  # the place is kept for a member that returns with the same group.instance.id
 
 # Coordinators make plans at most once a second, so who comes right behind one that leaves joins without partitions.
 # It would hear of its own with its next heartbeat, after five seconds by default; it asks a few times before.
@@ -45,7 +45,7 @@ class _Phase(enum.Enum):
     OUTSIDE = enum.auto()  # not in the group; joins once there is a subscription and nothing is owned
     INSIDE = enum.auto()
     STALE = enum.auto()  # left because the user did not poll
-    RESTING = enum.auto()  # an error has to be told to the user first
+    RESTING = enum.auto()  # an error has to be raised to the user first
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class ConsumerMember:
             return
         self._told = None
         if code in _FENCED:
-            log.info("group %s: the member was fenced and joins anew (%s)", self.config.group_id, code.name)
+            logger.info("group %s: the member was fenced and is rejoining (%s)", self.config.group_id, code.name)
             self._go_outside()
         elif code in _MOVED:
             self.coordinator_is_suspect = True
@@ -243,7 +243,7 @@ class ConsumerMember:
         return min(self._heartbeat_interval_ms, _EARLY_HEARTBEAT_MS)
 
     def on_failure(self, request: object, error: ClientError, now_ms: float) -> None:
-        """The request could not be sent or was not answered; it may have arrived, so all is told anew."""
+        """The request failed or got no response; it may have arrived, so the next one repeats everything."""
         if request is not self._in_flight:
             return
         self._in_flight = None
@@ -296,7 +296,7 @@ class ConsumerMember:
         self._topics = topics if self._regex is None else frozenset()
 
     def match_names(self) -> None:
-        """The coordinator can't work with regular expressions, or not with this one: it is told names instead."""
+        """The coordinator doesn't support regular expressions, or not this one: send names instead."""
         self._in_flight = None
         self._regex_is_refused = True
         self.subscribe(self._matched, None)
@@ -310,8 +310,8 @@ class ConsumerMember:
         return self._regex is not None
 
     def request_rejoin(self, reason: str) -> None:
-        """The coordinator decides when to share out anew; a member can only tell all about itself again."""
-        log.info("group %s: %s", self.config.group_id, reason)
+        """The coordinator decides when to rebalance; a member can only resend its full state."""
+        logger.info("group %s: %s", self.config.group_id, reason)
         self._told = None
 
     def _go_outside(self) -> None:
@@ -356,7 +356,7 @@ class ConsumerMember:
         self._phase = _Phase.OUTSIDE
 
     def on_commit_error(self, code: ErrorCode, identity: Identity) -> None:
-        """The next heartbeat tells what the coordinator thinks of this member; it is sent at once."""
+        """Send the next heartbeat immediately, to learn this member's state at the coordinator."""
         if self._phase is _Phase.INSIDE and identity == self.identity:
             self._told = None
 

@@ -28,7 +28,7 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
 from tidelog.common.clock import Clock
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 Committed = Callable[[Iterable[TopicPartition]], Awaitable[dict[TopicPartition, OffsetAndMetadata | None]]]
 
@@ -70,7 +70,7 @@ class PositionKeeper:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def take_error(self) -> ClientError | None:
-        """The next error to be told; None when a seek or a new assignment has settled what it was about."""
+        """The next error to raise; None if a seek or a new assignment has resolved it."""
         error = self.errors.popleft()
         versions = self._versions_told_of.pop(error, None)
         if versions is None or any(self._is_at(*each) for each in versions.items()):
@@ -102,7 +102,7 @@ class PositionKeeper:
                 self._failures = 0
             except RetriableError as error:
                 self._failures += 1
-                log.info("could not find out where to read from, trying again: %s", error)
+                logger.info("could not determine the position to read from, retrying: %s", error)
                 await asyncio.sleep(self._settings.cluster.retry.pause_s(self._failures))
                 continue
             except ClientError as error:
@@ -168,7 +168,7 @@ class PositionKeeper:
             )
 
     async def _list(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """All at once; when that fails each alone, so that one partition without a leader does not hold up others."""
+        """All together; if that fails, each alone, so that one partition without a leader does not hold up others."""
         if not timestamps:
             return {}
         try:
@@ -234,13 +234,15 @@ class PositionKeeper:
         if truncated:
             error = LogTruncationError(
                 f"a new leader has less of the log than was read, for {', '.join(truncated)}: records were lost; seek "
-                "to an offset to go on from"
+                "to an offset to continue from"
             )
             raise self._error_about(error, versions)
 
     def _step_back(self, state: PartitionState, version: int, end: EpochEnd, leader_epoch: int) -> bool:
         """Go on from where the logs part; False when the user is to decide."""
-        log.warning("partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset)
+        logger.warning(
+            "partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset
+        )
         if end.end_offset >= state.position >= 0:
             # Only what was fetched ahead is gone.
             return self._found(state, version, state.position, end.leader_epoch, leader_epoch)

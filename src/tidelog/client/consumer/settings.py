@@ -29,6 +29,7 @@ from tidelog.common.settings import Setting, SettingType, at_least, one_of
 Deserializer = Callable[[str, bytes, Any], Any]
 """Makes a key or value of bytes: called with the topic, the bytes and the record's headers; never for null."""
 
+MAX_PARTITION_FETCH_BYTES = 1024 * 1024
 READ_UNCOMMITTED = "read_uncommitted"
 READ_COMMITTED = "read_committed"
 _DURATION = re.compile(
@@ -50,6 +51,7 @@ class ConsumerOptions(ClientOptions, total=False):
     consumer_timeout_ms: int
     enable_auto_commit: bool
     exclude_internal_topics: bool
+    fetch_growth_max_bytes: int
     fetch_max_bytes: int
     fetch_max_wait_ms: int
     fetch_min_bytes: int
@@ -104,7 +106,7 @@ _READING: tuple[Setting, ...] = (
         "auto.offset.reset",
         SettingType.STRING,
         "latest",
-        "Where to begin without a committed offset, or when it is gone: earliest, latest, none (raise an error), or "
+        "Where to start without a valid committed offset: earliest, latest, none (raise an error), or "
         "by_duration:PT1H for the records of the last hour.",
         check=_reset_check,
     ),
@@ -112,81 +114,94 @@ _READING: tuple[Setting, ...] = (
         "isolation.level",
         SettingType.STRING,
         READ_UNCOMMITTED,
-        "read_committed leaves out records of aborted transactions and waits for open ones.",
+        "read_committed skips records of aborted transactions and waits for open ones to end.",
         check=one_of(READ_UNCOMMITTED, READ_COMMITTED),
     ),
-    Setting("max.poll.records", SettingType.INT, 500, "How many records one poll returns at most.", check=at_least(1)),
+    Setting("max.poll.records", SettingType.INT, 500, "The most records that one poll returns.", check=at_least(1)),
     Setting(
         "fetch.min.bytes",
         SettingType.INT,
         1,
-        "How many bytes a broker gathers before it answers a fetch, while the wait lasts.",
+        "How many bytes a broker collects before it answers a fetch, unless fetch.max.wait.ms runs out.",
         check=at_least(0),
     ),
     Setting(
         "fetch.max.wait.ms",
         SettingType.INT,
         500,
-        "How long a broker waits for fetch.min.bytes.",
+        "How long a broker may wait for fetch.min.bytes.",
         check=at_least(0),
     ),
     Setting(
         "fetch.max.bytes",
         SettingType.INT,
         50 * 1024 * 1024,
-        "How many bytes one answer of a broker holds; one batch may be larger.",
+        "The most bytes in one fetch response; a single larger batch is still returned.",
         check=at_least(1),
     ),
     Setting(
         "max.partition.fetch.bytes",
         SettingType.INT,
-        1024 * 1024,
-        "How many bytes of one partition an answer holds; one batch may be larger.",
+        MAX_PARTITION_FETCH_BYTES,
+        "The most bytes per partition in a fetch response; a single larger batch is still returned.",
         check=at_least(1),
+    ),
+    Setting(
+        "fetch.growth.max.bytes",
+        SettingType.INT,
+        4 * 1024 * 1024,
+        "The most bytes per partition in a fetch response while the consumer catches up, if "
+        "max.partition.fetch.bytes is left at its default; 0: never more than that, like Kafka's client.",
+        check=at_least(0),
     ),
     Setting(
         "queued.max.bytes",
         SettingType.LONG,
         64 * 1024 * 1024,
-        "How many fetched bytes wait for poll at most; nothing is fetched ahead beyond it.",
+        "How many fetched bytes may be waiting for poll before fetching pauses.",
         check=at_least(1),
     ),
-    Setting("check.crcs", SettingType.BOOLEAN, True, "Whether the checksum of every batch is checked."),
-    Setting("client.rack", SettingType.STRING, "", "Where this client runs; told to brokers and assignors."),
+    Setting("check.crcs", SettingType.BOOLEAN, True, "Whether to verify the checksum of every batch."),
+    Setting("client.rack", SettingType.STRING, "", "The rack where this client runs; sent to brokers and assignors."),
     object_setting(
-        "key.deserializer", "Makes keys of bytes: called with topic, bytes and headers.", check=is_serializer
+        "key.deserializer", "Converts bytes to keys; called with topic, bytes and headers.", check=is_serializer
     ),
     object_setting(
-        "value.deserializer", "Makes values of bytes: called with topic, bytes and headers.", check=is_serializer
+        "value.deserializer", "Converts bytes to values; called with topic, bytes and headers.", check=is_serializer
     ),
-    object_setting("interceptor.classes", "Objects that see records before you do, and commits.", default=()),
+    object_setting("interceptor.classes", "Interceptors that see records before you do, and commits.", default=()),
     Setting(
         "consumer.timeout.ms",
         SettingType.LONG,
         -1,
-        "How long iteration over the consumer waits for a record before it ends; -1: for ever.",
+        "How long iteration waits for a record before it ends; -1: forever.",
         check=at_least(-1),
     ),
     Setting(
         "allow.auto.create.topics",
         SettingType.BOOLEAN,
         True,
-        "Whether a topic that is subscribed or assigned and missing may be made by the broker.",
+        "Whether the broker may create a missing topic that is subscribed to or assigned.",
     ),
     Setting(
         "exclude.internal.topics",
         SettingType.BOOLEAN,
         True,
-        "Whether a pattern leaves out internal topics such as __consumer_offsets.",
+        "Whether patterns skip internal topics such as __consumer_offsets.",
     ),
 )
 _GROUP: tuple[Setting, ...] = (
-    Setting("group.id", SettingType.STRING, None, "The group that shares partitions and commits offsets."),
+    Setting(
+        "group.id",
+        SettingType.STRING,
+        None,
+        "The consumer group, whose members share partitions and committed offsets.",
+    ),
     Setting(
         "group.instance.id",
         SettingType.STRING,
         None,
-        "A name that stays over restarts: the member keeps its partitions if it is back within its session.",
+        "A name that survives restarts: the member keeps its partitions if it returns before its session expires.",
     ),
     Setting(
         "group.protocol",
@@ -199,11 +214,11 @@ _GROUP: tuple[Setting, ...] = (
         "group.remote.assignor",
         SettingType.STRING,
         None,
-        "With group.protocol=consumer, which of the broker's assignors is used; by default the broker's choice.",
+        "Which of the broker's assignors to use with group.protocol=consumer; by default the broker chooses.",
     ),
     object_setting(
         "partition.assignment.strategy",
-        "Assignors in the order of preference, by name (range, roundrobin, sticky, cooperative-sticky) or your own.",
+        "Assignors in order of preference, by name (range, roundrobin, sticky, cooperative-sticky) or your own.",
         default=("range", "cooperative-sticky"),
         check=_strategy_check,
     ),
@@ -211,34 +226,34 @@ _GROUP: tuple[Setting, ...] = (
         "session.timeout.ms",
         SettingType.INT,
         45_000,
-        "After how long without a heartbeat the group goes on without this member.",
+        "How long the group waits for a heartbeat before it removes this member.",
         check=at_least(1),
     ),
     Setting(
         "heartbeat.interval.ms",
         SettingType.INT,
         3_000,
-        "The pause between heartbeats; well below the session's time-out.",
+        "The interval between heartbeats; keep it well below session.timeout.ms.",
         check=at_least(1),
     ),
     Setting(
         "max.poll.interval.ms",
         SettingType.INT,
         300_000,
-        "How long your code may take between two polls before the member leaves its group.",
+        "The longest time between two polls before the member leaves its group.",
         check=at_least(1),
     ),
     Setting(
         "enable.auto.commit",
         SettingType.BOOLEAN,
         True,
-        "Whether positions are committed by themselves, as polls go on and when the consumer is closed.",
+        "Whether to commit positions automatically, during polls and on close.",
     ),
     Setting(
         "auto.commit.interval.ms",
         SettingType.INT,
         5_000,
-        "The time between such commits.",
+        "The interval between automatic commits.",
         check=at_least(0),
     ),
 )
@@ -258,6 +273,7 @@ class ConsumerSettings:
     fetch_max_wait_ms: int
     fetch_max_bytes: int
     max_partition_fetch_bytes: int
+    fetch_growth_max_bytes: int
     queued_max_bytes: int
     check_crcs: bool
     client_rack: str
@@ -282,6 +298,7 @@ class ConsumerSettings:
             fetch_max_wait_ms=values["fetch.max.wait.ms"],
             fetch_max_bytes=values["fetch.max.bytes"],
             max_partition_fetch_bytes=values["max.partition.fetch.bytes"],
+            fetch_growth_max_bytes=_growth_max(values["max.partition.fetch.bytes"], values["fetch.growth.max.bytes"]),
             queued_max_bytes=values["queued.max.bytes"],
             check_crcs=values["check.crcs"],
             client_rack=values["client.rack"],
@@ -292,6 +309,11 @@ class ConsumerSettings:
             allow_auto_create_topics=values["allow.auto.create.topics"],
             exclude_internal_topics=values["exclude.internal.topics"],
         )
+
+
+def _growth_max(partition_fetch_bytes: int, growth_max_bytes: int) -> int:
+    """What fetches of a partition may grow to. Whoever sets their size has reasons, so then they keep it."""
+    return growth_max_bytes if partition_fetch_bytes == MAX_PARTITION_FETCH_BYTES else 0
 
 
 def _group(values: ClientSettings) -> GroupSettings | None:

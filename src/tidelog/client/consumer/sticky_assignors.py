@@ -125,7 +125,7 @@ class _Plan:
         self._readers = {topic: tuple(member_ids) for topic, member_ids in self._subscribers.items()}
         self._layout = layout
         self._members = members
-        # By member and topic, so that a partition of a given topic is found at once.
+        # By member and topic, so that a partition of a given topic is found directly.
         self._held: dict[str, dict[str, list[int]]] = {member_id: {} for member_id in self._order}
         self._loads = dict.fromkeys(self._order, 0)
         self._owners: dict[TopicPartition, str] = {}
@@ -181,7 +181,7 @@ class _Plan:
                 stuck.add(heaviest)
 
     def _relieve(self, member_id: str) -> bool:
-        """Move one partition away from the member if somebody is lighter by two or more: the lightest there is."""
+        """Move one partition from the member to the lightest one, if that has at least two fewer."""
         best: tuple[int, bool, str, str] | None = None
         lightest_readers: dict[tuple[str, ...], str] = {}
         for topic in self._held[member_id]:
@@ -263,13 +263,13 @@ def _read_topics(data: bytes) -> tuple[list[TopicPartition], int]:
         (size,) = _INT16.unpack_from(data, position)
         position += _INT16.size
         if size < 0 or position + size > len(data):
-            raise ValueError("the topic's name goes beyond the data")
+            raise ValueError("the topic's name runs past the end of the data")
         topic = data[position : position + size].decode()
         position += size
         (count,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         if count < 0 or position + count * _INT32.size > len(data):
-            raise ValueError("the partitions go beyond the data")
+            raise ValueError("the partitions run past the end of the data")
         for _ in range(count):
             partitions.append(TopicPartition(topic, _INT32.unpack_from(data, position)[0]))
             position += _INT32.size

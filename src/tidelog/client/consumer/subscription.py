@@ -45,6 +45,7 @@ class PartitionState:
         "checked_leader_epoch",
         "fetch_epoch",
         "fetch_offset",
+        "fetch_size",
         "high_watermark",
         "is_paused",
         "last_stable_offset",
@@ -65,6 +66,7 @@ class PartitionState:
         # The next offset to ask the broker for, at or behind the position; none while nothing may be fetched.
         self.fetch_offset = NO_OFFSET
         self.fetch_epoch = NO_EPOCH  # of the last record before it
+        self.fetch_size = 0  # how many bytes to ask for, where that is more than usual
         self.reset: OffsetReset | None = None  # set: an offset is to be looked up before anything is fetched
         self.is_paused = False
         # The epoch of the leader whose log is known to hold the position; a newer leader is asked first.
@@ -83,10 +85,15 @@ class PartitionState:
         return self.fetch_offset >= 0 and not self.is_paused
 
 
+def _nothing() -> None:
+    """Nobody listens yet."""
+
+
 class SubscriptionState:
     """What is asked for, what is assigned, and every partition's position."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_change: Callable[[], None] = _nothing) -> None:
+        """`on_change` is called after every change that may give the fetcher something to do or to drop."""
         self._lock = threading.RLock()
         self._partitions: dict[TopicPartition, PartitionState] = {}
         self._versions = 0
@@ -96,8 +103,7 @@ class SubscriptionState:
         self.is_manual = False  # by assign(): no group decides
         # Grows with every change of the subscription or the assignment, never with a position.
         self.generation = 0
-        # Told of every change that may give the fetcher something to do or to drop.
-        self.on_change: Callable[[], None] = _nothing
+        self._on_change = on_change
 
     # What is asked for
 
@@ -151,7 +157,7 @@ class SubscriptionState:
             self.is_manual = False
             self.generation += 1
             self._replace(())
-        self.on_change()
+        self._on_change()
 
     def assign_manually(self, partitions: Iterable[TopicPartition]) -> None:
         with self._lock:
@@ -159,7 +165,7 @@ class SubscriptionState:
             self.is_manual = True
             self.generation += 1
             self._replace(partitions)
-        self.on_change()
+        self._on_change()
 
     def _refuse_mixing(self, *, manual: bool) -> None:
         if manual and self.is_subscribed:
@@ -181,7 +187,7 @@ class SubscriptionState:
         with self._lock:
             self.generation += 1
             self._replace(partitions)
-        self.on_change()
+        self._on_change()
 
     def _replace(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = {TopicPartition(*each): None for each in partitions}
@@ -239,10 +245,10 @@ class SubscriptionState:
     def seek(self, topic_partition: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
         """Go on from `offset`; `leader_epoch` is that of the record before it, where known."""
         if offset < 0:
-            raise ValueError(f"an offset is 0 or more, not {offset}; seek_to_beginning() and seek_to_end() go there")
+            raise ValueError(f"an offset can't be negative, got {offset}; use seek_to_beginning() or seek_to_end()")
         with self._lock:
             self._move(self.state(topic_partition), offset, leader_epoch)
-        self.on_change()
+        self._on_change()
 
     def found(
         self,
@@ -263,18 +269,18 @@ class SubscriptionState:
                 return False
             self._move(state, offset, leader_epoch)
             state.checked_leader_epoch = checked_leader_epoch
-        self.on_change()
+        self._on_change()
         return True
 
     def request_reset(self, topic_partition: TopicPartition, reset: OffsetReset, version: int | None = None) -> bool:
-        """Have the position looked up anew, unless the partition has moved since `version`."""
+        """Look the position up again, unless the partition has moved since `version`."""
         with self._lock:
             state = self.state(topic_partition) if version is None else self._partitions.get(topic_partition)
             if state is None or (version is not None and state.version != version):
                 return False
             self._move(state, NO_OFFSET, NO_EPOCH)
             state.reset = reset
-        self.on_change()
+        self._on_change()
         return True
 
     def forget_positions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -282,7 +288,7 @@ class SubscriptionState:
         with self._lock:
             for state in [self.state(topic_partition) for topic_partition in partitions]:
                 self._move(state, NO_OFFSET, NO_EPOCH)
-        self.on_change()
+        self._on_change()
 
     def _move(self, state: PartitionState, offset: int, leader_epoch: int) -> None:
         state.version = self._next_version()
@@ -320,7 +326,7 @@ class SubscriptionState:
         with self._lock:
             if state.version == version and state.has_position:
                 self._move(state, state.position, state.leader_epoch)
-        self.on_change()
+        self._on_change()
 
     # Pausing
 
@@ -329,18 +335,14 @@ class SubscriptionState:
         with self._lock:
             for state in [self.state(topic_partition) for topic_partition in partitions]:
                 state.is_paused = True
-        self.on_change()
+        self._on_change()
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         with self._lock:
             for state in [self.state(topic_partition) for topic_partition in partitions]:
                 state.is_paused = False
-        self.on_change()
+        self._on_change()
 
     def paused(self) -> frozenset[TopicPartition]:
         with self._lock:
             return frozenset(key for key, state in self._partitions.items() if state.is_paused)
-
-
-def _nothing() -> None:
-    """Nobody listens yet."""

@@ -1,6 +1,6 @@
 """The user's thread of a synchronous consumer: only one at a time, and where calls of user code are made.
 
-What always holds: a second thread that uses the consumer while the first does is refused at once, before it changes
+What always holds: a second thread that uses the consumer while the first does is refused immediately, before it changes
 anything; while the user waits for something on the loop that needs its listener, the listener is called in the thread
 that waits.
 """

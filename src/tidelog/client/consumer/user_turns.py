@@ -17,7 +17,7 @@ from tidelog.client.consumer.subscription import SubscriptionState
 from tidelog.client.types import TopicPartition
 from tidelog.common.clock import Clock
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class UserTurns:
@@ -32,7 +32,7 @@ class UserTurns:
         clock: Clock,
         on_end: Callable[[], None],
     ) -> None:
-        """`commit` commits what was handed out, within so many seconds, and does not raise; `on_end` ends a turn."""
+        """`commit` commits the records handed out, within some seconds, and does not raise; `on_end` ends a turn."""
         self._member = member
         self._subscription = subscription
         self._call_user = call_user
@@ -132,9 +132,9 @@ class UserTurns:
             task.cancel()  # the turn itself was cancelled; otherwise it has ended
             self._call = None
         if task.cancelled():
-            log.warning("%s was interrupted", call)
+            logger.warning("%s was interrupted", call)
         elif (error := task.exception()) is not None:
-            log.warning("%s raised %r", call, error)
+            logger.warning("%s raised %r", call, error)
             self._listener_error = self._listener_error or error
 
     async def _make(self, call: UserCall) -> None:

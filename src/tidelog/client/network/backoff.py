@@ -14,8 +14,13 @@ class Backoff(NamedTuple):
     first_s: float
     longest_s: float
 
+    @property
+    def longest_pause_s(self) -> float:
+        """No pause is longer than this."""
+        return self.longest_s * (1 + _JITTER)
+
     def pause_s(self, failures: int) -> float:
-        """The pause after so many failures in a row, the first counting 1."""
+        """The pause after this many failures in a row, counting from 1."""
         # Beyond 2**30 the bound holds anyway, and no float overflows.
         growing = self.first_s * 2.0 ** min(max(failures - 1, 0), 30)
         return min(growing, self.longest_s) * random.uniform(1 - _JITTER, 1 + _JITTER)

@@ -29,13 +29,13 @@ from tidelog.client.errors import (
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.metadata_cache import MetadataCache, read_metadata
-from tidelog.client.network.outage import OutageLog
+from tidelog.client.network.outage import OutageLog, Reminders
 from tidelog.client.settings import ClientSettings
 from tidelog.client.types import ClusterMetadata, Node, TopicMetadata, TopicPartition
 from tidelog.protocol import Api, ErrorCode
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataRequestTopic, MetadataResponse
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Asking names no topic that way before version 1: an empty list meant all of them.
 _NO_TOPICS_FROM = 1
@@ -161,23 +161,9 @@ class Cluster:
             self._outage.failed(error, self._now_s())
         raise error
 
-    def note_reached(self) -> None:
-        """A connection to a broker was made, here or by one who makes its own."""
-        if self._outage is not None:
-            self._outage.reached(self._now_s())
-
     async def connection_to(self, node_id: int) -> Connection:
         """The connection to this broker; raises ConnectError, and BrokerError for a broker that is not known."""
-        node = self.metadata.nodes.get(node_id)
-        if node is None:
-            await self.refresh([])
-            node = self.metadata.nodes.get(node_id)
-            if node is None:
-                known = ", ".join(str(known_id) for known_id in sorted(self.metadata.nodes)) or "none"
-                raise BrokerError(
-                    ErrorCode.COORDINATOR_NOT_AVAILABLE if node_id < 0 else ErrorCode.LEADER_NOT_AVAILABLE,
-                    f"broker {node_id} is not in the cluster (brokers: {known})",
-                )
+        node = await self._node(node_id)
         peer = self._peers.get(node.address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
             peer.connection.node_id = node_id
@@ -188,6 +174,19 @@ class Cluster:
         connection = await self._connect(node.address)
         connection.node_id = node_id
         return connection
+
+    async def _node(self, node_id: int) -> Node:
+        node = self.metadata.nodes.get(node_id)
+        if node is None:
+            await self.refresh([])
+            node = self.metadata.nodes.get(node_id)
+            if node is None:
+                known = ", ".join(str(known_id) for known_id in sorted(self.metadata.nodes)) or "none"
+                raise BrokerError(
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE if node_id < 0 else ErrorCode.LEADER_NOT_AVAILABLE,
+                    f"broker {node_id} is not in the cluster (brokers: {known})",
+                )
+        return node
 
     def open_connection_to(self, node_id: int) -> Connection | None:
         """The connection to this broker if there is one already; never waits."""
@@ -209,23 +208,15 @@ class Cluster:
             return peer.connection
         if peer.opening is None:
             peer.opening = asyncio.create_task(self._open(address, peer))
-        # Shielded: whoever else waits for the same connection is not hurt when this caller gives up.
+        # Shielded: others waiting for the same connection are not affected when this caller gives up.
         return await asyncio.shield(peer.opening)
 
     async def _open(self, address: Address, peer: _Peer) -> Connection:
-        settings = self.settings
         try:
-            connection = await Connection.open(
-                address,
-                client_id=settings.client_id,
-                connect_timeout_s=settings.connect_timeout_s,
-                request_timeout_s=settings.request_timeout_s,
-                send_buffer_bytes=settings.send_buffer_bytes,
-                receive_buffer_bytes=settings.receive_buffer_bytes,
-            )
+            connection = await self._dial(address)
         except ClientError as error:
             peer.failures += 1
-            peer.blocked_until_s = self._now_s() + settings.reconnect.pause_s(peer.failures)
+            peer.blocked_until_s = self._now_s() + self.settings.reconnect.pause_s(peer.failures)
             if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
                 # Only versions were asked for, so trying again does no harm.
                 raise ConnectError(str(error)) from error
@@ -235,7 +226,31 @@ class Cluster:
         peer.failures = 0
         peer.blocked_until_s = 0.0
         peer.connection = connection
-        self.note_reached()
+        return connection
+
+    async def open_own_connection(self, node_id: int) -> Connection:
+        """A new connection to this broker, which the caller alone uses and closes; one attempt.
+
+        For requests that would wait behind others or keep others waiting, because brokers answer the requests of a
+        connection one after another. Raises ConnectError, and BrokerError for a broker that is not known.
+        """
+        connection = await self._dial((await self._node(node_id)).address)
+        connection.node_id = node_id
+        return connection
+
+    async def _dial(self, address: Address) -> Connection:
+        """Connect: every connection of the client is made here."""
+        settings = self.settings
+        connection = await Connection.open(
+            address,
+            client_id=settings.client_id,
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+            send_buffer_bytes=settings.send_buffer_bytes,
+            receive_buffer_bytes=settings.receive_buffer_bytes,
+        )
+        if self._outage is not None:
+            self._outage.reached(self._now_s())
         return connection
 
     def _now_s(self) -> float:
@@ -288,6 +303,7 @@ class Cluster:
         self._watched = None if names is None else frozenset(names)
 
     async def _keep_metadata_fresh(self) -> None:
+        reminders = Reminders()
         while True:
             wait_s = self._refreshed_at_s + self.settings.metadata_max_age_s - self._now_s()
             if wait_s > 0:
@@ -296,8 +312,10 @@ class Cluster:
             wanted = self._watched if self._watched is None else self._watched | frozenset(self.metadata.topics)
             try:
                 await self.refresh(wanted)
+                reminders.reset()
             except ClientError as error:
-                log.warning("could not refresh metadata, trying again: %s", error)
+                if reminders.is_due(self._now_s()):
+                    logger.warning("client %s could not refresh metadata, retrying: %s", self.settings.client_id, error)
                 await asyncio.sleep(self.settings.retry.longest_s)
 
     async def _close_idle(self, max_idle_s: float) -> None:
@@ -392,7 +410,7 @@ class Cluster:
     ) -> T:
         """Do it again while it fails for a reason that may pass, until the time is up.
 
-        When no broker at all can be reached it ends at once, unless it is `patient`: whoever waits at a terminal wants
+        When no broker can be reached it fails immediately, unless it is `patient`: a user at a terminal wants
         to know. `repeatable` says that doing twice what was meant once does no harm, so that a lost connection may be
         tried again.
         """

@@ -5,15 +5,22 @@ sides know unless another is asked for; brokers answer in that order, and an ans
 connection; so does an answer that does not come in time, because those behind it can't come either. After any failure
 the connection is closed and stays so, and every request under way has failed. Records are sent from where they lie and
 stay where they were received. It does not retry and knows nothing of topics: that is `cluster`.
+
+An idle connection can be lent to other threads, which then send and receive over it themselves: a request and its
+answer cost two changes of threads less.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import select
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from tidelog import __version__
@@ -28,6 +35,7 @@ from tidelog.client.errors import (
     error_code,
 )
 from tidelog.client.network.frames import FrameError, FrameReader
+from tidelog.common.congestion import stop_pacing_on_loopback
 from tidelog.protocol import (
     Api,
     ErrorCode,
@@ -47,6 +55,9 @@ _ERROR_CODE = struct.Struct(">h")
 _SENDMSG_PARTS_MAX = 512  # below IOV_MAX everywhere
 # Others on the loop wait while one connection receives: a fetch of 50 MB is received in turns.
 _RECEIVES_AT_ONCE = 16
+
+# Brokers close connections that were idle for minutes.
+_CHECKED_AFTER_S = 1.0
 
 ResponseT = TypeVar("ResponseT")
 
@@ -94,6 +105,7 @@ class Connection:
         self._unsent: deque[memoryview] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
+        self._poller: select.poll | None = None  # while it is lent to other threads
         self._loop.add_reader(connected, self._on_readable)
 
     @classmethod
@@ -149,7 +161,7 @@ class Connection:
             sent = self._awaited.popleft()
             if not sent.future.done():
                 sent.future.set_exception(error)
-                # Whoever gave up waiting need not be told that nobody looked at the error.
+                # A caller that gave up waiting needs no warning that the error was never retrieved.
                 sent.future.exception()
 
     # Versions
@@ -194,7 +206,7 @@ class Connection:
             fallback = ranges.get(API_VERSIONS.key, (0, 0))[1]
             if code is not ErrorCode.UNSUPPORTED_VERSION or not 0 <= fallback < version:
                 raise UnsupportedVersionError(
-                    f"broker at {self.address} refused to tell its versions: {code.description} ({code.name})"
+                    f"broker at {self.address} refused to report its versions: {code.description} ({code.name})"
                 )
             version = fallback
 
@@ -265,25 +277,117 @@ class Connection:
 
     def _send_unsent(self) -> None:
         assert self._socket is not None
+        try:
+            self._send_to(self._socket)
+        except OSError as error:
+            # The writer is not registered when the first attempt to send fails.
+            self.close(self._lost(_reason(error)))
+
+    def _send_to(self, target: socket.socket) -> None:
+        """Send until nothing is left or the socket takes no more."""
         unsent = self._unsent
         try:
             while unsent:
                 parts = [unsent[number] for number in range(min(len(unsent), _SENDMSG_PARTS_MAX))]
-                sent = self._socket.sendmsg(parts)
+                sent = target.sendmsg(parts)
                 while unsent and sent >= len(unsent[0]):
                     sent -= len(unsent.popleft())
                 if sent:
                     unsent[0] = unsent[0][sent:]
         except BlockingIOError:
             return
-        except OSError as error:
-            # The writer is not registered when the first attempt to send fails.
-            self._lost(_reason(error))
 
     def _on_writable(self) -> None:
         self._send_unsent()
         if not self._unsent and self._socket is not None:
             self._loop.remove_writer(self._socket)
+
+    # Other threads
+
+    def lend(self) -> None:
+        """Stop watching an idle connection, so that other threads can use it by `exchange`, one at a time."""
+        if self._socket is None or self._awaited or self._poller is not None:
+            raise RuntimeError("only an idle connection can be lent")
+        self._loop.remove_reader(self._socket)
+        self._poller = select.poll()
+        self._poller.register(self._socket, select.POLLIN)
+
+    def has_ended(self) -> bool:
+        """Whether the broker has closed a lent, idle connection, or sent what nobody asked for; from any thread."""
+        if self._poller is None:
+            return True
+        # One that was in use a moment ago is not worth a system call: if it has ended, `exchange` finds out.
+        return self._loop.time() - self.last_used_s > _CHECKED_AFTER_S and bool(self._poller.poll(0))
+
+    def exchange(
+        self, api: Api, message: object, response_class: type[ResponseT], *, version: int, timeout_s: float | None
+    ) -> ResponseT | asyncio.Future[ResponseT]:
+        """Send over a lent connection and wait for the answer in the calling thread, without the event loop.
+
+        It gives a future where that takes too long or fails: call `take_back` on the loop, and the future will have the
+        answer or the error. Raises when nothing was sent.
+        """
+        poller, connected = self._poller, self._socket
+        correlation_id, parts = self._encode(api, version, message)
+        assert poller is not None  # it is lent, and _encode has looked whether it is open
+        assert connected is not None
+        future: asyncio.Future[ResponseT] = self._loop.create_future()
+        patience_s = self._request_timeout_s
+        self.last_used_s = self._loop.time()
+        sent = _InFlight(
+            api, version, correlation_id, response_class, future, patience_s, self.last_used_s + patience_s
+        )
+        self._awaited.append(sent)
+        deadline_s = time.monotonic() + min(patience_s, math.inf if timeout_s is None else timeout_s)
+        self._unsent.extend(parts)
+        try:
+            self._send_to(connected)
+            while not self._unsent:
+                if not poller.poll(max(deadline_s - time.monotonic(), 0.0) * 1000):
+                    return future
+                frames = self._reader.read(connected)
+                if frames is None:
+                    raise self._lost("closed by the broker")
+                if frames:
+                    response: ResponseT = self._read_answer(sent, frames[0])
+                    self._awaited.popleft()
+                    return response
+        except (OSError, FrameError) as error:
+            problem = self._lost(_reason(error)) if isinstance(error, OSError) else self._not_kafka()
+            self.end_lent(problem)
+        except ClientError as error:
+            self.end_lent(error)
+        return future
+
+    def end_lent(self, error: ClientError | None = None) -> None:
+        """Close a lent connection; called by the thread that uses it."""
+        connected = self._socket
+        try:
+            self._loop.call_soon_threadsafe(self._take_back_and_close, error)
+        except RuntimeError:
+            if connected is not None:
+                connected.close()  # the loop is closed, and nobody waits any more
+
+    def _take_back_and_close(self, error: ClientError | None) -> None:
+        self.take_back()
+        self.close(error)
+
+    def take_back(self) -> None:
+        """Watch a lent connection again: requests in flight continue here. Called on the loop."""
+        if self._poller is None or self._socket is None:
+            return
+        self._poller = None
+        self._loop.add_reader(self._socket, self._on_readable)
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._on_writable)
+        if self._awaited:
+            self._start_timer(min(sent.deadline_s for sent in self._awaited))
+
+    def interrupt(self) -> None:
+        """End a lent connection that a thread uses just now; the thread finds out and has the loop close it."""
+        if self._socket is not None:
+            with suppress(OSError):  # the broker may have ended it before
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     # Answers
 
@@ -298,18 +402,13 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._lost(_reason(error))
+                self.close(self._lost(_reason(error)))
                 return
             except FrameError:
-                self.close(
-                    InvalidResponseError(
-                        f"what listens at {self.address} does not speak Kafka's protocol in plain text; "
-                        "check host and port"
-                    )
-                )
+                self.close(self._not_kafka())
                 return
             if frames is None:
-                self._lost("closed by the broker")
+                self.close(self._lost("closed by the broker"))
                 return
             for frame in frames:
                 self._answer(frame)
@@ -318,31 +417,33 @@ class Connection:
     def _answer(self, frame: bytearray) -> None:
         if self._socket is None:
             return
-        (correlation_id,) = _SIZE.unpack_from(frame)
         sent = self._awaited[0] if self._awaited else None
-        if sent is None or correlation_id != sent.correlation_id:
-            expected = "none" if sent is None else str(sent.correlation_id)
-            self.close(
-                InvalidResponseError(
-                    f"broker at {self.address} answered request {correlation_id} where {expected} was next"
-                )
-            )
+        try:
+            response: object = self._read_answer(sent, frame)
+        except InvalidResponseError as error:
+            self.close(error)
             return
+        assert sent is not None  # an answer to nothing is invalid
         self._awaited.popleft()
         self.last_used_s = self._loop.time()
-        try:
-            _, position = decode_response_header(sent.api, sent.version, frame)
-            response: object = decode(sent.response_class, frame, _answered_version(sent, frame, position), position)
-        except ProtocolError as error:
-            unreadable = InvalidResponseError(
-                f"broker at {self.address} sent an answer to {sent.api.name} that can't be read: {error}"
-            )
-            if not sent.future.done():
-                sent.future.set_exception(unreadable)
-            self.close(unreadable)
-            return
         if not sent.future.done():
             sent.future.set_result(response)
+
+    def _read_answer(self, sent: _InFlight | None, frame: bytearray) -> Any:
+        """The answer to the oldest request; raises InvalidResponseError."""
+        (correlation_id,) = _SIZE.unpack_from(frame)
+        if sent is None or correlation_id != sent.correlation_id:
+            expected = "none" if sent is None else str(sent.correlation_id)
+            raise InvalidResponseError(
+                f"broker at {self.address} answered request {correlation_id} where {expected} was next"
+            )
+        try:
+            _, position = decode_response_header(sent.api, sent.version, frame)
+            return decode(sent.response_class, frame, _answered_version(sent, frame, position), position)
+        except ProtocolError as error:
+            raise InvalidResponseError(
+                f"broker at {self.address} sent an answer to {sent.api.name} that can't be read: {error}"
+            ) from error
 
     # Time
 
@@ -356,7 +457,7 @@ class Connection:
         self._timer = None
         if not self._awaited:
             return
-        # One timer for all: it was set for a request that has been answered, as a rule.
+        # One timer for all: usually it was set for a request that has been answered since.
         due = min(self._awaited, key=lambda sent: sent.deadline_s)
         if due.deadline_s > self._loop.time():
             self._start_timer(due.deadline_s)
@@ -367,8 +468,11 @@ class Connection:
             )
         )
 
-    def _lost(self, reason: str) -> None:
-        self.close(ConnectionLostError(f"lost the connection to the broker at {self.address}: {reason}"))
+    def _lost(self, reason: str) -> ConnectionLostError:
+        return ConnectionLostError(f"lost the connection to the broker at {self.address}: {reason}")
+
+    def _not_kafka(self) -> InvalidResponseError:
+        return InvalidResponseError(f"the server at {self.address} does not speak plaintext Kafka; check host and port")
 
 
 def _answered_version(sent: _InFlight, frame: bytearray, position: int) -> int:
@@ -383,10 +487,9 @@ def _answered_version(sent: _InFlight, frame: bytearray, position: int) -> int:
 async def _connect(
     address: Address, timeout_s: float, send_buffer_bytes: int, receive_buffer_bytes: int
 ) -> socket.socket:
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
-            found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+            found = await _resolve(address)
             first_error: OSError | None = None
             for family, kind, protocol, _, target in found:
                 try:
@@ -408,6 +511,10 @@ async def _connect(
         raise ConnectError(f"cannot reach broker at {address}: {_reason(error)}") from error
 
 
+async def _resolve(address: Address) -> list[Any]:
+    return await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+
+
 async def _connect_to(
     family: int, kind: int, protocol: int, target: Any, send_buffer_bytes: int, receive_buffer_bytes: int
 ) -> socket.socket:
@@ -420,6 +527,7 @@ async def _connect_to(
         if receive_buffer_bytes >= 0:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         await asyncio.get_running_loop().sock_connect(connected, target)
+        stop_pacing_on_loopback(connected, target[0])
     except BaseException:
         connected.close()
         raise

@@ -27,8 +27,8 @@ class ForkGuard:
     def check(self) -> None:
         if self.forked:
             raise ForkedError(
-                f"this {self.owner} was made before the process forked and can't be used in the child; "
-                f"make a new {self.owner} here"
+                f"this {self.owner} was created before the process forked and can't be used in the child; "
+                f"create a new {self.owner} here"
             )
 
 

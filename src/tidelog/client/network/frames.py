@@ -69,7 +69,7 @@ class FrameReader:
         while filled - start >= _SIZE.size:
             (size,) = _SIZE.unpack_from(self._scratch, start)
             if not _CORRELATION_ID_BYTES <= size <= FRAME_BYTES_MAX:
-                raise FrameError(f"an answer of {size} bytes was announced")
+                raise FrameError(f"a response of {size} bytes was announced")
             body = start + _SIZE.size
             if filled - body < size:
                 if size > len(self._scratch) - _SIZE.size:

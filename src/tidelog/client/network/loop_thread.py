@@ -19,7 +19,7 @@ from tidelog.client.errors import ClosedError, RequestTimeoutError
 from tidelog.client.network.fork_guard import ForkGuard
 from tidelog.common.event_loop import new_event_loop
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0  # what is left then is a defect: everything was cancelled
 
@@ -51,7 +51,7 @@ class LoopThread:
         try:
             self._check()
             if self.is_current:
-                raise RuntimeError("a callback on the client's own thread made a call that waits; it would never end")
+                raise RuntimeError("a callback made a blocking call on the client's own thread; it would never return")
         except BaseException:
             coroutine.close()
             raise
@@ -68,7 +68,7 @@ class LoopThread:
             raise
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Have it called on the loop soon; returns at once."""
+        """Schedule a call on the loop; returns immediately."""
         self._check()
         self.loop.call_soon_threadsafe(callback, *args)
 
@@ -84,14 +84,14 @@ class LoopThread:
             return  # it ends by itself
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
-            log.error("the thread %s did not end within %g s of its close", self._thread.name, _CLOSE_TIMEOUT_S)
+            logger.error("the thread %s did not stop within %g s of its close", self._thread.name, _CLOSE_TIMEOUT_S)
 
     def _check(self) -> None:
         self._fork_guard.check()
         if self._closed:
             raise ClosedError("the client is closed")
         if sys.is_finalizing():
-            raise ClosedError("the interpreter is ending, and the client with it")
+            raise ClosedError("the interpreter is shutting down, and the client with it")
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

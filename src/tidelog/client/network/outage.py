@@ -1,7 +1,7 @@
-"""Telling people that no broker can be reached, while a client goes on trying in the background.
+"""Warnings about failures that a client keeps retrying in the background, such as brokers that can't be reached.
 
-What always holds: it is told once when it begins, again after waits that double, and once when it is over, however
-often connections are tried. Time is given by the caller.
+What always holds: there is one warning when a failure begins, more after waits that double, and for an outage one when
+it is over, however often the client tries. Time is given by the caller.
 """
 
 from __future__ import annotations
@@ -10,10 +10,33 @@ import logging
 
 from tidelog.client.errors import ClientError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _FIRST_REMINDER_S = 10.0
 _LONGEST_WAIT_S = 600.0
+
+
+class Reminders:
+    """Decides when a continuing failure is worth a log line."""
+
+    def __init__(self) -> None:
+        self._next_s: float | None = None
+        self._wait_s = _FIRST_REMINDER_S
+
+    def is_due(self, now_s: float) -> bool:
+        """It has failed again; whether to say so."""
+        if self._next_s is None:
+            self._wait_s = _FIRST_REMINDER_S
+        elif now_s < self._next_s:
+            return False
+        else:
+            self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
+        self._next_s = now_s + self._wait_s
+        return True
+
+    def reset(self) -> None:
+        """It has succeeded: the next failure is a new one."""
+        self._next_s = None
 
 
 class OutageLog:
@@ -22,25 +45,22 @@ class OutageLog:
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
         self._began_s: float | None = None
-        self._next_s = 0.0
-        self._wait_s = _FIRST_REMINDER_S
+        self._reminders = Reminders()
 
     def failed(self, error: ClientError, now_s: float) -> None:
         """All known brokers were tried, and none could be reached."""
+        if not self._reminders.is_due(now_s):
+            return
         if self._began_s is None:
             self._began_s = now_s
-            self._wait_s = _FIRST_REMINDER_S
-            log.warning("client %s reaches no broker, trying again: %s", self._client_id, error)
-        elif now_s >= self._next_s:
-            self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
-            since_s = now_s - self._began_s
-            log.warning("client %s has reached no broker for %.0f s: %s", self._client_id, since_s, error)
+            logger.warning("client %s can't reach any broker, retrying: %s", self._client_id, error)
         else:
-            return
-        self._next_s = now_s + self._wait_s
+            since_s = now_s - self._began_s
+            logger.warning("client %s has not reached any broker for %.0f s: %s", self._client_id, since_s, error)
 
     def reached(self, now_s: float) -> None:
         """A connection was made."""
         if self._began_s is not None:
-            log.warning("client %s reaches a broker again, after %.1f s", self._client_id, now_s - self._began_s)
+            logger.warning("client %s has reached a broker again after %.1f s", self._client_id, now_s - self._began_s)
             self._began_s = None
+            self._reminders.reset()

@@ -1,6 +1,6 @@
 """Requests that not every broker can answer: to the leaders of partitions, to the coordinators of groups and ids.
 
-What always holds: leader and coordinator are looked up anew when they have moved; partitions that were answered are not
+What always holds: leader and coordinator are looked up again after they move; partitions that were answered are not
 asked for again because others failed. A coordinator that was found is remembered until it refuses or can't be reached.
 """
 
@@ -49,7 +49,7 @@ async def at_leaders(
     repeatable: bool = True,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ResultT]:
-    """Ask the partitions' leaders, all at once; partitions whose leader moved are asked again, the others are not."""
+    """Ask all the partitions' leaders concurrently; only partitions whose leader moved are asked again."""
     results: dict[TopicPartition, ResultT] = {}
 
     async def ask_leader(leader_id: int, led: list[TopicPartition]) -> None:
@@ -87,23 +87,28 @@ class Coordinator:
     """The broker that coordinates one group or transactional id: found, remembered, and found again."""
 
     def __init__(self, cluster: Cluster, key_type: KeyType, key: str) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
+        self.key = key
         self._key_type = key_type
-        self._key = key
         self.node_id: int | None = None
 
-    async def connection(self) -> Connection:
-        """A connection to it; one attempt, so errors are the caller's to retry."""
+    async def find(self) -> int:
+        """Its node id; asks once when it is not known, so errors are the caller's to retry."""
         if self.node_id is None:
-            self.node_id = await find_coordinator(self._cluster, self._key_type, self._key)
+            self.node_id = await find_coordinator(self.cluster, self._key_type, self.key)
+        return self.node_id
+
+    async def connection(self) -> Connection:
+        """The shared connection to it; one attempt, so errors are the caller's to retry."""
+        node_id = await self.find()
         try:
-            return await self._cluster.connection_to(self.node_id)
+            return await self.cluster.connection_to(node_id)
         except ClientError:
             self.forget()
             raise
 
     def forget(self) -> None:
-        """Look it up anew before the next request."""
+        """Look it up again before the next request."""
         self.node_id = None
 
     def note_error(self, error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Records of a consumer worked on by many coroutines, in order where order counts.
 
 What always holds is said in `worker_pool`. Here a handler that outlasts the time to drain is cancelled, so that nothing
-goes on beside the new owner of a partition unless it resists.
+keeps running alongside the new owner of a partition unless it resists cancellation.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
 
         The pool subscribes the consumer to `topics`, with a listener that calls yours; without them the consumer has
         been given its partitions by `assign()`. From then on only the pool may use it. It must not commit by itself
-        (`enable.auto.commit=false`). `workers` is how many handlers run at once.
+        (`enable.auto.commit=false`). `workers` is how many handlers run concurrently.
         """
         super().__init__(PoolSettings.checked(**options))
         check_consumer(consumer)
@@ -75,7 +75,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
     def start(self) -> Self:
         """Do the same in a task of the pool's own."""
         if self._has_begun:
-            raise ConfigError("a worker pool runs once: make a new one")
+            raise ConfigError("a worker pool runs only once: create a new one")
         self._has_begun = True
         self._poller = asyncio.get_running_loop().create_task(self._run(), name="worker-pool")
         return self
@@ -96,7 +96,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
 
         Returns when all has ended; raises what stopped the pool before. In a handler it asks the pool to stop and
-        returns at once.
+        returns immediately.
         """
         self._stopping.set()
         self._progress.set()
@@ -121,7 +121,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             if error is None:
                 raise
             if failure is not error:
-                logger.exception("the worker pool had failed, too")
+                logger.exception("the worker pool had failed too")
 
     # The task that polls
 
@@ -131,7 +131,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
                 self._consumer.subscribe(self._topics, listener=self._listener)
             while not self._stopping.is_set():
                 await self._step(is_draining=False)
-        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the pool
+        except BaseException as error:  # noqa: BLE001 - raised to those who wait for the pool
             self._fail(error)
         try:
             await self._drain_all()
@@ -141,7 +141,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         if self._failure is not None:
-            logger.error("the worker pool stops: %s", self._failure)
+            logger.error("the worker pool is stopping: %s", self._failure)
         self._ended.set()
 
     async def _step(self, *, is_draining: bool) -> None:
@@ -172,7 +172,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         try:
             return await self._consumer.poll(timeout_s)
         except RetriableError as error:
-            logger.warning("nothing could be polled, and it is tried again: %s", error)
+            logger.warning("polling failed, retrying: %s", error)
             await asyncio.sleep(self._settings.poll_timeout_s)
             return ()
 
@@ -248,7 +248,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
                 handling.cancel()
 
     async def _cancel(self, tasks: Sequence[Task[RecordT]]) -> None:
-        logger.warning("%d handlers are cancelled, as they take too long to drain", len(tasks))
+        logger.warning("cancelling %d handlers that take too long to drain", len(tasks))
         self._cancelled.update(tasks)
         handling = [self._handling[task] for task in tasks]
         for each in handling:
@@ -259,7 +259,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
     # The tasks that work
 
     def _dispatch(self) -> None:
-        """Begin as many records as may run at once."""
+        """Start as many records as may run concurrently."""
         loop = asyncio.get_running_loop()
         while len(self._handling) < self._settings.workers:
             task = self._core.take(loop.time())

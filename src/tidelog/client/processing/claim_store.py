@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from tidelog.client.errors import ConfigError
 from tidelog.client.processing.errors import ClaimBusyError
 
-# Marks that have expired are removed by those who make new ones: after so many, twice as many at once.
+# Expired marks are removed when new ones are added: after this many, twice as many together.
 PURGE_AFTER = 64
 
 _WAIT_S_MIN = 0.005
@@ -49,13 +49,13 @@ class ClaimStore(Protocol):
         """Mark keys as done; False for one that another owner has taken meanwhile."""
 
     def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
-        """Let the leases last so long from now; False for a claim that is not there any more."""
+        """Extend the leases to this long from now; False for a claim that no longer exists."""
 
     def release(self, keys: Sequence[bytes], owner: str) -> None:
         """Give up claims; marks and the claims of others stay."""
 
     def purge(self, limit: int, connection: Any = None) -> int:
-        """Remove at most so many expired rows, in the caller's transaction if it would be in the way; how many went."""
+        """Remove at most this many expired rows, in the caller's transaction if it would block; returns how many."""
 
     def close(self) -> None: ...
 

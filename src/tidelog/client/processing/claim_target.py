@@ -1,6 +1,6 @@
 """From what the user names to a store: a URL, a path, or a client of Redis.
 
-What always holds: a driver is imported when its database is named, and one that is missing is told with the command
+What always holds: a driver is imported when its database is named, and a missing one is reported with the command
 that installs it.
 """
 

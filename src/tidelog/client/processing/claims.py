@@ -106,7 +106,7 @@ class Claim(_ClaimState):
         self._extend = extend
 
     def extend(self, lease_s: float | None = None) -> None:
-        """Let the lease last so long from now, for work that takes longer than it; raises ClaimLostError."""
+        """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""
         self._extend(lease_s)
 
 
@@ -118,7 +118,7 @@ class AsyncClaim(_ClaimState):
         self._extend = extend
 
     async def extend(self, lease_s: float | None = None) -> None:
-        """Let the lease last so long from now, for work that takes longer than it; raises ClaimLostError."""
+        """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""
         await self._extend(lease_s)
 
 

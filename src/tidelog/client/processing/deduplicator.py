@@ -186,7 +186,7 @@ class Deduplicator:
         except ClaimStoreError as error:
             lease_s = self._settings.lease_s
             logger.warning(
-                "%d claims could not be given up and end with their lease of %s s: %s", len(claimed), lease_s, error
+                "%d claims could not be released and expire with their lease of %s s: %s", len(claimed), lease_s, error
             )
 
     def _extend(self, keys: Sequence[bytes], owner: str, lease_s: float | None, connection: Any) -> None:

@@ -29,11 +29,11 @@ class OffsetProgress:
 
     def __init__(self, partition: TopicPartition) -> None:
         self.partition = partition
-        # Set once the partition belongs to somebody else: what is finished then counts no more.
+        # Set once the partition belongs to another member: records finished after that no longer count.
         self.is_given_up = False
         # What was committed; None before that.
         self.committed: OffsetAndMetadata | None = None
-        # The last offset that somebody began to work on: what waits before it is a gap in what is done.
+        # The last offset that was started: records still waiting before it are gaps.
         self.begun = -1
         # Records that are worked on, or will be.
         self.in_flight = 0

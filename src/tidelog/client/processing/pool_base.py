@@ -1,4 +1,4 @@
-"""What both worker pools share: counts, commits that failed, and how a failure is told."""
+"""What both worker pools share: counts, failed commits, and how a failure is reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidelog.client.types import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# The rate of finished records is that of about so many seconds.
+# The rate of finished records covers about this many seconds.
 _RATE_SAMPLES = 10
 _RATE_SAMPLE_S = 1.0
 
@@ -28,7 +28,7 @@ class _ConsumerWithLag(Protocol):
 
 
 class PoolBase(Generic[RecordT]):
-    """The state of a pool; whoever changes it holds the pool's lock, or runs in its loop."""
+    """The state of a pool; changed only while holding the pool's lock, or in its loop."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
@@ -38,7 +38,7 @@ class PoolBase(Generic[RecordT]):
         self._skipped = 0
         self._dead_lettered = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
-        # What the poller waits for, if it does: whoever finishes a record wakes it only when that has come.
+        # What the poller waits for, if anything; finishing a record wakes it only once that has happened.
         self._awaited: Callable[[], bool] | None = None
         self._lags: dict[TopicPartition, int] = {}
         self._commit_due_s = 0.0

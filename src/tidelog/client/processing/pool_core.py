@@ -3,7 +3,7 @@
 What always holds: of a lane one record is worked on at a time, and the next only once it is done or was given up, also
 while it waits for a retry and also when the partition went away meanwhile and came back; what may be committed has no
 unfinished record before it; a record of a partition that was given up counts no more. It does no I/O, starts no thread
-and takes no lock: whoever uses it brings the time and calls one method at a time.
+and takes no lock: its user passes in the time and calls one method at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidelog.client.processing.offset_progress import OffsetProgress
 from tidelog.client.processing.pool_types import Drain, OnFailure, OrderBy, PoolSettings, RecordT
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
-# Reading goes on once so much of what was too much is done: pausing and resuming for every record would cost more.
+# Reading resumes once this share of the excess is done: pausing and resuming for every record would cost more.
 _RESUME_AT = 0.75
 
 
@@ -251,7 +251,7 @@ class PoolCore(Generic[RecordT]):
         return len(self.running_tasks())
 
     def give_up(self, partitions: Iterable[TopicPartition]) -> None:
-        """These partitions are somebody else's: nothing of them counts any more."""
+        """These partitions belong to another member: their records no longer count."""
         gone = [partition for partition in partitions if partition in self._partitions]
         self.drop_queued(gone)
         for task in self.running_tasks():

@@ -22,7 +22,7 @@ from tidelog.client.processing.errors import ClaimStoreError
 from tidelog.client.processing.postgres_sql import PostgresSql, Program, ResultT, Rows, Statement, check_transaction
 
 _RETRY_S = 0.05
-# Idle connections that are kept; more are opened when more threads ask at once.
+# Idle connections to keep; more are opened when more threads need one at the same time.
 _IDLE_MAX = 8
 
 
@@ -85,7 +85,7 @@ class PostgresClaims:
             _carry_out(connection, self._sql.end_marks(undo=undo))
 
     def _run(self, program: Callable[[], Program[ResultT]]) -> ResultT:
-        """Carry a program out on a connection of the store's own; a program may be begun anew."""
+        """Run a program on one of the store's own connections; it may be restarted."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             connection = None
@@ -249,7 +249,7 @@ def _prepare(timeout_s: float) -> Program[None]:
 
 def _failure(error: psycopg.Error) -> ClaimStoreError:
     text = " ".join(str(error).split())
-    return ClaimStoreError(f"PostgreSQL could not be asked: {text}")
+    return ClaimStoreError(f"PostgreSQL could not be reached: {text}")
 
 
 # Client-side cursors put the values into the text, so that several statements go in one round trip.

@@ -25,9 +25,9 @@ Rows = list[list[tuple[Any, ...]]]
 Program = Generator[Statement, Rows, ResultT]
 
 _SAVEPOINT = "tidelog_dedup"
-# Two processes that make the same table at once would meet in PostgreSQL's catalogue.
+# Two processes that create the same table at the same time would collide in PostgreSQL's catalogue.
 _CREATE_LOCK = 0x7469_6465_6C6F_67
-# Who does not want to wait still waits so long: PostgreSQL's own short locks would pass for a busy key otherwise.
+# Even callers that don't want to wait do so briefly, or PostgreSQL's own short locks would look like a busy key.
 _LOCK_MS_MIN = 20
 
 

@@ -44,7 +44,7 @@ def by_key(record: ConsumedRecord) -> str | bytes:
     """The record's own key, for topics in which no two records share one."""
     if isinstance(record.key, (str, bytes)):
         return record.key
-    raise ValueError(f"{by_offset(record)} has the key {record.key!r}: only text or bytes tell records apart")
+    raise ValueError(f"{by_offset(record)} has the key {record.key!r}: a deduplication key must be text or bytes")
 
 
 def by_header(name: str) -> KeyFunction:
@@ -54,7 +54,7 @@ def by_header(name: str) -> KeyFunction:
         for header, value in record.headers:
             if header == name and value is not None:
                 return value
-        raise ValueError(f"{by_offset(record)} has no header {name!r}, which was to tell it from others")
+        raise ValueError(f"{by_offset(record)} has no header {name!r}, which is its deduplication key")
 
     return key_of
 
@@ -63,5 +63,5 @@ def stored_key(key: str | bytes) -> bytes:
     """The key as databases keep it."""
     raw = key.encode() if isinstance(key, str) else bytes(key)
     if not raw:
-        raise ValueError("an empty key tells no record from another")
+        raise ValueError("a deduplication key can't be empty")
     return raw if len(raw) <= KEY_BYTES_MAX else b"sha256:" + hashlib.sha256(raw).hexdigest().encode()

@@ -134,7 +134,7 @@ class _RedisKeys:
 
     @staticmethod
     def _failure(error: redis.RedisError) -> ClaimStoreError:
-        return ClaimStoreError(f"Redis could not be asked: {error}; is it running, and is its address right?")
+        return ClaimStoreError(f"Redis could not be reached: {error}; is it running, and is its address right?")
 
 
 class RedisClaims(_RedisKeys):

@@ -233,7 +233,7 @@ class SqliteClaims:
         ]
 
     def _failure(self, error: sqlite3.Error) -> ClaimStoreError:
-        return ClaimStoreError(f"{self._path} could not be asked: {error}")
+        return ClaimStoreError(f"{self._path} could not be used: {error}")
 
 
 def _check_transaction(connection: _Connection) -> None:

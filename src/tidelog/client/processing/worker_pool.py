@@ -4,8 +4,9 @@ What always holds: records of one key (or partition, or route) are handled one a
 is tried again; only what is done is committed, up to the first record that is not, so that a crash repeats records and
 loses none; the consumer is polled all the time and from one thread, so that the group does not take the member for
 dead, while partitions are paused when too much is in flight; partitions that are revoked are drained and committed
-before they go. What a handler raises stops the pool unless it is told otherwise, and is raised by whoever waits for it.
-A thread can't be stopped from outside: a handler that outlasts the time to drain goes on beside the new owner's.
+before they go. A handler's exception stops the pool unless `on_failure` says otherwise, and is raised to those who wait
+for it. A thread can't be stopped from outside: a handler that outlasts the drain timeout keeps running alongside the
+new owner's.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
 
         Returns when all has ended; raises what stopped the pool before. May be called from any thread and again; in a
-        handler, and in a signal handler of the thread that runs the pool, it asks for the stop and returns at once.
+        handler, and in a signal handler of the thread that runs the pool, it requests the stop and returns immediately.
         """
         self._is_stopping = True
         # A handler, and a signal handler that interrupts run(), may hold the lock or be waited for: they only ask.
@@ -148,11 +149,11 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             if error is None:
                 raise
             if failure is not error:
-                logger.exception("the worker pool had failed, too")
+                logger.exception("the worker pool had failed too")
 
     def _begin(self) -> None:
         if self._has_begun:
-            raise ConfigError("a worker pool runs once: make a new one")
+            raise ConfigError("a worker pool runs only once: create a new one")
         self._has_begun = True
 
     def _raise_failure(self) -> None:
@@ -174,7 +175,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                 self._consumer.subscribe(self._topics, listener=self._listener)
             while not self._is_stopping:
                 self._step(is_draining=False)
-        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the pool
+        except BaseException as error:  # noqa: BLE001 - raised to those who wait for the pool
             self._fail(error)
         try:
             self._drain_all()
@@ -191,7 +192,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                 worker.join()
         self._own_threads = set()
         if self._failure is not None:
-            logger.error("the worker pool stops: %s", self._failure)
+            logger.error("the worker pool is stopping: %s", self._failure)
         self._ended.set()
 
     def _step(self, *, is_draining: bool) -> None:
@@ -231,7 +232,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         try:
             return self._consumer.poll(timeout_s)
         except RetriableError as error:
-            logger.warning("nothing could be polled, and it is tried again: %s", error)
+            logger.warning("polling failed, retrying: %s", error)
             self._await(lambda: False, self._settings.poll_timeout_s)
             return ()
 
@@ -252,7 +253,10 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             else:
                 self._await(lambda: self._core.is_idle(queued=True), deadline_s - time.monotonic())
         else:
-            logger.warning("handlers still run after %s s: their records are repeated", self._settings.drain_timeout_s)
+            logger.warning(
+                "handlers still run after %s s: their records will be repeated",
+                self._settings.drain_timeout_s,
+            )
         self._commit()
 
     def _commit(self, partitions: Collection[TopicPartition] | None = None) -> None:
@@ -279,7 +283,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                     break
             self._await(lambda: self._core.is_idle(partitions, queued=True), deadline_s - time.monotonic())
         else:
-            logger.warning("handlers of revoked partitions still run; their records are repeated elsewhere")
+            logger.warning("handlers of revoked partitions still run; other members will repeat their records")
         try:
             self._commit(partitions)
         finally:
@@ -305,7 +309,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                 error = raised
             if error is None or self._is_given_up_on(task, error):
                 with self._lock:
-                    # The lane's next record needs no other worker: this one goes on with it.
+                    # The lane's next record needs no other worker: this one continues with it.
                     self._core.finish(task)
                     if self._has_come():
                         self._progress.notify_all()

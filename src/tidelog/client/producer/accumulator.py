@@ -34,7 +34,7 @@ _GROWTH_FACTOR = 4  # few copies of a growing batch, and few sizes of buffers
 
 
 class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its callers wait
-    """The pool can't lend so many bytes now."""
+    """The pool can't lend this many bytes right now."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -55,7 +55,7 @@ class WrittenBatch(Protocol):
 
 
 class WritableRows(Protocol):
-    """Many records that can be written at once, as the rows of an Arrow table."""
+    """Records that can be written together, such as the rows of an Arrow table."""
 
     def size_max(self, first: int, end: int) -> int: ...
 
@@ -117,7 +117,9 @@ class Accumulator:
         wake_sender: Callable[[], None],
         available: Callable[[str], Iterable[int]],
         hooks: TransactionHooks | None = None,
+        send_now: Callable[[ProducerBatch, float | None], bool] | None = None,
     ) -> None:
+        """`wake_sender` and `send_now` are called from the threads that append and wait."""
         self.lock = threading.Lock()
         self.fast_lock = None if _IS_COMPILED else threading.Lock()
         self._guard: AbstractContextManager[object] = self.fast_lock or nullcontext()
@@ -132,10 +134,13 @@ class Accumulator:
         self._settings = settings
         self._now_ms = now_ms
         self._wake_sender = wake_sender
+        self._send_now = send_now
         self._available = available  # the partitions of a topic that keyless records may go to
         self._topics: dict[str, TopicQueues] = {}
+        self._held_topics: set[str] = set()  # the compiled appender must not know them yet
         self._batch_capacity = max(min(settings.batch_size, settings.max_request_size), BATCH_HEADER_SIZE)
         self._backoff: Backoff = settings.retry_backoff
+        self.wake_slack_ms = 0.0  # how much later than it should the sender may look
         self.next_look_ms = float("inf")  # when the sender looks by itself, as it last said
 
     # Topics
@@ -144,7 +149,7 @@ class Accumulator:
         return self._topics.get(name)
 
     def set_partitions(self, name: str, partitions: int, *, is_new: bool = False) -> TopicQueues:
-        """The topic has so many partitions. It gets fewer only where it is a new one of the name."""
+        """Set the topic's partition count. It shrinks only if the topic was recreated."""
         with self.lock, self._guard:
             topic = self._topics.get(name)
             if topic is None:
@@ -154,7 +159,8 @@ class Accumulator:
                 sticky = StickyChoice(slots, self._batch_capacity)
                 topic = TopicQueues(name, slots, sticky, partitions, settings.batch_growth_max_bytes)
                 self._topics[name] = topic
-                self.appender.add_topic(name, slots)
+                if name not in self._held_topics:
+                    self.appender.add_topic(name, slots)
             elif partitions > topic.partitions:
                 topic.grow(partitions)
             elif partitions < topic.partitions and is_new:
@@ -164,6 +170,27 @@ class Accumulator:
                         self._close(topic.queue(partition), batch)
                 topic.shrink(partitions)
             return topic
+
+    def hold_topic(self, name: str) -> None:
+        """Keep the topic from the compiled appender, so that every record to it goes the slow way. Under `lock`."""
+        self._held_topics.add(name)
+
+    def release_topic(self, name: str) -> None:
+        """Let the compiled appender have the topic, if it is known. Under `lock`."""
+        self._held_topics.discard(name)
+        topic = self._topics.get(name)
+        if topic is not None:
+            self.appender.add_topic(name, topic.slots)
+
+    def reserve(self, size: int) -> bool:
+        """Count memory outside of the pool against `buffer.memory`, if a batch still fits beside it. Under `lock`."""
+        return self.pool.reserve(size, spare=self._batch_capacity)
+
+    def unreserve(self, size: int) -> None:
+        """Under `lock`; the sender then wakes those who wait for memory."""
+        self.pool.unreserve(size)
+        if self.pool.has_waiters:
+            self._wake_sender()
 
     # Appending
 
@@ -176,17 +203,14 @@ class Accumulator:
         headers: bytes | None,
         timestamp: int,
         on_delivery: object,
+        future: DeliveryFuture | None = None,
     ) -> DeliveryFuture:
         """Append a record, opening a batch if need be. Without a partition it goes where keyless records go.
 
+        The `future` is filled in; without one a new one is made.
         Raises NoRoom when there is no memory for a new batch now, and RecordTooLargeError.
         """
-        size_max = BATCH_HEADER_SIZE + record_size_max(key, value, headers)
-        if size_max > self._settings.max_request_size:
-            raise RecordTooLargeError(
-                f"a record of {size_max} bytes to {topic.name} is larger than max.request.size, "
-                f"{self._settings.max_request_size}"
-            )
+        size_max = self.check_size(topic.name, key, value, headers)
         with self.lock, self._guard:
             is_sticky = partition is None
             while True:
@@ -210,10 +234,20 @@ class Accumulator:
                     self._close(queue, batch)
             if is_sticky:
                 topic.slots.note_sticky(batch.size - size)
-            future = DeliveryFuture()
+            future = future or DeliveryFuture()
             key_size = -1 if key is None else len(key)
             future.fill_in(batch, index, timestamp, key_size, -1 if value is None else len(value), on_delivery)
             return future
+
+    def check_size(self, topic: str, key: bytes | None, value: bytes | None, headers: bytes | None) -> int:
+        """The most that a batch with this record alone may need; raises RecordTooLargeError."""
+        size_max = BATCH_HEADER_SIZE + record_size_max(key, value, headers)
+        if size_max > self._settings.max_request_size:
+            raise RecordTooLargeError(
+                f"a record of {size_max} bytes to {topic} is larger than max.request.size, "
+                f"{self._settings.max_request_size}"
+            )
+        return size_max
 
     def append_rows(
         self, topic: TopicQueues, partition: int | None, rows: WritableRows, first: int, end: int
@@ -268,10 +302,12 @@ class Accumulator:
         capacity = max(self._batch_capacity, size_max)
         buffer = self._lend(queue, capacity, size_max)
         now_ms = self._now_ms()
-        batch = ProducerBatch(queue.topic_partition, buffer, capacity, now_ms, self._wake_sender)
+        batch = ProducerBatch(
+            queue.topic_partition, buffer, capacity, now_ms, self._wake_sender, send_now=self._send_now
+        )
         self.add(queue, batch)
         queue.topic.slots.set_open(queue.topic_partition.partition, batch)
-        if now_ms + self._settings.linger_ms < self.next_look_ms:
+        if now_ms + max(self._settings.linger_ms, self.wake_slack_ms) < self.next_look_ms:
             self._wake_sender()
         return batch
 
@@ -354,6 +390,21 @@ class Accumulator:
             batch.in_flight = True
             batch.drained_ms = now_ms
         return batch
+
+    def take_alone(self, batch: ProducerBatch, now_ms: float) -> bool:
+        """Take a batch if nothing else of its partition waits or is under way; nothing more goes until `unmute`."""
+        queue = self.queue_of(batch)
+        with self.lock, self._guard:
+            if queue.in_flight or queue.is_muted or len(queue.batches) != 1 or queue.batches[0] is not batch:
+                return False
+            if batch.attempts:
+                return False
+            queue.is_muted = True
+        self.take(queue, now_ms)
+        return True
+
+    def unmute(self, batch: ProducerBatch) -> None:
+        self.queue_of(batch).is_muted = False
 
     def put_back(
         self, batch: ProducerBatch, retry_at_ms: float, order_of: Callable[[ProducerBatch], int] | None

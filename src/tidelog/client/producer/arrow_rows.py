@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tidelog.client.arrow_extra import require_pyarrow
 from tidelog.client.errors import ClientError, ConfigError, RecordTooLargeError, RequestTimeoutError, SerializationError
 from tidelog.client.producer.batch import ProducerBatch
 from tidelog.client.producer.settings import ProducerSettings
@@ -45,7 +46,7 @@ class RowsRun(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """Where rows of one batch were stored: so many records from `offset` on, which is -1 with acks=0."""
+    """Where the rows of one batch were stored: `rows` records from `offset`, which is -1 with acks=0."""
 
     topic: str
     partition: int
@@ -57,6 +58,7 @@ def plan_rows(
     settings: ProducerSettings, topic: str, partitions: int, data: Any, columns: ArrowColumns
 ) -> list[RowsRun]:
     """The batches that a table's rows become, in order."""
+    require_pyarrow("send_arrow")
     import pyarrow as pa
 
     if isinstance(data, pa.Table):
@@ -184,7 +186,7 @@ class RowsFuture:
         return self._stored()
 
     def exception(self, timeout: float | None = None) -> ClientError | None:
-        """Wait as `result` does and give the error, or None."""
+        """Wait like `result` and return the error, or None."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         for batch in self._batches:
             batch.want()
@@ -195,7 +197,7 @@ class RowsFuture:
         return self._error()
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call it with this future once it is done: on the producer's thread, or at once when it is done already."""
+        """Call it with this future once it is done: on the producer's thread, or immediately if it already is."""
         left = len(self._batches)
         counting = threading.Lock()  # batches end on the producer's thread while this one counts those that had
 
@@ -243,5 +245,5 @@ class RowsFuture:
 
 
 def _set_done(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():  # whoever waited may have been cancelled
+    if not waiting.done():  # the waiting task may have been cancelled
         waiting.set_result(None)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class AsyncProducer(AsyncTransactionCalls):
     """Sends records to topics from coroutines.
 
-    It may be made anywhere and starts when it is first used.
+    It can be created anywhere and starts when first used.
 
         async with AsyncProducer(bootstrap_servers="127.0.0.1:9092") as producer:
             await producer.send_nowait("clicks", b"fire and forget")
@@ -57,9 +57,9 @@ class AsyncProducer(AsyncTransactionCalls):
         timestamp: int | None = None,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Send a record and make no object for it: nobody is told what became of it, unless `on_delivery` is given.
+        """Send a record without creating a future; only `on_delivery`, if given, reports the outcome.
 
-        It waits for room, never for the delivery.
+        It waits for room in the buffer, never for delivery.
         """
         if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
             return
@@ -77,7 +77,7 @@ class AsyncProducer(AsyncTransactionCalls):
         timestamp: int | None = None,
         on_delivery: DeliveryCallback | None = None,
     ) -> DeliveryFuture:
-        """Send a record; awaiting the future tells where it was stored, or raises why it was not."""
+        """Send a record; awaiting the future returns where it was stored, or raises."""
         if headers is None:
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
             if future is not None:
@@ -95,7 +95,7 @@ class AsyncProducer(AsyncTransactionCalls):
         partition: int | None = None,
         timestamp: int | None = None,
     ) -> RecordMetadata:
-        """Send a record and wait until it is stored; raises why it was not."""
+        """Send a record and wait until it is stored; raises if it fails."""
         future = None
         if headers is None:
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, None)
@@ -114,7 +114,7 @@ class AsyncProducer(AsyncTransactionCalls):
         timestamp: int | None,
         on_delivery: DeliveryCallback | None,
     ) -> DeliveryFuture:
-        """The whole way, step by step: interceptors, serializers, partitioner, accumulator."""
+        """The slow path: interceptors, serializers, partitioner, accumulator."""
         core = self._core
         self._begin()
         core.check_usable()
@@ -142,9 +142,9 @@ class AsyncProducer(AsyncTransactionCalls):
         timestamp: str | None = None,
         partition: str | int | None = None,
     ) -> RowsFuture:
-        """Send a record for each row of a pyarrow RecordBatch or Table, as `Producer.send_arrow` does.
+        """Send one record per row of a pyarrow RecordBatch or Table, like `Producer.send_arrow`.
 
-        Awaiting the future tells where all rows were stored, or raises why they were not.
+        Awaiting the future returns where all rows were stored, or raises.
         """
         core = self._core
         self._begin()
@@ -190,22 +190,22 @@ class AsyncProducer(AsyncTransactionCalls):
             self._core.start()
         elif self._loop is not loop:
             raise RuntimeError(
-                "an AsyncProducer belongs to the event loop in which it was first used; make another one"
+                "an AsyncProducer belongs to the event loop in which it was first used; create another one"
             )
 
     # Waiting
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Send all that waits and return once it is delivered or given up.
+        """Send all pending records and return once each is delivered or has failed.
 
-        RequestTimeoutError after `timeout` seconds; what waits is sent all the same.
+        Raises RequestTimeoutError after `timeout` seconds; pending records are still sent.
         """
         self._begin()
         self._core.fork_guard.check()
         await self._core.flush_within(timeout)
 
     async def close(self, timeout: float | None = None) -> None:
-        """Deliver what waits, for at most `timeout` seconds, and end all connections. A second close does nothing."""
+        """Deliver pending records within `timeout` seconds and close all connections. A second close does nothing."""
         if not self._is_open:
             return
         self._is_open = False
@@ -234,16 +234,16 @@ class AsyncProducer(AsyncTransactionCalls):
     # What is known
 
     async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
-        """The partitions of a topic, with their leaders and replicas; waits to hear of it for `max.block.ms`."""
+        """The partitions of a topic, with leaders and replicas; waits up to `max.block.ms` for its metadata."""
         self._begin()
         self._core.check_usable()
         return await self._core.partitions_for(topic)
 
     def metrics(self) -> ProducerMetrics:
-        """What was sent, what waits, and how long it takes."""
+        """Counters of sent and pending records, sizes and latencies."""
         return self._core.metrics()
 
 
 def _wake(woken: asyncio.Future[None]) -> None:
-    if not woken.done():  # whoever waited may have been cancelled
+    if not woken.done():  # the waiting task may have been cancelled
         woken.set_result(None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from tidelog.records.kernel_build import BatchBuilder, RecordReceipt, encode_hea
 if TYPE_CHECKING:
     from tidelog.client.producer.futures import DeliveryFuture
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
@@ -64,6 +65,7 @@ class ProducerBatch(BatchBuilder):
         "producer_epoch",
         "producer_id",
         "record_errors",
+        "send_now",
         "sequence_was_reset",
         "topic_partition",
         "wake_sender",
@@ -78,11 +80,14 @@ class ProducerBatch(BatchBuilder):
         wake_sender: Callable[[], None],
         *,
         is_pooled: bool = True,
+        send_now: Callable[[ProducerBatch, float | None], bool] | None = None,
     ) -> None:
+        """`send_now` has the thread that waits for the batch send it, if it can, and says whether it has ended."""
         super().__init__(buffer, capacity)
         self.topic_partition = topic_partition
         self.created_ms = created_ms
         self.wake_sender = wake_sender
+        self.send_now = send_now
         self.is_pooled = is_pooled  # whether its buffer was lent by the pool
         self.is_wanted = False  # whether someone waits for it, so that it need not wait for more records
         self.in_flight = False
@@ -189,7 +194,17 @@ class ProducerBatch(BatchBuilder):
             try:
                 watcher()
             except Exception:  # the application's code may raise anything
-                log.exception("a callback of a future failed for a record to %s", self.topic_partition)
+                logger.exception("a callback of a future failed for a record to %s", self.topic_partition)
+
+    def hand_over_watchers(self) -> list[Callable[[], object]]:
+        """Another batch takes its place: wake the threads that wait for this one and give up its watchers."""
+        with _ending:
+            self.is_done = True
+            watchers, self._watchers = self._watchers or [], None
+            ended = self._ended
+        if ended is not None:
+            ended.set()
+        return watchers
 
     def split_into(self, parts: Sequence[ProducerBatch]) -> None:
         """Other batches have its records now; it ends when the last of them does."""
@@ -224,6 +239,12 @@ class ProducerBatch(BatchBuilder):
         """Wait for its end in another thread; whether it has ended."""
         if self.is_done:
             return True
+        if self.send_now is not None and not self.is_wanted:
+            started_s = time.monotonic()
+            if self.send_now(self, timeout_s):
+                return True
+            if timeout_s is not None:
+                timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.0)
         with _ending:
             if self.is_done:
                 return True
@@ -248,6 +269,10 @@ class ProducerBatch(BatchBuilder):
                 self._watchers = []
             self._watchers.append(watcher)
             return True
+
+    @property
+    def has_watchers(self) -> bool:
+        return self._watchers is not None
 
     def metadata_of(self, receipt: RecordReceipt) -> RecordMetadata:
         """Where a record was stored."""
@@ -286,7 +311,7 @@ def tell_sender(batch: ProducerBatch, receipt: RecordReceipt) -> None:
     try:
         receipt.on_delivery(metadata, error)  # type: ignore[operator]  # what was given as a callback
     except Exception:  # the application's code may raise anything
-        log.exception("a delivery callback failed for a record to %s", batch.topic_partition)
+        logger.exception("a delivery callback failed for a record to %s", batch.topic_partition)
 
 
 def future_batch(future: DeliveryFuture) -> ProducerBatch:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class MemoryWaiter(NamedTuple):
-    """Someone who needs so many bytes."""
+    """A caller waiting for this many bytes."""
 
     size: int
     wake: Callable[[], None]
@@ -27,7 +27,7 @@ class BufferPool:
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
         self.lent_bytes = 0
-        self.exhausted = 0  # how often somebody had to wait
+        self.exhausted = 0  # how often a caller had to wait
         self._free: dict[int, list[bytearray]] = {}
         self._free_bytes = 0
         self._waiters: deque[MemoryWaiter] = deque()
@@ -60,8 +60,19 @@ class BufferPool:
             self._free.setdefault(size, []).append(buffer)
             self._free_bytes += size
 
+    def reserve(self, size: int, *, spare: int) -> bool:
+        """Count bytes that lie elsewhere as lent, if at least `spare` bytes are left after that; says whether."""
+        if size + spare > self.available_bytes:
+            return False
+        self.lent_bytes += size
+        self._drop_free(self.lent_bytes + self._free_bytes - self.memory_bytes)
+        return True
+
+    def unreserve(self, size: int) -> None:
+        self.lent_bytes -= size
+
     def _drop_free(self, excess: int) -> None:
-        """Let go of kept buffers until at least so many bytes are gone."""
+        """Free cached buffers until at least this many bytes are released."""
         while excess > 0 and self._free_bytes:
             size, buffers = next((size, buffers) for size, buffers in self._free.items() if buffers)
             buffers.pop()

@@ -35,6 +35,7 @@ from tidelog.client.producer.interceptors import InterceptorChain, ProducerRecor
 from tidelog.client.producer.metrics import ProducerMetrics, per
 from tidelog.client.producer.sender import Sender
 from tidelog.client.producer.settings import ProducerSettings, Serializer
+from tidelog.client.producer.unplaced import UnplacedRecords
 from tidelog.client.types import ClusterMetadata, PartitionMetadata, RecordMetadata
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.protocol import ErrorCode
@@ -61,20 +62,35 @@ class ProducerCore:
         owner: str = "Producer",
         clock: Clock | None = None,
         make_hooks: Callable[[ProducerCore], TransactionHooks] | None = None,
+        may_send_from_callers: bool = False,
     ) -> None:
+        """With `may_send_from_callers` a thread that waits for a record may send it itself."""
         clock = clock or SystemClock()
         self.settings = settings
         self.owner = owner
-        self.cluster = Cluster(settings.cluster)
+        self.cluster = Cluster(settings.cluster, tells_outages=True)
         self.fork_guard = ForkGuard(owner)
         is_transactional = settings.transactional_id is not None
         self.idempotence = Idempotence(is_transactional=is_transactional) if settings.enable_idempotence else None
         self.hooks = make_hooks(self) if make_hooks is not None else None
         self.accumulator = Accumulator(
-            settings, clock.monotonic_ms, self.wake, self._available_partitions, hooks=self.hooks
+            settings,
+            clock.monotonic_ms,
+            self.wake,
+            self._available_partitions,
+            hooks=self.hooks,
+            send_now=self._send_now if may_send_from_callers else None,
         )
         self.sender = Sender(
             settings, self.cluster, self.accumulator, self.idempotence, self.hooks, clock.monotonic_ms, self.set_fatal
+        )
+        self.unplaced = UnplacedRecords(
+            self.accumulator,
+            max_block_s=settings.max_block_s,
+            pause_s_max=settings.retry_backoff.longest_pause_s,
+            load_queues=self._load_queues_until,
+            append=self._append_unplaced,
+            no_room_error=self.no_room_error,
         )
         self.interceptors = InterceptorChain(settings.interceptors)
         self.fatal_error: ClientError | None = None
@@ -91,17 +107,21 @@ class ProducerCore:
             self._is_started = True
             self.cluster.add_listener(self._on_metadata)
             self.sender.start()
+            self.unplaced.start()
 
     def wake(self) -> None:
         """There may be something to send; from any thread."""
         self.sender.wake()
+
+    def _send_now(self, batch: ProducerBatch, timeout_s: float | None) -> bool:
+        return not self.fork_guard.forked and self.sender.send_from_caller(batch, timeout_s)
 
     # Whether it can be used
 
     def check_open(self) -> None:
         self.fork_guard.check()
         if self.is_closed:
-            raise ClosedError(f"this {self.owner} is closed; make a new one")
+            raise ClosedError(f"this {self.owner} is closed; create a new one")
 
     def check_usable(self) -> None:
         self.check_open()
@@ -111,10 +131,11 @@ class ProducerCore:
             self.hooks.check_send()
 
     def set_fatal(self, error: ClientError) -> None:
-        """The producer can't go on; every send says so from now on."""
+        """The producer is no longer usable; every send raises this from now on."""
         if self.fatal_error is None:
             self.fatal_error = error
         self.set_fast(False)
+        self.unplaced.fail_all(error)
 
     def set_fast(self, is_fast: bool) -> None:
         """Whether records may be appended to open batches without asking anyone."""
@@ -131,7 +152,7 @@ class ProducerCore:
     def refuse(self, *_: object) -> DeliveryFuture:
         """The slow way of a producer that is closed."""
         self.check_usable()
-        raise ClosedError(f"this {self.owner} is closed; make a new one")
+        raise ClosedError(f"this {self.owner} is closed; create a new one")
 
     @property
     def _takes_plain_bytes(self) -> bool:
@@ -168,13 +189,37 @@ class ProducerCore:
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
         elif type(timestamp) is not int or timestamp < 0:
-            raise SerializationError(f"a timestamp is a count of milliseconds since 1970, not {timestamp!r}")
+            raise SerializationError(f"a timestamp must be milliseconds since 1970, not {timestamp!r}")
         return ProducerRecord(topic, value_bytes, key_bytes, encode_headers(pairs), partition, timestamp)
 
     def append(
         self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None
     ) -> DeliveryFuture:
         """Choose the partition and append; raises NoRoom where the caller has to wait."""
+        return self._append(topic, record, self._callback(on_delivery), None)
+
+    def keep_unplaced(self, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture | None:
+        """Keep a record whose topic isn't known yet, so that `send` need not wait; None where it has to be appended.
+
+        A transaction is ended by what is in batches, so its records are never kept. Raises NoRoom as `append` does.
+        """
+        is_known = not self.unplaced.has_topic(record.topic) and self.accumulator.topic(record.topic) is not None
+        if self.hooks is not None or is_known:
+            return None
+        return self.unplaced.keep(record, self._callback(on_delivery))
+
+    def _append_unplaced(
+        self, topic: TopicQueues, record: ProducerRecord, callback: DeliveryCallback | None, future: DeliveryFuture
+    ) -> None:
+        self._append(topic, record, callback, future)
+
+    def _append(
+        self,
+        topic: TopicQueues,
+        record: ProducerRecord,
+        callback: DeliveryCallback | None,
+        future: DeliveryFuture | None,
+    ) -> DeliveryFuture:
         partition = self._partition(topic, record)
         if partition is not None and not 0 <= partition < topic.partitions:
             raise NoSuchPartitionError(_no_such_partition(topic.name, partition, topic.partitions))
@@ -185,7 +230,8 @@ class ProducerCore:
             record.value,
             record.headers,
             record.timestamp or 0,
-            self._callback(on_delivery),
+            callback,
+            future,
         )
 
     def _callback(self, on_delivery: DeliveryCallback | None) -> DeliveryCallback | None:
@@ -206,7 +252,7 @@ class ProducerCore:
         if partitioner is not None:
             partition = partitioner.partition(topic.name, record.key, record.value, topic.partitions)
             if type(partition) is not int:
-                raise TypeError(f"the partitioner gave {partition!r} instead of the number of a partition")
+                raise TypeError(f"the partitioner returned {partition!r} instead of a partition number")
             return partition
         if record.key is not None and not self.settings.ignore_keys:
             return partition_for_key(record.key, topic.partitions)
@@ -232,20 +278,27 @@ class ProducerCore:
             return None
         return topic
 
-    async def load_queues(self, name: str, partition: int | None) -> TopicQueues:
+    async def load_queues(self, name: str, partition: int | None, timeout_s: float | None = None) -> TopicQueues:
         """The topic's queues once it is known, for which it waits up to `max.block.ms`; brokers that may create it."""
-        await self._load_topic(name, partition)
+        await self._load_topic(name, partition, timeout_s)
         topic = self.accumulator.topic(name)
         assert topic is not None  # the listener has made it
         return topic
 
-    async def _load_topic(self, name: str, partition: int | None) -> tuple[PartitionMetadata, ...]:
+    async def _load_queues_until(self, name: str, deadline_s: float) -> TopicQueues:
+        return self.accumulator.topic(name) or await self.load_queues(name, None, deadline_s - time.monotonic())
+
+    async def _load_topic(
+        self, name: str, partition: int | None, timeout_s: float | None = None
+    ) -> tuple[PartitionMetadata, ...]:
         self.start()
-        deadline_s = asyncio.get_running_loop().time() + self.settings.max_block_s
+        deadline_s = asyncio.get_running_loop().time() + (self.settings.max_block_s if timeout_s is None else timeout_s)
         failures = 0
+        last_error: ClientError | None = None
         while True:
             try:
-                found = await self._ask_topic(name)
+                async with asyncio.timeout_at(deadline_s):
+                    found = await self._ask_topic(name)
                 if partition is None or partition < len(found):
                     return found
                 error: ClientError = NoSuchPartitionError(
@@ -255,6 +308,11 @@ class ProducerCore:
                 )
             except RetriableError as problem:
                 error = problem
+            except TimeoutError:
+                raise last_error or RequestTimeoutError(
+                    f"no broker described topic {name!r} within max.block.ms, {self.settings.max_block_s * 1000:g}"
+                ) from None
+            last_error = error
             failures += 1
             pause_s = self.settings.retry_backoff.pause_s(failures)
             if asyncio.get_running_loop().time() + pause_s >= deadline_s:
@@ -296,12 +354,12 @@ class ProducerCore:
         settings = self.settings
         return BufferFullError(
             f"no room for {size} bytes within max.block.ms, {settings.max_block_s * 1000:g}: buffer.memory, "
-            f"{settings.buffer_memory}, is full of records that wait for brokers; send more slowly, or raise it"
+            f"{settings.buffer_memory}, is full of unacknowledged records; send more slowly, or raise it"
         )
 
     async def flush(self) -> None:
         """Send all that waits, without lingering, and wait until it is delivered or given up."""
-        batches: list[ProducerBatch] = list(self.accumulator.incomplete)
+        batches: list[ProducerBatch] = [*self.unplaced.records, *self.accumulator.incomplete]
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
         left = 0
@@ -335,7 +393,9 @@ class ProducerCore:
         except TimeoutError:
             pass  # what is left is failed below, which its futures tell
         finally:
-            self.sender.fail_all(ClosedError(f"the {self.owner} was closed before the record was acknowledged"))
+            closed = ClosedError(f"the {self.owner} was closed before the record was acknowledged")
+            self.unplaced.stop(closed)
+            self.sender.fail_all(closed)
             self.sender.stop()
             if self.hooks is not None:
                 await self.hooks.close()
@@ -347,7 +407,7 @@ class ProducerCore:
             async with asyncio.timeout(timeout_s):
                 await self.flush()
         except TimeoutError:
-            left = sum(batch.count for batch in self.accumulator.incomplete)
+            left = len(self.unplaced.records) + sum(batch.count for batch in self.accumulator.incomplete)
             raise RequestTimeoutError(
                 f"{left} records were not acknowledged within {timeout_s:g} s; they may still be"
             ) from None
@@ -413,7 +473,7 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes 
     try:
         return encode_header_list(headers)
     except (TypeError, ValueError, AttributeError) as error:
-        raise SerializationError(f"headers are pairs of a name and bytes: {error}") from error
+        raise SerializationError(f"headers must be pairs of a name and bytes: {error}") from error
 
 
 def _stop_in_child() -> None:

@@ -2,7 +2,7 @@
 
 What always holds: a request whose answer was lost is made again, and carried out once; asking for the same end twice
 is answered as it was the first time. An end that can't be had any more because the transaction was ended the other way,
-as by its time-out, is told as `Outcome.LOST` and not raised. Requests run at once, in turns of a bounded number.
+as by its time-out, is told as `Outcome.LOST` and not raised. Requests run concurrently, a bounded number at a time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ async def end_transactions(
 async def fence(
     cluster: Cluster, transactional_id: str, *, transaction_timeout_ms: int, timeout_s: float
 ) -> tuple[int, int]:
-    """Begin anew under this id: earlier producers are shut out and what they left open is aborted; id and epoch."""
+    """Start over under this id: fence earlier producers and abort their open transaction; returns id and epoch."""
     nobody = Asker(transactional_id, -1, -1)
     coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
     response = await ask_coordinator(

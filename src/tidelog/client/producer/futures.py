@@ -1,7 +1,7 @@
-"""What `send` returns: a future for the delivery of one record.
+"""The future that `send` returns, for the delivery of one record.
 
-It is light: the record's batch and its place in it, and all futures of a batch end at once. Waiting for one asks the
-producer to send its batch now instead of lingering.
+It is small: just the record's batch and its place in it. All futures of a batch finish together. Waiting for one makes
+the producer send its batch immediately instead of lingering.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from tidelog.records.kernel_build import RecordReceipt
 
 
 class DeliveryFuture(RecordReceipt):
-    """What becomes of one record. Other threads may wait with `result`, coroutines with `await`."""
+    """The outcome of one send. Threads wait with `result`, coroutines with `await`."""
 
     __slots__ = ()
 
     def done(self) -> bool:
-        """Whether the record was stored or given up."""
-        return future_batch(self).is_done
+        """Whether the record was stored or has failed."""
+        batch = future_batch(self)
+        # A record that was sent before its topic was known moves to another batch, which may happen just now.
+        return batch.is_done and batch is self.batch
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Wait for the delivery and say where the record was stored; raises why it was not.
+        """Wait for delivery and return where the record was stored; raises if it failed.
 
-        RequestTimeoutError when nothing is known within `timeout` seconds: the record may still be delivered.
+        Raises RequestTimeoutError after `timeout` seconds; the record may still be delivered.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -36,28 +38,28 @@ class DeliveryFuture(RecordReceipt):
         return future_batch(self).metadata_of(self)
 
     def exception(self, timeout: float | None = None) -> ClientError | None:
-        """Wait as `result` does and give the error, or None."""
+        """Wait like `result` and return the error, or None."""
         batch = future_batch(self)
         if not batch.wait(timeout):
             raise RequestTimeoutError(
                 f"a record to partition {batch.topic_partition} was not acknowledged within {timeout:g} s; "
                 "it may still be"
             )
-        return batch.error_of(self)
+        return future_batch(self).error_of(self)  # it may have moved to another batch meanwhile
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call it with this future once it is done: on the producer's thread, or at once when it is done already."""
+        """Call it with this future once it is done: on the producer's thread, or immediately if it already is."""
         if not future_batch(self).watch(lambda: callback(self)):
             callback(self)
 
     def __await__(self) -> Generator[object, None, RecordMetadata]:
         batch = future_batch(self)
-        if not batch.is_done:
-            loop = asyncio.get_running_loop()
-            waiting = loop.create_future()
-            if batch.watch(lambda: loop.call_soon_threadsafe(_set_done, waiting)):
-                batch.want()
-                yield from waiting
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        if batch.watch(lambda: loop.call_soon_threadsafe(_set_done, waiting)):
+            batch.want()
+            yield from waiting
+        batch = future_batch(self)  # it may have moved to another one meanwhile
         error = batch.error_of(self)
         if error is not None:
             raise error
@@ -70,5 +72,5 @@ class DeliveryFuture(RecordReceipt):
 
 
 def _set_done(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():  # whoever waited may have been cancelled
+    if not waiting.done():  # the waiting task may have been cancelled
         waiting.set_result(None)

@@ -1,7 +1,7 @@
 """A transactional producer that leaves its transactions open for others to end, one transactional id after another.
 
 For engines whose workers write and whose driver decides: a worker delivers its records, hands the transaction over by
-its name (`HandedOver`), and goes on with the next one under another transactional id, over the same thread and
+its name (`HandedOver`), and continues with the next one under another transactional id, over the same thread and
 connections. Whoever knows the name ends it, see `foreign_transactions`.
 
 What always holds: when `hand_over` returns, every record is stored; nothing more is written under that id and epoch. A
@@ -37,7 +37,7 @@ class HandoverProducer(Producer):
     """Begin one with `start`, send, and `hand_over`; then `start` again. A failed one is ended with `give_up`."""
 
     def start(self, transactional_id: str) -> None:
-        """Shut out whoever used the id before, abort what they left open, and begin a transaction."""
+        """Fence earlier users of the id, abort their open transaction, and begin a new one."""
         transactions = transactions_of(self._core)
         self._thread.run(transactions.rename(transactional_id))
         self.init_transactions()

@@ -227,7 +227,7 @@ class Idempotence:
 
     @property
     def can_bump_epoch(self) -> bool:
-        """Whether nothing that would be numbered anew is on its way to a broker."""
+        """Whether nothing that would be renumbered is in flight."""
         return not any(
             batch.in_flight
             for topic_partition in self._to_start_over

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from tidelog.client.errors import ClientError
 from tidelog.client.types import RecordMetadata
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ProducerRecord(NamedTuple):
@@ -54,8 +54,8 @@ class InterceptorChain:
         for interceptor in self._on_send:
             try:
                 record = interceptor.on_send(record)
-            except Exception:  # an interceptor's failure is its own, the record goes on without it
-                log.exception("%s.on_send failed for a record to %s", type(interceptor).__name__, record.topic)
+            except Exception:  # a failing interceptor must not stop the record
+                logger.exception("%s.on_send failed for a record to %s", type(interceptor).__name__, record.topic)
         return record
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: ClientError | None) -> None:
@@ -63,4 +63,4 @@ class InterceptorChain:
             try:
                 interceptor.on_acknowledgement(metadata, error)
             except Exception:  # the same
-                log.exception("%s.on_acknowledgement failed", type(interceptor).__name__)
+                logger.exception("%s.on_acknowledgement failed", type(interceptor).__name__)

@@ -1,8 +1,8 @@
 """The synchronous producer: sends from any thread, with the core on a thread of its own.
 
-What always holds: `send_nowait` and `send` wait only for room in the buffer and for the first news of a topic, at most
-`max.block.ms`; callbacks run on the producer's own thread, one after another, in the order in which the records of a
-partition were acknowledged, and must not wait for the producer themselves. All methods may be called from any thread.
+What always holds: `send_nowait` and `send` wait only for room in the buffer, for at most `max.block.ms`; callbacks run
+on the producer's own thread, one after another, in the order in which the records of a partition were acknowledged, and
+must not wait for the producer themselves. All methods may be called from any thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Producer(TransactionCalls):
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
         self._is_open = False
-        self._core = make_core(ProducerSettings.read(settings, options), "Producer")
+        self._core = make_core(ProducerSettings.read(settings, options), "Producer", may_send_from_callers=True)
         self._thread = LoopThread("tidelog-producer")
         self._thread.post(self._core.start)
         self._append, self._append_with_receipt = self._core.fast_ways()
@@ -53,11 +53,16 @@ class Producer(TransactionCalls):
         self._is_open = True
 
     def _shorten_sends(self) -> None:
-        """Where the compiled kernel can do what `send` and `send_nowait` do, let it stand for them: a call less."""
+        """Put the compiled `send` and `send_nowait` on this instance, in front of the methods below.
+
+        The only place where we replace a method on an instance. Going through the Python methods would add about 60 ns
+        to a `send_nowait` of 130 ns and 90 ns to a `send` of 230 ns. The compiled ones behave the same: they append to
+        an open batch and call `_send` for everything else. Subclasses that override either method keep their own.
+        """
         appender = self._core.compiled_appender
         if appender is not None and not _is_overridden(type(self)):
             refuse = self._core.refuse
-            me = weakref.ref(self)  # the thread has the appender, and must not keep a producer alive that nobody uses
+            me = weakref.ref(self)  # the thread holds the appender, which must not keep an abandoned producer alive
 
             def send_slowly(*record: Any) -> DeliveryFuture:
                 producer = me()
@@ -78,7 +83,7 @@ class Producer(TransactionCalls):
         timestamp: int | None = None,
         on_delivery: DeliveryCallback | None = None,
     ) -> None:
-        """Send a record and make no object for it: nobody is told what became of it, unless `on_delivery` is given."""
+        """Send a record without creating a future; only `on_delivery`, if given, reports the outcome."""
         if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
             return
         self._send(topic, value, key, headers, partition, timestamp, on_delivery)
@@ -93,10 +98,10 @@ class Producer(TransactionCalls):
         timestamp: int | None = None,
         on_delivery: DeliveryCallback | None = None,
     ) -> DeliveryFuture:
-        """Send a record; the future tells where it was stored, or why it was not.
+        """Send a record; the future says where it was stored, or why it failed.
 
-        Without a `partition` the key decides, and without a key the record goes where a batch is being filled.
-        `on_delivery(metadata, error)` is called on the producer's thread, one of the two being None.
+        Without a `partition` the key decides; without a key the record joins the batch being filled.
+        `on_delivery(metadata, error)` is called on the producer's thread; one of the two is None.
         """
         if headers is None:
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
@@ -114,13 +119,19 @@ class Producer(TransactionCalls):
         timestamp: int | None,
         on_delivery: DeliveryCallback | None,
     ) -> DeliveryFuture:
-        """The whole way, step by step: interceptors, serializers, partitioner, accumulator."""
+        """The slow path: interceptors, serializers, partitioner, accumulator.
+
+        It doesn't wait for the topic's metadata: the record is held until it arrives, and its future has the outcome.
+        """
         core = self._core
         core.check_usable()
         record = core.prepare(ProducerRecord(topic, value, key, headers, partition, timestamp))
         deadline_s: float | None = None
         while True:
             try:
+                kept = core.keep_unplaced(record, on_delivery)
+                if kept is not None:
+                    return kept
                 return core.append(self._queues(record.topic, record.partition), record, on_delivery)
             except NoRoom as no_room:
                 if deadline_s is None:
@@ -138,12 +149,12 @@ class Producer(TransactionCalls):
         timestamp: str | None = None,
         partition: str | int | None = None,
     ) -> RowsFuture:
-        """Send a record for each row of a pyarrow RecordBatch or Table, without a Python object a record.
+        """Send one record per row of a pyarrow RecordBatch or Table, without a Python object for each.
 
         The arguments name columns: keys and values are binary or string, timestamps are of any unit or int64
-        milliseconds, headers are lists of key and value, partitions are integers. What is not named is taken from the
-        columns `key`, `value` and `headers` where they exist. Serializers and interceptors have no part in it. The
-        future ends when all rows are stored.
+        milliseconds, headers are lists of key and value, partitions are integers. By default the columns `key`,
+        `value` and `headers` are used where they exist. Serializers and interceptors are not called. The future is
+        done when all rows are stored.
         """
         core = self._core
         core.check_usable()
@@ -192,17 +203,17 @@ class Producer(TransactionCalls):
     # Waiting
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send all that waits and return once it is delivered or given up.
+        """Send all pending records and return once each is delivered or has failed.
 
-        RequestTimeoutError after `timeout` seconds; what waits is sent all the same.
+        Raises RequestTimeoutError after `timeout` seconds; pending records are still sent.
         """
         self._core.fork_guard.check()
         self._thread.run(self._core.flush_within(timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what waits, for at most `timeout` seconds, and end the thread and all connections.
+        """Deliver pending records within `timeout` seconds, then stop the thread and close all connections.
 
-        What is not delivered by then fails, as its futures and callbacks tell. A second close does nothing.
+        Records not delivered by then fail, as their futures and callbacks report. A second close does nothing.
         """
         if not self._is_open:
             return
@@ -237,12 +248,12 @@ class Producer(TransactionCalls):
     # What is known
 
     def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
-        """The partitions of a topic, with their leaders and replicas; waits to hear of it for `max.block.ms`."""
+        """The partitions of a topic, with leaders and replicas; waits up to `max.block.ms` for its metadata."""
         self._core.check_usable()
         return self._thread.run(self._core.partitions_for(topic))
 
     def metrics(self) -> ProducerMetrics:
-        """What was sent, what waits, and how long it takes."""
+        """Counters of sent and pending records, sizes and latencies."""
         return self._core.metrics()
 
 

@@ -6,42 +6,55 @@ batch is tried again only while its error may pass, its `retries` and its `deliv
 is up while it is under way fails at once, but its memory is not used again before the broker has answered or the
 connection is gone: it may still be on its way out.
 
-Everything here runs on the event loop, in callbacks; only `wake` may be called from other threads.
+Everything here runs on the event loop, in callbacks, save for two things. `wake` may be called from any thread. A
+thread that waits for a record may send its batch itself and wait for the answer (`send_from_caller`), over a connection
+that only such threads use: that saves two changes of threads, which cost more than all the rest. It does so only while
+nothing else of the partition waits or is under way, and nothing else of it goes out meanwhile; `_lock` guards the state
+that both use.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
+from typing import Any
 
 from tidelog.client.errors import (
     BrokerError,
     ClientError,
+    ClosedError,
     ConnectionLostError,
     RequestTimeoutError,
     RetriableError,
     error_code,
+    raise_for,
 )
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.outage import Reminders
 from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
 from tidelog.client.producer.batch import ProducerBatch
 from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.metrics import ProducerCounters
-from tidelog.client.producer.produce_request import answers_of, build_request, nodes_of
-from tidelog.client.producer.sender_questions import SenderQuestions
+from tidelog.client.producer.produce_request import BuiltRequest, answers_of, build_request, nodes_of
 from tidelog.client.producer.settings import ProducerSettings
 from tidelog.client.types import TopicPartition
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import PRODUCE, PartitionProduceResponse, ProduceResponse
+from tidelog.protocol.messages.k22_init_producer_id import (
+    INIT_PRODUCER_ID,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-# Where these are the answer, somebody else leads the partition, or nobody.
+# These codes mean that another broker leads the partition, or none.
 _LEADER_ERRORS = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -57,6 +70,11 @@ _LEADER_ERRORS = frozenset(
 # change of threads costs more than a batch.
 _MEMORY_PORTIONS = 8
 _NEVER_MS = float("inf")
+# A producer that waits for single records this often gets a second connection to do so faster.
+_WAITS_BEFORE_LENDING = 3
+# What `linger.ms` may be exceeded by while threads send by themselves.
+_CALLER_SLACK_MS = 1.0
+_NO_TRANSACTION_TIMEOUT_MS = 0x7FFFFFFF  # it means nothing without transactions; Kafka's client says the same
 
 
 class _Broker:
@@ -68,6 +86,39 @@ class _Broker:
         self.in_flight = 0
         self.blocked_until_ms = 0.0  # it asked for a pause
         self.stuck_since_ms: float | None = None  # since when something is ready for it and can't go
+
+
+class _Lent:
+    """A connection to one broker that threads use by themselves, one at a time."""
+
+    __slots__ = ("_connection", "is_busy", "is_gone", "wanted")
+
+    def __init__(self) -> None:
+        self._connection: Connection | None = None
+        self.is_busy = False
+        self.is_gone = False  # the loop has it back
+        self.wanted = 0  # how often a thread could have used it before it was there
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None and self._connection.is_open
+
+    @property
+    def connection(self) -> Connection:
+        assert self._connection is not None  # it is asked for only when it is there
+        return self._connection
+
+    def lend(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        """Called on the loop."""
+        if self._connection is not None:
+            if self.is_busy and not self.is_gone:
+                self._connection.interrupt()
+            else:
+                self._connection.take_back()
+                self._connection.close()
 
 
 class Sender:
@@ -97,15 +148,19 @@ class Sender:
         self._timer_at_ms = _NEVER_MS
         self._brokers: dict[int, _Broker] = {}
         self._under_way: dict[ProducerBatch, None] = {}
-        self._questions = SenderQuestions(
-            cluster,
-            settings.retry_backoff,
-            now_ms,
-            on_answer=self._look_soon,
-            on_unreachable=self._note_unreachable,
-            on_topic_refused=self._fail_topic,
-            on_no_producer_id=self._on_no_producer_id,
-        )
+        self._tasks: set[asyncio.Task[None]] = set()  # the questions below that are under way
+        self._connecting: set[int] = set()
+        self._unreachable = Reminders()
+        self._stale_topics: set[str] = set()  # whose leaders have to be asked for
+        self._is_asking_leaders = False
+        self._leader_failures = 0
+        self._ask_leaders_at_ms = 0.0
+        self._is_asking_producer_id = False
+        # Held by the loop while it works, and by a thread that sends its own batch before and after the exchange.
+        self._lock = threading.RLock()
+        self.sends_from_callers = 0
+        self._sends_from_callers_seen = 0
+        self._lent: dict[int, _Lent] = {}  # by node: connections for those threads
         self._last_errors: dict[TopicPartition, ClientError] = {}
         self._is_stopped = False
 
@@ -117,9 +172,12 @@ class Sender:
     def stop(self) -> None:
         """Send nothing more; what is under way is waited for no longer."""
         self._is_stopped = True
+        for lent in self._lent.values():
+            lent.close()
         if self._timer is not None:
             self._timer.cancel()
-        self._questions.stop()
+        for task in self._tasks:
+            task.cancel()
 
     def wake(self) -> None:
         """There may be something to send. Called from any thread; many calls before the look cost one."""
@@ -130,7 +188,7 @@ class Sender:
         try:
             loop.call_soon_threadsafe(self._look)
         except RuntimeError:
-            log.debug("the event loop of a producer is closed, nothing more is sent")
+            logger.debug("the event loop of a producer is closed, nothing more is sent")
 
     def _look_soon(self) -> None:
         if not self._is_woken and self._loop is not None:
@@ -148,6 +206,10 @@ class Sender:
     # Looking for what can be sent
 
     def _look(self) -> None:
+        with self._lock:
+            self._look_now()
+
+    def _look_now(self) -> None:
         # Before anything is looked at: what is appended from here on wakes again, whatever was planned.
         self._is_woken = False
         self._accumulator.next_look_ms = _NEVER_MS
@@ -163,11 +225,18 @@ class Sender:
             with accumulator.lock:
                 pool = accumulator.pool
                 pool.wake_waiters(at_least=0 if is_idle else pool.memory_bytes // _MEMORY_PORTIONS)
+        accumulator.wake_slack_ms = 0.0
+        if self.sends_from_callers != self._sends_from_callers_seen:
+            # Threads send by themselves just now, and waking this one each time would only be in their way: it looks
+            # regularly instead, until they stop.
+            self._sends_from_callers_seen = self.sends_from_callers
+            accumulator.wake_slack_ms = _CALLER_SLACK_MS
+            next_ms = min(next_ms, now_ms + max(self._settings.linger_ms, _CALLER_SLACK_MS))
         self._set_timer(next_ms, now_ms)
         accumulator.next_look_ms = self._timer_at_ms
 
     def _set_timer(self, at_ms: float, now_ms: float) -> None:
-        """Look again at that time. A timer that comes before stays: a look too many costs less than setting it anew."""
+        """Look again at that time. An earlier timer stays: an extra look costs less than resetting it."""
         if self._timer_at_ms <= now_ms:
             self._timer_at_ms = _NEVER_MS  # its time has come, and this look was it
         if at_ms >= self._timer_at_ms or self._loop is None:
@@ -202,8 +271,8 @@ class Sender:
             ready.setdefault(partition.leader_id, []).append(queue)
         for leader_id, queues in ready.items():
             next_ms = min(next_ms, self._send_to(leader_id, queues, now_ms))
-        self._questions.stale_topics |= leaderless
-        return min(next_ms, self._questions.ask_leaders(now_ms))
+        self._stale_topics |= leaderless
+        return min(next_ms, self._ask_leaders(now_ms))
 
     def _send_to(self, node_id: int, queues: list[PartitionQueue], now_ms: float) -> float:
         broker = self._brokers.get(node_id)
@@ -212,7 +281,7 @@ class Sender:
         connection = self._cluster.open_connection_to(node_id)
         if connection is None:
             broker.stuck_since_ms = broker.stuck_since_ms or now_ms
-            self._questions.connect(node_id, [queue.topic_partition.topic for queue in queues])
+            self._connect(node_id, {queue.topic_partition.topic for queue in queues})
             return _NEVER_MS
         if broker.blocked_until_ms > now_ms:
             return broker.blocked_until_ms
@@ -280,9 +349,170 @@ class Sender:
         broker.in_flight += 1
         future.add_done_callback(partial(self._answered, broker, batches, request.names, now_ms))
 
+    # Threads that send by themselves
+
+    def send_from_caller(self, batch: ProducerBatch, timeout_s: float | None) -> bool:
+        """Send a batch in the thread that waits for it, if nothing is in the way, and wait for the answer.
+
+        Says whether the batch has ended. Otherwise the loop sends it, or waits for its answer.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            begun = self._begin_in_caller(batch)
+        finally:
+            self._lock.release()
+        if begun is None:
+            return False
+        lent, broker, request = begun
+        sent_ms = self._now_ms()
+        finish = partial(self._finish_in_caller, lent, broker, batch, request.names, sent_ms)
+        try:
+            answer = lent.connection.exchange(
+                PRODUCE, request.message, ProduceResponse, version=request.version, timeout_s=timeout_s
+            )
+        except ClientError as error:
+            answer = asyncio.Future(loop=self._loop)
+            answer.set_exception(error)
+        if isinstance(answer, asyncio.Future) or not self._may_finish_here(batch):
+            assert self._loop is not None  # it was started
+            try:
+                self._loop.call_soon_threadsafe(finish, answer)
+            except RuntimeError:
+                logger.debug("the event loop of a producer is closed, nothing more is received")
+            return batch.is_done
+        finish(answer)
+        return batch.is_done
+
+    def _begin_in_caller(self, batch: ProducerBatch) -> tuple[_Lent, _Broker, BuiltRequest] | None:
+        """Take the batch and build its request, if it can be sent now and on its own."""
+        idempotence, now_ms = self._idempotence, self._now_ms()
+        if self._is_stopped or self._hooks is not None or self._settings.acks == 0 or batch.is_done:
+            return None
+        if idempotence is not None and (
+            not idempotence.has_producer_id or idempotence.needs_epoch_bump or not idempotence.may_send(batch)
+        ):
+            return None
+        partition = self._cluster.metadata.partition(batch.topic_partition)
+        broker = self._brokers.get(partition.leader_id) if partition is not None else None
+        if partition is None or broker is None or broker.in_flight or broker.blocked_until_ms > now_ms:
+            return None
+        lent = self._lent_connection(partition.leader_id)
+        if lent is None or not self._accumulator.take_alone(batch, now_ms):
+            return None
+        if idempotence is not None:
+            idempotence.number(batch)
+        self._under_way[batch] = None
+        batch.leader_epoch = partition.leader_epoch
+        request = build_request(self._settings, self._cluster, lent.connection, [batch], None)
+        for _, sealed_size in request.sealed_sizes:
+            self.counters.note_sent(batch.size, sealed_size, now_ms - batch.created_ms, now_ms)
+        self.counters.requests_sent += 1
+        self.sends_from_callers += 1
+        broker.in_flight += 1
+        lent.is_busy = True
+        return lent, broker, request
+
+    def _may_finish_here(self, batch: ProducerBatch) -> bool:
+        """Whether there are no callbacks to run, which belong on the loop's thread."""
+        if batch.has_watchers:
+            return False
+        receipts = batch.take_callbacks()
+        for receipt in receipts:
+            batch.add_callback(receipt)
+        return not receipts
+
+    def _finish_in_caller(
+        self,
+        lent: _Lent,
+        broker: _Broker,
+        batch: ProducerBatch,
+        names: dict[uuid.UUID, str],
+        sent_ms: float,
+        answer: ProduceResponse | asyncio.Future[ProduceResponse],
+    ) -> None:
+        """Act on the answer, in the thread that has it, or on the loop where there is none yet."""
+        if isinstance(answer, asyncio.Future):
+            lent.is_gone = True  # it is the loop's now, until this answer comes
+            lent.connection.take_back()
+            answer.add_done_callback(partial(self._finish_late, lent, broker, batch, names, sent_ms))
+            return
+        with self._lock:
+            self._accumulator.unmute(batch)
+            broker.in_flight -= 1
+            lent.is_busy = False
+            if self._is_stopped:
+                lent.connection.end_lent()
+            self._handle_response(broker, [batch], names, sent_ms, answer)
+            is_idle = batch.is_done and not self._accumulator.active and not self._accumulator.pool.has_waiters
+        if not is_idle or batch.error is not None:
+            self.wake()
+
+    def _finish_late(
+        self,
+        lent: _Lent,
+        broker: _Broker,
+        batch: ProducerBatch,
+        names: dict[uuid.UUID, str],
+        sent_ms: float,
+        future: asyncio.Future[ProduceResponse],
+    ) -> None:
+        with self._lock:
+            self._accumulator.unmute(batch)
+            lent.connection.close()
+            self._handle_answer(broker, [batch], names, sent_ms, future)
+        self._look_soon()
+
+    def _lent_connection(self, node_id: int) -> _Lent | None:
+        """A connection to the broker that a thread may use; the loop opens one once threads keep asking for it."""
+        lent = self._lent.get(node_id)
+        if lent is not None and lent.is_open:
+            if lent.is_busy:
+                return None
+            if not lent.connection.has_ended():
+                return lent
+            lent.is_gone = True
+            lent.connection.end_lent()
+            return None
+        if lent is None or lent.is_gone:
+            lent = self._lent[node_id] = _Lent()
+        lent.wanted += 1
+        if lent.wanted == _WAITS_BEFORE_LENDING and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._start_lending, node_id, lent)
+        return None
+
+    def _start_lending(self, node_id: int, lent: _Lent) -> None:
+        if not self._is_stopped:
+            self._start_task(self._lend(node_id, lent))
+
+    async def _lend(self, node_id: int, lent: _Lent) -> None:
+        try:
+            connection = await self._cluster.open_own_connection(node_id)
+        except ClientError as error:
+            logger.debug("a producer got no second connection to broker %d: %s", node_id, error)
+            lent.wanted = 0
+            return
+        if self._is_stopped:
+            connection.close()
+            return
+        connection.lend()
+        lent.lend(connection)
+
     # Answers
 
     def _answered(
+        self,
+        broker: _Broker,
+        batches: list[ProducerBatch],
+        names: dict[uuid.UUID, str],
+        sent_ms: float,
+        future: asyncio.Future[ProduceResponse],
+    ) -> None:
+        with self._lock:
+            self._handle_answer(broker, batches, names, sent_ms, future)
+        self._look_soon()
+
+    def _handle_answer(
         self,
         broker: _Broker,
         batches: list[ProducerBatch],
@@ -294,28 +524,36 @@ class Sender:
         error = ConnectionLostError("the request was cancelled") if future.cancelled() else future.exception()
         if error is not None:
             if not isinstance(error, ClientError):
-                log.error("a request of a producer has failed in an unforeseen way", exc_info=error)
+                logger.error("a producer's request failed with an unexpected error", exc_info=error)
                 error = ClientError(f"the request failed: {type(error).__name__}: {error}")
             for batch in batches:
                 self._failed(self._returned(batch), error)
         else:
-            response = future.result()
-            now_ms = self._now_ms()
-            self.counters.note_latency(now_ms - sent_ms)
-            if response.throttle_time_ms > 0:
-                broker.blocked_until_ms = now_ms + response.throttle_time_ms
-            if response.node_endpoints:
-                self._cluster.metadata.note_nodes(nodes_of(response))
-            rows = answers_of(response, names)
-            for batch in batches:
-                row = rows.get(batch.topic_partition)
-                self._returned(batch)
-                if row is None:
-                    missing = "the broker's answer left it out"
-                    self._failed(batch, BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, missing, subject=_subject(batch)))
-                else:
-                    self._answered_one(batch, row)
-        self._look_soon()
+            self._handle_response(broker, batches, names, sent_ms, future.result())
+
+    def _handle_response(
+        self,
+        broker: _Broker,
+        batches: list[ProducerBatch],
+        names: dict[uuid.UUID, str],
+        sent_ms: float,
+        response: ProduceResponse,
+    ) -> None:
+        now_ms = self._now_ms()
+        self.counters.note_latency(now_ms - sent_ms)
+        if response.throttle_time_ms > 0:
+            broker.blocked_until_ms = now_ms + response.throttle_time_ms
+        if response.node_endpoints:
+            self._cluster.metadata.note_nodes(nodes_of(response))
+        rows = answers_of(response, names)
+        for batch in batches:
+            row = rows.get(batch.topic_partition)
+            self._returned(batch)
+            if row is None:
+                missing = "the broker's answer left it out"
+                self._failed(batch, BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, missing, subject=_subject(batch)))
+            else:
+                self._answered_one(batch, row)
 
     def _returned(self, batch: ProducerBatch) -> ProducerBatch:
         """It is not under way any more."""
@@ -342,7 +580,7 @@ class Sender:
             if leader.leader_id < 0 or not self._cluster.note_leader(
                 batch.topic_partition, leader.leader_id, leader.leader_epoch
             ):
-                self._questions.stale_topics.add(batch.topic_partition.topic)
+                self._stale_topics.add(batch.topic_partition.topic)
         error = BrokerError(code, message, subject=_subject(batch))
         self._failed(batch, error, record_errors=record_errors, log_start_offset=row.log_start_offset)
 
@@ -371,7 +609,7 @@ class Sender:
         code = error.code if isinstance(error, BrokerError) else None
         idempotence = self._idempotence
         if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
-            self._questions.stale_topics.add(batch.topic_partition.topic)
+            self._stale_topics.add(batch.topic_partition.topic)
         if code is ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
             self.counters.batches_split += 1
             replace, order_of = (None, None) if idempotence is None else (idempotence.replace, idempotence.order_of)
@@ -437,28 +675,90 @@ class Sender:
 
     def fail_all(self, error: ClientError) -> None:
         """Give up everything, what is under way included."""
-        for batch in [*self._accumulator.take_all(unsent_only=False), *self._under_way]:
-            if not batch.is_done:
-                self._give_up(batch, error, may_be_stored=batch.in_flight)
+        with self._lock:
+            for batch in [*self._accumulator.take_all(unsent_only=False), *self._under_way]:
+                if not batch.is_done:
+                    self._give_up(batch, error, may_be_stored=batch.in_flight)
 
     def fail_undrained(self, error: ClientError) -> None:
         """Give up what was never sent."""
-        for batch in self._accumulator.take_all(unsent_only=True):
-            self._give_up(batch, error)
+        with self._lock:
+            for batch in self._accumulator.take_all(unsent_only=True):
+                self._give_up(batch, error)
 
-    # What has to be asked of brokers first
+    # What has to be asked of brokers before anything can be sent: connections, leaders, a producer id. Each question is
+    # asked once at a time, and again after growing pauses; a batch that waits in vain fails by its own time-out.
 
-    def _note_unreachable(self, node_id: int, error: ClientError) -> None:
-        for queue in list(self._accumulator.active):
-            partition = self._cluster.metadata.partition(queue.topic_partition)
-            if partition is not None and partition.leader_id == node_id:
-                self._last_errors[queue.topic_partition] = error
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _warn(self, message: str, *values: object) -> None:
+        """Say what is being retried, but not with every attempt."""
+        if self._unreachable.is_due(self._now_ms() / 1000):
+            logger.warning(message, *values)
+
+    def _connect(self, node_id: int, topics: set[str]) -> None:
+        """Connect to this broker, which leads partitions of these topics."""
+        if node_id not in self._connecting:
+            self._connecting.add(node_id)
+            self._start_task(self._connect_once(node_id, topics))
+
+    async def _connect_once(self, node_id: int, topics: set[str]) -> None:
+        try:
+            await self._cluster.connection_to(node_id)
+            self._unreachable.reset()
+        except ClosedError:
+            return
+        except ClientError as error:
+            self._warn("a producer can't reach broker %d, retrying: %s", node_id, error)
+            self._stale_topics |= topics
+            for queue in list(self._accumulator.active):
+                partition = self._cluster.metadata.partition(queue.topic_partition)
+                if partition is not None and partition.leader_id == node_id:
+                    self._last_errors[queue.topic_partition] = error
+        finally:
+            self._connecting.discard(node_id)
+        self._look_soon()
+
+    def _ask_leaders(self, now_ms: float) -> float:
+        """Ask who leads the stale topics, if there are any, but not too often; says when to come back."""
+        if not self._stale_topics or self._is_asking_leaders:
+            return _NEVER_MS
+        if self._ask_leaders_at_ms > now_ms:
+            return self._ask_leaders_at_ms
+        topics, self._stale_topics = self._stale_topics, set()
+        self._is_asking_leaders = True
+        self._start_task(self._ask_leaders_once(topics))
+        return _NEVER_MS
+
+    async def _ask_leaders_once(self, topics: set[str]) -> None:
+        try:
+            told = await self._cluster.refresh(topics)
+        except ClosedError:
+            return
+        except ClientError as error:
+            self._leader_failures += 1
+            self._stale_topics |= topics
+            self._warn("a producer can't find the leaders of its partitions, retrying: %s", error)
+        else:
+            self._leader_failures = self._leader_failures + 1 if told.errors else 0
+            for name, code in told.errors.items():
+                if not code.retriable:
+                    self._fail_topic(name, BrokerError(code, subject=f"topic {name}"))
+        finally:
+            self._is_asking_leaders = False
+        pause_s = self._settings.retry_backoff.pause_s(max(self._leader_failures, 1))
+        self._ask_leaders_at_ms = self._now_ms() + pause_s * 1000
+        self._look_soon()
 
     def _fail_topic(self, name: str, error: ClientError) -> None:
         topic = self._accumulator.topic(name)
-        for queue in topic.queues if topic is not None else ():
-            for batch in self._accumulator.take_queue(queue) if queue is not None else ():
-                self._give_up(batch, error, may_be_stored=batch.has_sequence)
+        with self._lock:
+            for queue in topic.queues if topic is not None else ():
+                for batch in self._accumulator.take_queue(queue) if queue is not None else ():
+                    self._give_up(batch, error, may_be_stored=batch.has_sequence)
 
     def _has_producer_id(self) -> bool:
         """Whether batches can be numbered, or need no numbers; asks for a producer id where there is none."""
@@ -476,12 +776,38 @@ class Sender:
         if idempotence.needs_epoch_bump and idempotence.can_bump_epoch:
             idempotence.bump_epoch()
         if not idempotence.has_producer_id and self._accumulator.active:
-            self._questions.ask_producer_id(idempotence)
+            self._ask_producer_id(idempotence)
         return idempotence.has_producer_id
 
-    def _on_no_producer_id(self, error: ClientError) -> None:
-        self._on_fatal(error)
-        self.fail_all(error)
+    def _ask_producer_id(self, idempotence: Idempotence) -> None:
+        """Get an id for a producer without transactions."""
+        if not self._is_asking_producer_id:
+            self._is_asking_producer_id = True
+            self._start_task(self._ask_producer_id_until_answered(idempotence))
+
+    async def _ask_producer_id_until_answered(self, idempotence: Idempotence) -> None:
+        failures = 0
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_NO_TRANSACTION_TIMEOUT_MS)
+        try:
+            while True:
+                try:
+                    response = await self._cluster.call(INIT_PRODUCER_ID, request, InitProducerIdResponse)
+                    raise_for(response.error_code, subject="producer id")
+                    break
+                except RetriableError as error:
+                    failures += 1
+                    self._warn("a producer can't get its id, retrying: %s", error)
+                    await asyncio.sleep(self._settings.retry_backoff.pause_s(failures))
+            idempotence.set_producer_id(response.producer_id, response.producer_epoch)
+            self._unreachable.reset()
+        except ClosedError:
+            return
+        except ClientError as error:
+            self._on_fatal(error)
+            self.fail_all(error)
+        finally:
+            self._is_asking_producer_id = False
+        self._look_soon()
 
 
 def _has_new_leader(queue: PartitionQueue, leader_epoch: int) -> bool:

@@ -79,87 +79,87 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "acks",
         SettingType.STRING,
         "all",
-        "Who has stored a record when it counts as delivered: all replicas in sync, the leader (1), or nobody (0).",
+        "Who must store a record before it counts as delivered: all in-sync replicas, the leader (1), or nobody (0).",
         check=_acks,
     ),
     Setting(
         "batch.size",
         SettingType.INT,
         16_384,
-        "The bytes of records that are sent together for a partition; a batch goes out once it is full.",
+        "The size in bytes at which a partition's batch is full and gets sent.",
         check=at_least(0),
     ),
     Setting(
         "batch.growth.max.bytes",
         SettingType.INT,
         1_048_576,
-        "How large a batch may grow beyond batch.size while others before it wait to be sent, at most "
-        "max.request.size; 0: never beyond batch.size, as in Kafka's client.",
+        "How large a batch may grow beyond batch.size while earlier ones wait to be sent, up to "
+        "max.request.size; 0: never beyond batch.size, like Kafka's client.",
         check=at_least(0),
     ),
     Setting(
         "buffer.memory",
         SettingType.LONG,
         33_554_432,
-        "The bytes of records that wait to be acknowledged at most; a send that finds no room waits.",
+        "The memory in bytes for records that are not acknowledged yet; sends wait while it is full.",
         check=at_least(1),
     ),
     Setting(
         "compression.type",
         SettingType.STRING,
         "none",
-        "How batches are compressed.",
+        "The compression of batches.",
         check=one_of("none", "gzip", "snappy", "lz4", "zstd"),
     ),
-    Setting("compression.gzip.level", SettingType.INT, -1, "Level of gzip: 1 to 9, or -1 for its default."),
-    Setting("compression.lz4.level", SettingType.INT, 9, "Level of lz4: 1 to 17.", check=between(1, 17)),
-    Setting("compression.zstd.level", SettingType.INT, 3, "Level of zstd: -131072 to 22.", check=between(-131_072, 22)),
+    Setting("compression.gzip.level", SettingType.INT, -1, "gzip level: 1 to 9, or -1 for its default."),
+    Setting("compression.lz4.level", SettingType.INT, 9, "lz4 level: 1 to 17.", check=between(1, 17)),
+    Setting("compression.zstd.level", SettingType.INT, 3, "zstd level: -131072 to 22.", check=between(-131_072, 22)),
     Setting(
         "delivery.timeout.ms",
         SettingType.INT,
         120_000,
-        "How long a record may take from send to its acknowledgement, retries included, before it is given up.",
+        "How long a record may take from send to acknowledgement, including retries, before it fails.",
         check=at_least(0),
     ),
     Setting(
         "enable.idempotence",
         SettingType.BOOLEAN,
         True,
-        "Number the batches, so that a retry is stored once and in its place.",
+        "Number batches, so that brokers store retried ones once and in order.",
     ),
-    object_setting("interceptor.classes", "Interceptors that see each record, in this order.", default=()),
-    object_setting("key.serializer", "Makes bytes of keys; without one they must be bytes.", check=is_serializer),
+    object_setting("interceptor.classes", "Interceptors to call for each record, in this order.", default=()),
+    object_setting("key.serializer", "Converts keys to bytes; without one they must be bytes.", check=is_serializer),
     Setting(
         "linger.ms",
         SettingType.LONG,
         5,
-        "How long a batch that is not full waits for more records; 0 sends at once.",
+        "How long a batch that isn't full waits for more records; 0 sends immediately.",
         check=at_least(0),
     ),
     Setting(
         "max.block.ms",
         SettingType.LONG,
         60_000,
-        "How long a send waits for room in the buffer or to hear of its topic.",
+        "How long a send may wait for room in the buffer, and a record for its topic's metadata.",
         check=at_least(0),
     ),
     Setting(
         "max.in.flight.requests.per.connection",
         SettingType.INT,
         5,
-        "Requests under way to a broker at once; without idempotence more than 1 lets retries change the order.",
+        "The most requests in flight to a broker; without idempotence, retries may reorder records if it is above 1.",
         check=at_least(1),
     ),
     Setting(
         "max.request.size",
         SettingType.INT,
         1_048_576,
-        "The bytes of a request, and so of a record, at most.",
+        "The largest request, and therefore the largest record, in bytes.",
         check=at_least(0),
     ),
     object_setting(
         "partitioner.class",
-        "default (by key, else sticky), round_robin, or an own one: called with topic, key, value, partitions.",
+        "default (by key, else sticky), round_robin, or your own, called with topic, key, value, partitions.",
         default="default",
         check=_partitioner,
     ),
@@ -167,23 +167,26 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "partitioner.adaptive.partitioning.enable",
         SettingType.BOOLEAN,
         True,
-        "Let keyless records go more often to partitions that fewer batches wait for.",
+        "Send keyless records more often to partitions with fewer queued batches.",
     ),
     Setting(
         "partitioner.availability.timeout.ms",
         SettingType.LONG,
         0,
-        "Keyless records avoid a broker that took nothing for this long; 0: never.",
+        "Keep keyless records away from a broker that has accepted nothing for this long; 0: never.",
         check=at_least(0),
     ),
     Setting(
-        "partitioner.ignore.keys", SettingType.BOOLEAN, False, "Treat records with a key as those without, for balance."
+        "partitioner.ignore.keys",
+        SettingType.BOOLEAN,
+        False,
+        "Partition records with a key like those without, for balance.",
     ),
     Setting(
         "retries",
         SettingType.INT,
         INT32_MAX,
-        "How often a batch is sent again; as a rule delivery.timeout.ms bounds it.",
+        "How often to retry a batch; usually delivery.timeout.ms is reached first.",
         check=at_least(0),
     ),
     Setting(
@@ -197,15 +200,17 @@ PRODUCER_SETTINGS: tuple[Setting, ...] = (
         "transaction.two.phase.commit.enable",
         SettingType.BOOLEAN,
         False,
-        "Transactions may be prepared and then stay open for any time, for a coordinator of your own (KIP-939).",
+        "Let prepared transactions stay open indefinitely, for an external coordinator (KIP-939).",
     ),
     Setting(
         "transactional.id",
         SettingType.STRING,
         None,
-        "The name of the producer's transactions, also after a restart; with it the producer is transactional.",
+        "Makes the producer transactional; the id identifies it across restarts.",
     ),
-    object_setting("value.serializer", "Makes bytes of values; without one they must be bytes.", check=is_serializer),
+    object_setting(
+        "value.serializer", "Converts values to bytes; without one they must be bytes.", check=is_serializer
+    ),
 )
 
 PRODUCER_TABLE = ClientSettingsTable("Producer", (*CLIENT_SETTINGS, *PRODUCER_SETTINGS))
@@ -213,7 +218,7 @@ PRODUCER_TABLE = ClientSettingsTable("Producer", (*CLIENT_SETTINGS, *PRODUCER_SE
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """What the parts of a producer need, with units of the event loop where it waits."""
+    """A producer's settings, read and checked; waits on the event loop are in seconds."""
 
     cluster: ClusterSettings
     acks: int  # -1: all
@@ -281,7 +286,7 @@ class ProducerSettings:
 
 
 def _delivery_timeout_ms(values: ClientSettings) -> int:
-    """At least one linger and one request must fit in; a default that is too short for them is lengthened."""
+    """The delivery timeout. It must cover linger and one request; a default that is too short is extended."""
     timeout_ms = values.get_int("delivery.timeout.ms")
     least_ms = min(values.get_int("linger.ms") + values.get_int("request.timeout.ms"), INT32_MAX)
     if timeout_ms >= least_ms:
@@ -297,7 +302,7 @@ def _idempotence(values: ClientSettings, acks: int) -> bool:
     wanted = values.get_bool("enable.idempotence")
     transactional = values["transactional.id"] is not None
     if transactional and not wanted:
-        raise ConfigError("a producer with a transactional.id can't do without enable.idempotence")
+        raise ConfigError("a producer with a transactional.id needs enable.idempotence")
     if not wanted:
         return False
     in_flight = values.get_int("max.in.flight.requests.per.connection")

@@ -60,10 +60,10 @@ class _CoreAsHost:
         self._core.sender.fail_undrained(error)
 
 
-def make_core(settings: ProducerSettings, owner: str) -> ProducerCore:
+def make_core(settings: ProducerSettings, owner: str, *, may_send_from_callers: bool = False) -> ProducerCore:
     """A producer's core, with transactions where the settings name a transactional id."""
     if settings.transactional_id is None:
-        return ProducerCore(settings, owner=owner)
+        return ProducerCore(settings, owner=owner, may_send_from_callers=may_send_from_callers)
     core = ProducerCore(settings, owner=owner, make_hooks=_make_transactions)
     core.set_fast(False)  # until a transaction is begun
     return core
@@ -109,43 +109,43 @@ class TransactionCalls:
     def init_transactions(
         self, keep_prepared: bool = False, timeout: float | None = None
     ) -> PreparedTransaction | None:
-        """Must come first: shuts out earlier producers of the transactional id and ends what they left open.
+        """Call this first: it fences earlier producers of the transactional id and aborts their open transaction.
 
-        With `keep_prepared` a transaction that an earlier producer prepared is kept open and returned (KIP-939).
+        With `keep_prepared`, a transaction that an earlier producer prepared stays open and is returned (KIP-939).
         """
         transactions = transactions_of(self._core)
         return self._thread.run(transactions.init(keep_prepared=keep_prepared, timeout_s=timeout))
 
     def begin_transaction(self) -> None:
-        """All that is sent from here to the commit counts together or not at all."""
+        """Begin a transaction: everything sent until the commit takes effect together or not at all."""
         transactions_of(self._core).begin()
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Deliver what was sent and commit it. An AbortableError says that only an abort is left."""
+        """Deliver all records and commit. After an AbortableError the transaction can only be aborted."""
         self._thread.run(transactions_of(self._core).commit(timeout_s=timeout))
 
     def abort_transaction(self, timeout: float | None = None) -> None:
-        """Undo the transaction: readers with `read_committed` never see it."""
+        """Abort the transaction: readers with `read_committed` never see it."""
         self._thread.run(transactions_of(self._core).abort(timeout_s=timeout))
 
     def prepare_transaction(self, timeout: float | None = None) -> PreparedTransaction:
-        """Deliver what was sent and keep the transaction open, for a coordinator of your own (KIP-939)."""
+        """Deliver all records and keep the transaction open, for an external coordinator (KIP-939)."""
         return self._thread.run(transactions_of(self._core).prepare(timeout_s=timeout))
 
     def complete_transaction(self, prepared: PreparedTransaction, timeout: float | None = None) -> bool:
-        """Commit the prepared transaction if it is this one, else abort it; whether it was committed."""
+        """Commit if `prepared` is this transaction, else abort it; returns whether it was committed."""
         return self._thread.run(transactions_of(self._core).complete(prepared, timeout_s=timeout))
 
     def send_offsets_to_transaction(
         self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
     ) -> None:
-        """Commit what a consumer has read as part of the transaction; `group` is its `group_metadata()`."""
+        """Commit a consumer's offsets as part of the transaction; `group` is its `group_metadata()`."""
         transactions = transactions_of(self._core)
         self._thread.run(transactions.send_offsets(_offsets(offsets), _group(group), timeout_s=timeout))
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """`with producer.transaction():` begins one, commits it at the end, and aborts it when something is raised.
+        """`with producer.transaction():` begins one, commits it at the end, and aborts it on an exception.
 
         The first one also calls `init_transactions`.
         """
@@ -170,42 +170,42 @@ class AsyncTransactionCalls:
     async def init_transactions(
         self, keep_prepared: bool = False, timeout: float | None = None
     ) -> PreparedTransaction | None:
-        """Must come first: shuts out earlier producers of the transactional id and ends what they left open.
+        """Call this first: it fences earlier producers of the transactional id and aborts their open transaction.
 
-        With `keep_prepared` a transaction that an earlier producer prepared is kept open and returned (KIP-939).
+        With `keep_prepared`, a transaction that an earlier producer prepared stays open and is returned (KIP-939).
         """
         self._core.start()
         return await transactions_of(self._core).init(keep_prepared=keep_prepared, timeout_s=timeout)
 
     async def begin_transaction(self) -> None:
-        """All that is sent from here to the commit counts together or not at all."""
+        """Begin a transaction: everything sent until the commit takes effect together or not at all."""
         transactions_of(self._core).begin()
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Deliver what was sent and commit it. An AbortableError says that only an abort is left."""
+        """Deliver all records and commit. After an AbortableError the transaction can only be aborted."""
         await transactions_of(self._core).commit(timeout_s=timeout)
 
     async def abort_transaction(self, timeout: float | None = None) -> None:
-        """Undo the transaction: readers with `read_committed` never see it."""
+        """Abort the transaction: readers with `read_committed` never see it."""
         await transactions_of(self._core).abort(timeout_s=timeout)
 
     async def prepare_transaction(self, timeout: float | None = None) -> PreparedTransaction:
-        """Deliver what was sent and keep the transaction open, for a coordinator of your own (KIP-939)."""
+        """Deliver all records and keep the transaction open, for an external coordinator (KIP-939)."""
         return await transactions_of(self._core).prepare(timeout_s=timeout)
 
     async def complete_transaction(self, prepared: PreparedTransaction, timeout: float | None = None) -> bool:
-        """Commit the prepared transaction if it is this one, else abort it; whether it was committed."""
+        """Commit if `prepared` is this transaction, else abort it; returns whether it was committed."""
         return await transactions_of(self._core).complete(prepared, timeout_s=timeout)
 
     async def send_offsets_to_transaction(
         self, offsets: Offsets, group: ConsumerGroupMetadata | str, timeout: float | None = None
     ) -> None:
-        """Commit what a consumer has read as part of the transaction; `group` is its `group_metadata()`."""
+        """Commit a consumer's offsets as part of the transaction; `group` is its `group_metadata()`."""
         await transactions_of(self._core).send_offsets(_offsets(offsets), _group(group), timeout_s=timeout)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """`async with producer.transaction():` begins one, commits it at the end, aborts it when something is raised.
+        """`async with producer.transaction():` begins one, commits it at the end, and aborts it on an exception.
 
         The first one also calls `init_transactions`.
         """

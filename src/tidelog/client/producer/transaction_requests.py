@@ -177,7 +177,7 @@ async def commit_offsets(
 async def end_transaction(
     connection: Connection, asker: Asker, *, committed: bool, adds_itself: bool
 ) -> tuple[int, int] | None:
-    """Commit or abort; gives the id and epoch to go on with where the broker names them."""
+    """Commit or abort; returns the id and epoch to continue with, if the broker sends them."""
     request = EndTxnRequest(
         transactional_id=asker.transactional_id,
         producer_id=asker.producer_id,

@@ -47,7 +47,7 @@ class TransactionState:
         self.transactional_id = transactional_id
         self.state = State.UNINITIALIZED
         self.error: ClientError | None = None
-        # Whether the broker may know of the transaction: only then it must be told of the end.
+        # Whether the broker may know of the transaction: only then must it be ended there.
         self.has_begun_at_broker = False
         self.groups: set[str] = set()
         self._guard = threading.Lock()
@@ -60,7 +60,7 @@ class TransactionState:
     def check_init(self) -> None:
         self._raise_fatal()
         if self.state is not State.UNINITIALIZED:
-            raise TransactionStateError(f"init_transactions was called before; the producer is {self.state.value}")
+            raise TransactionStateError(f"init_transactions was already called; the producer is {self.state.value}")
 
     def initialized(self) -> None:
         self.state = State.READY
@@ -114,7 +114,7 @@ class TransactionState:
             self._added.clear()
 
     def renamed(self, transactional_id: str) -> TransactionState:
-        """The state of a producer that begins anew under this id; not while a transaction is open."""
+        """Reset to the state of a new producer with this id; not while a transaction is open."""
         if self.state not in (State.UNINITIALIZED, State.READY):
             self._raise_fatal()
             self._wrong("a change of the transactional id")
@@ -136,7 +136,7 @@ class TransactionState:
     # Partitions
 
     def note_partition(self, topic_partition: TopicPartition) -> bool:
-        """A batch was opened for it; whether the broker has still to be told."""
+        """A batch was opened for it; returns whether the partition still has to be added at the broker."""
         with self._guard:
             if topic_partition in self._added:
                 return False
@@ -148,7 +148,7 @@ class TransactionState:
         return topic_partition in self._added
 
     def take_new(self) -> list[TopicPartition]:
-        """The partitions that the coordinator is to be told of now."""
+        """The partitions to add at the coordinator now."""
         with self._guard:
             new = sorted(self._new)
             self._adding |= self._new

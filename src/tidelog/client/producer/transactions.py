@@ -340,7 +340,7 @@ class Transactions:
         except TimeoutError:
             what = "commit" if committed else "abort"
             raise TransactionTimeoutError(
-                f"the {what} of {self.transactional_id!r} was not confirmed in time; it is still under way: "
+                f"the {what} of {self.transactional_id!r} was not confirmed in time; it is still in progress: "
                 f"call {what}_transaction again to wait for it"
             ) from None
         finally:
@@ -446,7 +446,7 @@ class Transactions:
                 if not isinstance(error, AbortableError):
                     shown = TransactionAbortedError(f"the transaction can only be aborted: {error}")
             elif not error.retriable and not isinstance(error, FatalError):
-                shown = FatalTransactionError(f"{self._asker} can't go on, make a new producer: {error}")
+                shown = FatalTransactionError(f"{self._asker} is no longer usable, create a new producer: {error}")
             if shown is not error:
                 shown.__cause__ = error
         self._note(shown)
@@ -459,4 +459,4 @@ class Transactions:
 
 
 class TransactionTimeoutError(RetriableError):
-    """The end of a transaction was not confirmed in time; it is still under way."""
+    """The end of a transaction was not confirmed in time; it is still in progress."""

@@ -176,7 +176,7 @@ def schema_of(schema: AvroSchema) -> Schema:
     try:
         json.loads(given.text)
     except ValueError as error:
-        raise ConfigError(f"an Avro schema is JSON: {error}") from error
+        raise ConfigError(f"an Avro schema must be JSON: {error}") from error
     return given
 
 

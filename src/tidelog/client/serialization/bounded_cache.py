@@ -53,7 +53,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
 
     def put(self, key: KeyT, value: ValueT) -> None:
         with self._guard:
-            # What is brought anew counts as the newest.
+            # A reloaded entry counts as the newest.
             self._entries.pop(key, None)
             while len(self._entries) >= self._size:
                 del self._entries[next(iter(self._entries))]

@@ -1,7 +1,7 @@
 """What a serializer and a deserializer are: callables, so that a function of the user's own is as good as ours.
 
 What always holds: they are called in the thread that sends or polls, with the topic and the record's headers; they
-may be called by several threads at once.
+may be called by several threads at the same time.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def schema_of(schema: JsonSchema) -> Schema:
     try:
         orjson.loads(given.text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"a JSON schema is JSON: {error}") from error
+        raise ConfigError(f"a JSON schema must be JSON: {error}") from error
     return given
 
 

@@ -40,7 +40,7 @@ def builder_of(into: Builder[Any] | None) -> Build | None:
         try:
             return make(value)
         except Exception as error:
-            raise SerializationError(f"topic {topic}: {name} can't be made of what was read: {_line(error)}") from error
+            raise SerializationError(f"topic {topic}: {name} can't be built from the value: {_line(error)}") from error
 
     return build
 
@@ -72,7 +72,7 @@ Make = Callable[[Any], Any]
 def _maker_of(cls: type, makers: dict[type, Make] | None = None) -> Make:
     """A function that makes the dataclass of a dict, leaving out what the class does not know.
 
-    A newer writer may have added fields, and a reader goes on without them. `makers` holds what is known already, so
+    A newer writer may have added fields; a reader ignores them. `makers` holds what is known already, so
     that classes may refer to each other and to themselves.
     """
     known = {} if makers is None else makers
@@ -80,7 +80,7 @@ def _maker_of(cls: type, makers: dict[type, Make] | None = None) -> Make:
 
     def make(value: Any) -> Any:
         if not isinstance(value, Mapping):
-            raise TypeError(f"{cls.__name__} is made of a dict, not of a {type(value).__name__}")
+            raise TypeError(f"{cls.__name__} is built from a dict, not from a {type(value).__name__}")
         return cls(**{name: maker(value[name]) for name, maker in fields.items() if name in value})
 
     known[cls] = make

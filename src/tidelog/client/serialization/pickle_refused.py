@@ -1,4 +1,4 @@
-"""Pickle, which is refused: whoever may write to a topic could run code in everyone who reads it."""
+"""Pickle, which is refused: anyone who can write to a topic could run code in all of its readers."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class RegistryHttp:
 
 
 def _whole(response: http.client.HTTPResponse) -> bytes:
-    """The body; one that is cut off is told, which `read` with a bound does not do by itself."""
+    """The body; raises if it is cut off, which `read` with a limit does not do by itself."""
     text = response.read(_ANSWER_BYTES_MAX)
     missing = response.length or 0
     if missing and len(text) == _ANSWER_BYTES_MAX:

@@ -1,0 +1,15 @@
+"""pyarrow is an extra: the calls that need it check here first, before they fetch or send anything."""
+
+from __future__ import annotations
+
+from tidelog.client.errors import MissingExtraError
+
+
+def require_pyarrow(call: str) -> None:
+    """Raise MissingExtraError, with the command that installs it, if pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401 - it is there, or it isn't
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{call} needs pyarrow, which can't be imported ({error}): pip install 'tidelog[arrow]'"
+        ) from error
