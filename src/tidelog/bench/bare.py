@@ -2,6 +2,7 @@
 
 What always holds: requests and answers are whole and checked; the produce side keeps five requests in flight as
 producers do, the fetch side one as consumers do; both ask in megabytes, the size that throughput-minded clients use.
+This side does as little as it can, the same for whichever broker it talks to.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import socket
 import statistics
 import struct
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.errors import MeasurementError
-from tidelog.bench.processes import cpu_of, held_to_one_core
+from tidelog.bench.processes import cpu_s_of, held_to_one_core
 from tidelog.bench.workload import Throughput
 from tidelog.protocol import (
     Api,
@@ -46,6 +48,9 @@ FETCH_BYTES = 1 << 20
 PRODUCE_VERSION = 9
 FETCH_VERSION = 12
 _TIMEOUT_S = 60.0
+_SIZE_BYTES = 4
+_OFFSET = struct.Struct(">q")
+_SOME_OFFSET = 0x0123_4567_89AB_CDEF  # unlike anything else in a request, so that its place is found
 _ECHO_ANSWER_BYTES = 60  # about what the answer to a one-record produce has
 
 ResponseT = TypeVar("ResponseT")
@@ -60,37 +65,58 @@ class Latency:
 
 
 class BareConnection:
-    """Frames out, frames in; one buffer for all answers."""
+    """Frames out, frames in, with as few system calls as can be: this side's work is no part of what is measured."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The kernel watches the time: with Python's own time-out every call would be two.
+        self.sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", int(_TIMEOUT_S), 0))
+        # What was received and is not yet looked at lies between _start and _end.
         self._buffer = bytearray(4 * FETCH_BYTES)
+        self._start = self._end = 0
 
     def close(self) -> None:
         self.sock.close()
 
     def receive(self, api: Api, response: type[ResponseT], version: int) -> ResponseT:
         """The next answer; its records are good until the next call."""
-        view = memoryview(self._buffer)
-        self._fill(view[:4])
-        (size_bytes,) = struct.unpack_from(">i", view)
-        if size_bytes > len(self._buffer):
-            self._buffer = bytearray(size_bytes)
-            view = memoryview(self._buffer)
-        self._fill(view[:size_bytes])
-        _, position = decode_response_header(api, version, view[:size_bytes])
-        return decode(response, view[:size_bytes], version, position)
+        answer = self._receive_frame()
+        _, position = decode_response_header(api, version, answer)
+        return decode(response, answer, version, position)
 
     def receive_bytes(self, size_bytes: int) -> None:
-        self._fill(memoryview(self._buffer)[:size_bytes])
+        self._receive_up_to(size_bytes)
+        self._start = self._end = 0
 
-    def _fill(self, view: memoryview) -> None:
-        while view:
-            received = self.sock.recv_into(view)
-            if not received:
-                raise MeasurementError("the broker closed the connection in the middle of an answer")
-            view = view[received:]
+    def _receive_frame(self) -> memoryview:
+        waiting_bytes = self._end - self._start
+        if self._start:
+            self._buffer[:waiting_bytes] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, waiting_bytes
+        while self._end < _SIZE_BYTES:
+            self._receive_into(memoryview(self._buffer)[self._end :], 0)
+        frame_bytes = _SIZE_BYTES + struct.unpack_from(">i", self._buffer)[0]
+        if frame_bytes > len(self._buffer):
+            self._buffer = self._buffer[: self._end] + bytes(frame_bytes - self._end)
+        self._receive_up_to(frame_bytes)
+        self._start = frame_bytes
+        return memoryview(self._buffer)[_SIZE_BYTES:frame_bytes]
+
+    def _receive_up_to(self, end: int) -> None:
+        while self._end < end:
+            self._receive_into(memoryview(self._buffer)[self._end : end], socket.MSG_WAITALL)
+
+    def _receive_into(self, room: memoryview, flags: int) -> None:
+        try:
+            received_bytes = self.sock.recv_into(room, 0, flags)
+        except BlockingIOError:
+            raise MeasurementError(f"the broker did not answer within {_TIMEOUT_S:g} s") from None
+        if not received_bytes:
+            raise MeasurementError("the broker closed the connection in the middle of an answer")
+        self._end += received_bytes
 
 
 def frame(api: Api, request: object, version: int) -> bytes:
@@ -110,14 +136,14 @@ def round_trips(broker: BrokerProcess, topic: str, count: int) -> Latency:
             connection.sock.sendall(request)
             answer = connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
             samples_us.append((time.perf_counter_ns() - began) / 1000)
-            _check(broker, answer.responses[0].partition_responses[0].error_code)
+            check_accepted(broker, answer.responses[0].partition_responses[0].error_code)
     finally:
         connection.close()
     return _latency(samples_us)
 
 
 def echo_round_trips(count: int) -> Latency:
-    """As many bytes forth and back as a one-record produce has, answered on another core by nothing but a loop.
+    """As many bytes in each direction as a one-record produce has, answered by a bare loop on another core.
 
     Brokers run on another core than their client too; on one core the kernel would not have to wake the other.
     """
@@ -155,46 +181,49 @@ def _latency(samples_us: list[float]) -> Latency:
     return Latency(p50_us=statistics.median(measured), p99_us=statistics.quantiles(measured, n=100)[98])
 
 
-def produce_batches(broker: BrokerProcess, topic: str, record_bytes: int, megabytes: int, acks: int) -> Throughput:
-    """The same batch again and again, until that many megabytes are acknowledged."""
-    records = BATCH_BYTES // (record_bytes + RECORD_OVERHEAD_BYTES)
+def produce_batches(
+    broker: BrokerProcess, topic: str, record_bytes: int, count: int, *, acks: int, batch_bytes: int = BATCH_BYTES
+) -> Throughput:
+    """The same batch again and again, until so many are acknowledged."""
+    records = batch_bytes // (record_bytes + RECORD_OVERHEAD_BYTES)
     request = _produce_frame(topic, bytes(record_bytes), records, acks)
-    count = megabytes * 1_000_000 // BATCH_BYTES
-    connection = BareConnection(broker.port)
-    try:
-        before = cpu_of(broker.pid)
-        began = time.perf_counter()
+    with closing(BareConnection(broker.port)) as connection:
+        cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
         for sent in range(count + IN_FLIGHT):
             if sent >= IN_FLIGHT:
                 answer = connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
-                _check(broker, answer.responses[0].partition_responses[0].error_code)
+                check_accepted(broker, answer.responses[0].partition_responses[0].error_code)
             if sent < count:
                 connection.sock.sendall(request)
-        seconds = time.perf_counter() - began
-        return Throughput(seconds, count * records, count * records * record_bytes, cpu_of(broker.pid) - before)
-    finally:
-        connection.close()
+        seconds = time.perf_counter() - began_s
+        cpu_s = cpu_s_of(broker.pid) - cpu_before_s
+    return Throughput(seconds, count * records, count * records * record_bytes, cpu_s)
 
 
-def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, records: int) -> Throughput:
-    """From the first offset to the last, opening nothing but the batches' headers."""
-    connection = BareConnection(broker.port)
-    try:
-        before = cpu_of(broker.pid)
-        began = time.perf_counter()
+def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, end_offset: int, count: int) -> Throughput:
+    """So many fetches, from the first offset to the last and over again, opening nothing but the batches' headers."""
+    request = bytearray(frame(FETCH, _fetch_from(topic, _SOME_OFFSET), FETCH_VERSION))
+    offset_at = request.index(_OFFSET.pack(_SOME_OFFSET))
+    records = 0
+    with closing(BareConnection(broker.port)) as connection:
+        cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
         offset = 0
-        while offset < records:
-            connection.sock.sendall(frame(FETCH, _fetch_from(topic, offset), FETCH_VERSION))
+        for _ in range(count):
+            _OFFSET.pack_into(request, offset_at, offset)
+            connection.sock.sendall(request)
             answer = connection.receive(FETCH, FetchResponse, FETCH_VERSION).responses[0].partitions[0]
-            _check(broker, answer.error_code)
+            check_accepted(broker, answer.error_code)
             if not isinstance(answer.records, memoryview):
-                raise MeasurementError(f"{broker.name} had no records at offset {offset} of {records}")
+                raise MeasurementError(f"{broker.name} had no records at offset {offset} of {end_offset}")
+            first_offset = offset
             for _, header in iter_headers(answer.records, allow_partial=True):
                 offset = header.next_offset
-        seconds = time.perf_counter() - began
-        return Throughput(seconds, records, records * record_bytes, cpu_of(broker.pid) - before)
-    finally:
-        connection.close()
+            records += offset - first_offset
+            if offset == end_offset:
+                offset = 0
+        seconds = time.perf_counter() - began_s
+        cpu_s = cpu_s_of(broker.pid) - cpu_before_s
+    return Throughput(seconds, records, records * record_bytes, cpu_s)
 
 
 def _produce_frame(topic: str, value: bytes, records: int, acks: int) -> bytes:
@@ -209,6 +238,7 @@ def _fetch_from(topic: str, offset: int) -> FetchRequest:
     return FetchRequest(max_wait_ms=500, min_bytes=1, max_bytes=FETCH_BYTES, session_epoch=-1, topics=topics)
 
 
-def _check(broker: BrokerProcess, code: int) -> None:
+def check_accepted(broker: BrokerProcess, code: int) -> None:
+    """Raise unless the broker did what it was asked for: the speed of refusals is no figure."""
     if code != ErrorCode.NONE:
         raise MeasurementError(f"{broker.name} refused a request: {ErrorCode(code).name}")

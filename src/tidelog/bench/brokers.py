@@ -2,7 +2,7 @@
 
 What always holds: each broker is a process of its own, listens on loopback, keeps its data below the directory it is
 given, and is stopped by process id. Apache Kafka runs with the heap, the collector and the log settings that its
-distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that nobody is measured against a crippled peer.
+distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that the peer is not held back.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 from tidelog.bench import maven
 from tidelog.bench.errors import MeasurementError
 from tidelog.client.admin import Admin
 from tidelog.client.errors import ClientError
 from tidelog.common.ids import random_uuid, uuid_to_text
+from tidelog.common.interruption import undisturbed
 
 KAFKA_VERSION = "4.3.1"
 START_DEADLINE_S = 60.0
@@ -78,25 +79,45 @@ class BrokerProcess(ABC):
     def command(self) -> list[str]:
         """The command line; whatever must be prepared before the clock starts is prepared here."""
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.stop()
+        else:
+            self.kill()
+
     def start(self, deadline_s: float = START_DEADLINE_S) -> None:
-        """Start it and wait for its first answer; `start_seconds` is the time from the command to that answer."""
+        """Start it and wait for its first answer; `start_seconds` is the time from the command to that answer.
+
+        Whatever ends the wait, a signal included, also ends the broker.
+        """
+        try:
+            self._start(deadline_s)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start(self, deadline_s: float) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         command = self.command()
         self._output = self.log_path.open("ab")
         began = time.perf_counter()
-        self._process = subprocess.Popen(
-            command,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment(),
-        )
+        with undisturbed():
+            self._process = subprocess.Popen(
+                command,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment(),
+            )
         with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000, default_api_timeout_ms=5_000) as admin:
             while not _answers(admin):
                 if self._process.poll() is not None or time.perf_counter() - began > deadline_s:
                     tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
-                    self.kill()
                     raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
                 time.sleep(0.002)
             self.start_seconds = time.perf_counter() - began
@@ -111,11 +132,10 @@ class BrokerProcess(ABC):
             self.kill()
 
     def kill(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            self._process.wait()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
         if self._output is not None:
             self._output.close()
             self._output = None
@@ -212,7 +232,7 @@ def _answers(admin: Admin) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Ours, but with bytecode kept: pip compiles what it installs, a checkout run by developers may forbid it."""
+    """Our environment, with bytecode kept as pip keeps it, even in a checkout whose developer forbids it."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -226,6 +246,6 @@ def free_port() -> int:
 
 
 def kafka_jars(version: str = KAFKA_VERSION) -> Path:
-    """The directory with Kafka's jars, brought by Maven the first time and kept in the user's cache."""
+    """The directory with Kafka's jars, downloaded by Maven the first time and kept in the user's cache."""
     artifacts = [f"org.apache.kafka:{artifact}:{version}" for artifact in ("kafka_2.13", "kafka-tools")]
     return maven.jars(f"kafka-{version}", artifacts)

@@ -22,6 +22,7 @@ from tidelog.bench.processes import resident_peak_bytes_of
 
 LINGER_MS = 5
 POLL_RECORDS = 500  # Kafka's max.poll.records; confluent-kafka is slower with more at a time
+LARGE_FETCH_BYTES = 8 << 20
 _DEADLINE_S = 120.0
 
 
@@ -36,6 +37,7 @@ class Job:
     records: int
     value_bytes: int
     batch_bytes: int
+    partitions: int = 1
 
 
 class _Clock:
@@ -55,14 +57,18 @@ class _Clock:
 # Tidelog
 
 
-def tidelog_send(job: Job, clock: _Clock) -> dict[str, float]:
+def tidelog_send(job: Job, clock: _Clock, **settings: Any) -> dict[str, float]:
     from tidelog import Producer
 
     value = bytes(job.value_bytes)
     with Producer(
-        bootstrap_servers=job.bootstrap, linger_ms=LINGER_MS, batch_size=job.batch_bytes, max_request_size=1_100_000
+        bootstrap_servers=job.bootstrap,
+        linger_ms=LINGER_MS,
+        batch_size=job.batch_bytes,
+        max_request_size=1_100_000,
+        **settings,
     ) as producer:
-        _settle(lambda: producer.send(job.topic, value).result(30))
+        producer.send(job.topic, value).result(30)
         send, topic = producer.send_nowait, job.topic
         with clock.running():
             for _ in range(job.records):
@@ -71,6 +77,11 @@ def tidelog_send(job: Job, clock: _Clock) -> dict[str, float]:
         if producer.metrics().records_failed:
             raise SystemExit("records failed")
     return {}
+
+
+def tidelog_send_without_growth(job: Job, clock: _Clock) -> dict[str, float]:
+    """Batches stay as small as `batch.size` says, as those of the other clients do."""
+    return tidelog_send(job, clock, batch_growth_max_bytes=0)
 
 
 def tidelog_send_arrow(job: Job, clock: _Clock) -> dict[str, float]:
@@ -83,7 +94,8 @@ def tidelog_send_arrow(job: Job, clock: _Clock) -> dict[str, float]:
     with Producer(
         bootstrap_servers=job.bootstrap, linger_ms=LINGER_MS, batch_size=job.batch_bytes, max_request_size=1_100_000
     ) as producer:
-        _settle(lambda: producer.send(job.topic, b"").result(30))
+        # Connections, metadata and the producer's id are there afterwards.
+        producer.send(job.topic, b"").result(30)
         with clock.running():
             for _ in range(job.records // rows):
                 producer.send_arrow(job.topic, table, value="value")
@@ -110,13 +122,13 @@ def tidelog_poll(job: Job, clock: _Clock) -> dict[str, float]:
     return {}
 
 
-def tidelog_poll_arrow(job: Job, clock: _Clock) -> dict[str, float]:
+def tidelog_poll_arrow(job: Job, clock: _Clock, **settings: Any) -> dict[str, float]:
     import pyarrow.compute as pc
 
     from tidelog import Consumer, TopicPartition
 
-    with Consumer(bootstrap_servers=job.bootstrap, auto_offset_reset="earliest") as consumer:
-        consumer.assign([TopicPartition(job.topic, 0)])
+    with Consumer(bootstrap_servers=job.bootstrap, auto_offset_reset="earliest", **settings) as consumer:
+        consumer.assign([TopicPartition(job.topic, number) for number in range(job.partitions)])
         count = size = 0
         with clock.running():
             while count < job.records:
@@ -126,6 +138,11 @@ def tidelog_poll_arrow(job: Job, clock: _Clock) -> dict[str, float]:
                     size += pc.sum(pc.binary_length(batch.column("value"))).as_py()
     _check_read(job, count, size)
     return {}
+
+
+def tidelog_poll_arrow_large(job: Job, clock: _Clock) -> dict[str, float]:
+    """With fetches as large as someone sets who reads for Arrow."""
+    return tidelog_poll_arrow(job, clock, max_partition_fetch_bytes=LARGE_FETCH_BYTES)
 
 
 def tidelog_round_trip(job: Job, clock: _Clock) -> dict[str, float]:
@@ -359,11 +376,6 @@ def _percentiles(took_us: list[float]) -> dict[str, float]:
     return {"p50_us": statistics.median(took_us), "p99_us": steps[98]}
 
 
-def _settle(send: Callable[[], object]) -> None:
-    """The first record: connections, metadata and the producer's id are there afterwards."""
-    send()
-
-
 def _check_read(job: Job, count: int, size: int) -> None:
     if count < job.records or size < job.records * job.value_bytes:
         raise SystemExit(f"read {count} records of {size} bytes, expected {job.records} of {job.value_bytes} each")
@@ -371,9 +383,11 @@ def _check_read(job: Job, count: int, size: int) -> None:
 
 LOADS: dict[str, Callable[[Job, _Clock], dict[str, float]]] = {
     "tidelog send": tidelog_send,
+    "tidelog send_without_growth": tidelog_send_without_growth,
     "tidelog send_arrow": tidelog_send_arrow,
     "tidelog poll": tidelog_poll,
     "tidelog poll_arrow": tidelog_poll_arrow,
+    "tidelog poll_arrow_large": tidelog_poll_arrow_large,
     "tidelog round_trip": tidelog_round_trip,
     "confluent send": confluent_send,
     "confluent poll": confluent_poll,

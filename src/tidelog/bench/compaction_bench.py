@@ -9,23 +9,24 @@ is left is read and compared with what must be left, so that nobody looks fast b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench import comparison
+from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.compaction_load import ONE_RECORD_BYTES, KeyedLoad, MadeLoad, check_cleaned, make_load, send
+from tidelog.bench.comparison import Progress, Quantity, Side, both_running, in_turn
 from tidelog.bench.errors import MeasurementError, PlanError
-from tidelog.bench.processes import cpu_of, reset_resident_peak, resident_peak_bytes_of
-from tidelog.bench.report import Row, median_row
-from tidelog.bench.stage import led_topic, work_directory
+from tidelog.bench.processes import cpu_s_of, reset_resident_peak, resident_peak_bytes_of
+from tidelog.bench.report import Row
+from tidelog.bench.stage import led_topic
 from tidelog.log.checkpoints import CLEANER_OFFSET_FILE
 from tidelog.protocol.config_values import ConfigResource
 from tidelog.records import Compression
 
-Progress = Callable[[str], None]
-
+GOAL: Final = 1.0
 # One thread each, memory for five million keys, and no waiting between looks for work that could blur the figures.
 BROKER_SETTINGS: Final = {
     "log.cleaner.threads": "1",
@@ -48,13 +49,13 @@ _DEADLINE_S = 900.0
 _POLL_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured. Runs are even, so that each broker comes first equally often."""
+@dataclass(frozen=True)
+class Plan(comparison.Plan):
+    """How much is measured."""
 
-    megabytes: int = 1000
-    keys: int = 1_000_000
     runs: int = 2
+    megabytes: int = 500
+    keys: int = 1_000_000
     batches: tuple[tuple[int, Compression], ...] = (
         (16_000, Compression.NONE),
         (16_000, Compression.LZ4),
@@ -64,8 +65,7 @@ class Plan:
     )
 
     def __post_init__(self) -> None:
-        if self.runs < 2 or self.runs % 2:
-            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+        super().__post_init__()
         if self.megabytes * 1_000_000 < SEGMENTS_MIN * SEGMENT_BYTES:
             raise PlanError(
                 f"compaction needs some segments, so at least {SEGMENTS_MIN * SEGMENT_BYTES // 1_000_000} MB"
@@ -96,69 +96,41 @@ class Cleaned:
         return self.cpu_s / (self.dirty_bytes / 1e9)
 
 
-@dataclass(slots=True)
-class _Side:
-    broker: BrokerProcess
-    runs: list[Cleaned] = field(default_factory=list)
-
-
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
     """Measure both brokers; rows in the order of the docs' table."""
-    progress("bringing Apache Kafka's jars (first time only)")
-    kafka_jars()
-    rows: list[Row] = []
-    with work_directory(directory) as work:
-        brokers: list[BrokerProcess] = [
-            TidelogBroker(work / "tidelog", settings=BROKER_SETTINGS),
-            KafkaBroker(work / "kafka", settings=BROKER_SETTINGS),
-        ]
-        try:
-            for broker in brokers:
-                broker.start()
-            _warm_up(brokers, plan, work, progress)
-            for load in plan.loads():
-                rows += _measure_load(brokers, plan, load, work, progress)
-        finally:
-            for broker in brokers:
-                broker.stop()
-    return rows
+    with both_running(directory, progress, BROKER_SETTINGS) as (work, sides):
+        _warm_up(sides, plan, work, progress)
+        quantities: list[Quantity] = []
+        for load in plan.loads():
+            quantities += _measure_load(sides, plan, load, work, progress)
+    return comparison.rows(quantities, *(side.samples for side in sides))
 
 
-def _warm_up(brokers: Sequence[BrokerProcess], plan: Plan, work: Path, progress: Progress) -> None:
+def _warm_up(sides: Sequence[Side], plan: Plan, work: Path, progress: Progress) -> None:
     """A JVM compiles what it runs often; its first clean is not its speed."""
     load = KeyedLoad(WARM_UP_MEGABYTES, plan.keys, *plan.batches[0])
     made = make_load(work / "batches", load)
-    for broker in brokers:
-        progress(f"warming {broker.name} up with {load.megabytes} MB")
-        _clean(broker, "warm-up", made)
+    for side in sides:
+        progress(f"warming up {side.broker.name} with {load.megabytes} MB")
+        _clean(side.broker, "warm-up", made)
 
 
-def _measure_load(
-    brokers: Sequence[BrokerProcess], plan: Plan, load: KeyedLoad, work: Path, progress: Progress
-) -> list[Row]:
+def _measure_load(sides: Sequence[Side], plan: Plan, load: KeyedLoad, work: Path, progress: Progress) -> list[Quantity]:
     progress(f"making {load.megabytes} MB in {load.label}")
     made = make_load(work / "batches", load)
-    sides = [_Side(broker) for broker in brokers]
+    what = f"compact {load.label}"
     for run in range(plan.runs):
-        for side in sides if run % 2 == 0 else sides[::-1]:
+        for side in in_turn(sides, run):
             progress(f"{load.label}: run {run + 1} of {plan.runs}, {side.broker.name}")
-            side.runs.append(_clean(side.broker, f"compacted-{load.batch_bytes}-{load.compression.label}-{run}", made))
-    ours, theirs = (side.runs for side in sides)
-
-    def row(unit: str, figure: Callable[[Cleaned], float], *, higher_is_better: bool) -> Row:
-        return median_row(
-            f"compact {load.label}",
-            unit,
-            [figure(run) for run in ours],
-            [figure(run) for run in theirs],
-            higher_is_better=higher_is_better,
-            target=None,
-        )
-
+            topic = f"compacted-{load.batch_bytes}-{load.compression.label}-{run}"
+            cleaned = _clean(side.broker, topic, made)
+            side.samples.add(f"{what} MB/s", cleaned.mb_per_s)
+            side.samples.add(f"{what} CPU", cleaned.cpu_s_per_gb)
+            side.samples.add(f"{what} memory", cleaned.peak_bytes / 1e6)
     return [
-        row("MB/s", lambda run: run.mb_per_s, higher_is_better=True),
-        row("broker CPU s/GB", lambda run: run.cpu_s_per_gb, higher_is_better=False),
-        row("memory at most, MB", lambda run: run.peak_bytes / 1e6, higher_is_better=False),
+        Quantity(f"{what} MB/s", what, "MB/s", GOAL, higher_is_better=True),
+        Quantity(f"{what} CPU", what, "broker CPU s/GB"),
+        Quantity(f"{what} memory", what, "memory at most, MB"),
     ]
 
 
@@ -171,16 +143,15 @@ def _clean(broker: BrokerProcess, topic: str, made: MadeLoad) -> Cleaned:
         dirty_bytes = sum(log.stat().st_size for log in logs[:-1])
         clean_end = int(logs[-1].stem)
         reset_resident_peak(broker.pid)
-        before = cpu_of(broker.pid)
-        began = time.perf_counter()
+        cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
         changes = {ConfigResource.topic(topic): {"min.cleanable.dirty.ratio": ALWAYS_DIRTY_ENOUGH}}
         admin.incremental_alter_configs(changes).raise_for_errors()
         _wait_until_clean(broker, partition.parent / CLEANER_OFFSET_FILE, topic, clean_end)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - began_s
         cleaned = Cleaned(
             seconds=seconds,
             dirty_bytes=dirty_bytes,
-            cpu_s=(cpu_of(broker.pid) - before).total_s,
+            cpu_s=cpu_s_of(broker.pid) - cpu_before_s,
             peak_bytes=resident_peak_bytes_of(broker.pid),
         )
         check_cleaned(broker, topic, made, clean_end)

@@ -1,4 +1,4 @@
-"""Keyed records for the measurement of compaction: made once, sent to both brokers, and told again when they are read.
+"""Keyed records for the compaction benchmark: made once, sent to both brokers, recognized when they are read back.
 
 What always holds: the record at an offset follows from the offset and its key, and the keys are kept as numbers, so
 what must be left after a clean is known exactly, record by record, without another copy of the data.
@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tidelog.bench.bare import FETCH_VERSION, IN_FLIGHT, PRODUCE_VERSION, BareConnection, frame
+from tidelog.bench.bare import FETCH_VERSION, IN_FLIGHT, PRODUCE_VERSION, BareConnection, check_accepted, frame
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.errors import MeasurementError
-from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k00_produce import (
     PRODUCE,
     PartitionProduceData,
@@ -46,7 +45,7 @@ _NO_KEY = -1
 
 @dataclass(frozen=True, slots=True)
 class KeyedLoad:
-    """What is sent: so many bytes of records before compression, in batches, each with one of so many keys."""
+    """What is sent: how many bytes of records before compression, in which batches, with how many keys."""
 
     megabytes: int
     keys: int
@@ -82,7 +81,7 @@ class MadeLoad:
 
 
 def make_load(path: Path, load: KeyedLoad, seed: int = 7) -> MadeLoad:
-    """Write the batches behind one another into a file."""
+    """Write the batches to a file, one after the other."""
     source = random.Random(seed)
     vocabulary = [f"{source.getrandbits(40):x}" for _ in range(2000)]
     words = " ".join(source.choice(vocabulary) for _ in range(_WORDS_BYTES // 10)).encode()
@@ -120,7 +119,7 @@ def send(broker: BrokerProcess, topic: str, made: MadeLoad) -> None:
 
 def _receive_produced(broker: BrokerProcess, connection: BareConnection) -> None:
     answer = connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
-    _check(broker, answer.responses[0].partition_responses[0].error_code)
+    check_accepted(broker, answer.responses[0].partition_responses[0].error_code)
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
@@ -131,7 +130,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 
 
 def check_cleaned(broker: BrokerProcess, topic: str, made: MadeLoad, clean_end: int) -> int:
-    """Read the whole topic and hold it against what must be left; the number of records."""
+    """Read the whole topic and compare it with what must be left; returns the number of records."""
     expected = _left_after(made, clean_end)
     count = 0
     for record in _read(broker, topic, len(made.key_of)):
@@ -148,7 +147,7 @@ def check_cleaned(broker: BrokerProcess, topic: str, made: MadeLoad, clean_end: 
 
 
 def _left_after(made: MadeLoad, clean_end: int) -> Iterator[int]:
-    """Of the cleaned part the last offset of every key, then all the rest."""
+    """The last offset of every key in the cleaned part, then everything behind it."""
     last_of = array("q", [_NO_KEY]) * (max(made.key_of) + 1)
     for offset in range(clean_end):
         last_of[made.key_of[offset]] = offset
@@ -168,7 +167,7 @@ def _read(broker: BrokerProcess, topic: str, end_offset: int) -> Iterator[Record
             )
             connection.sock.sendall(frame(FETCH, request, FETCH_VERSION))
             answer = connection.receive(FETCH, FetchResponse, FETCH_VERSION).responses[0].partitions[0]
-            _check(broker, answer.error_code)
+            check_accepted(broker, answer.error_code)
             if not isinstance(answer.records, memoryview) or not len(answer.records):
                 raise MeasurementError(f"{broker.name} had no records at offset {offset} of {end_offset}")
             for position, header in iter_headers(answer.records, allow_partial=True):
@@ -176,8 +175,3 @@ def _read(broker: BrokerProcess, topic: str, end_offset: int) -> Iterator[Record
                 offset = header.next_offset
     finally:
         connection.close()
-
-
-def _check(broker: BrokerProcess, code: int) -> None:
-    if code != ErrorCode.NONE:
-        raise MeasurementError(f"{broker.name} refused a request: {ErrorCode(code).name}")

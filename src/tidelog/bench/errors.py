@@ -1,4 +1,4 @@
-"""What ends a measurement without figures; the command prints the text as one line."""
+"""Errors that end a benchmark without figures; the command prints the text as one line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class MeasurementError(Exception):
 
 
 class PlanError(MeasurementError, ValueError):
-    """What shall be measured makes no sense."""
+    """The plan makes no sense."""
 
 
 class PeerUnavailableError(MeasurementError):
-    """The other broker, or the client of both, can't be had here; the text says what to install."""
+    """The peer, or a client that both sides need, is not installed; the text says what to install."""

@@ -1,4 +1,4 @@
-"""Thousands of members of classic groups in one process: each with a connection of its own, all on one epoll.
+"""Thousands of members of classic groups in one process: each has its own connection, all share one epoll.
 
 What always holds: a member does what clients do and at once: it joins, leads if it is told to, asks for its part, sends
 heartbeats, and joins again when a heartbeat says so. Heartbeats are sent when they are due, whether or not earlier ones
@@ -49,7 +49,7 @@ _LEAVE_VERSION: Final = 5
 _SYNC_VERSION: Final = 5
 
 HEARTBEAT_INTERVAL_S: Final = 3.0
-"""What clients have as heartbeat.interval.ms unless they are told otherwise."""
+"""The default heartbeat.interval.ms of clients."""
 
 _SESSION_MS: Final = 45_000
 _REBALANCE_MS: Final = 300_000
@@ -61,7 +61,7 @@ _RECEIVE_BYTES: Final = 1 << 16
 
 
 class State(Enum):
-    """What a member waits for, if for anything."""
+    """What a member is waiting for."""
 
     NEW = auto()
     JOINING = auto()
@@ -109,7 +109,7 @@ class Member:
         self.sock.sendall(self._heartbeat)
 
     def receive(self) -> list[bytes]:
-        """The answers that are there, without their sizes."""
+        """The answers that have arrived, without their sizes."""
         part = self.sock.recv(_RECEIVE_BYTES)
         if not part:
             raise MeasurementError(f"the broker closed the connection of a member of {self.group}")
@@ -224,7 +224,7 @@ class Crowd:
         return all(member.state is State.STABLE for member in self.members)
 
     def run(self, until: Callable[[], bool], what: str, deadline_s: float, beats_per_s: float | None = None) -> None:
-        """Let members do what they do until a condition holds; each sends a heartbeat every few seconds."""
+        """Serve the members until a condition holds; each sends a heartbeat every few seconds."""
         rate = len(self.members) / HEARTBEAT_INTERVAL_S if beats_per_s is None else beats_per_s
         began_s = time.perf_counter()
         turns = 0
@@ -239,7 +239,7 @@ class Crowd:
             self.receive(max(0.0, min(next_s, began_s + deadline_s) - time.perf_counter()))
 
     def receive(self, wait_s: float) -> None:
-        """Take up what has arrived, or the first that does."""
+        """Handle what has arrived, or wait for something to arrive."""
         for descriptor, _ in self._epoll.poll(wait_s):
             member = self._by_descriptor[descriptor]
             answers = member.receive()
@@ -249,7 +249,7 @@ class Crowd:
                 member.on_answer(answer)
 
     def _beat_next(self) -> None:
-        """It is the next member's turn; one that waits for an answer says nothing, as clients do."""
+        """Let the next member send a heartbeat; one that still waits for an answer sends none, as clients do."""
         self._turn = (self._turn + 1) % len(self.members)
         member = self.members[self._turn]
         if member.state is State.STABLE and member.beat_at_s is None:
@@ -257,7 +257,7 @@ class Crowd:
 
 
 def raise_open_files_limit(wanted: int) -> None:
-    """Let this process, and what it starts, have so many connections and files."""
+    """Raise the limit of open files for this process and its children."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise MeasurementError(f"{wanted} open files are needed and {hard} are allowed: raise ulimit -Hn")

@@ -1,8 +1,8 @@
 """`tidelog bench groups`: consumer groups on one broker, Tidelog's and Apache Kafka's, in alternating runs.
 
 What always holds: both sides get the same requests from the same members, which answer at once; nothing is timed before
-every group's coordinator answers; each run begins with an empty data directory. Rates are low beside what a warm JVM
-can do, so each side gets some thousand requests before its heartbeats and commits are timed.
+every group's coordinator answers; each run begins with an empty data directory. Before joins, heartbeats or commits are
+timed, each side gets some thousand of them, as a JVM needs that many to reach its speed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import select
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidelog.bench.bare import BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
+from tidelog.bench import comparison
+from tidelog.bench.bare import BareConnection, check_accepted, frame
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.comparison import Progress, Quantity, Samples, measure_new_brokers
 from tidelog.bench.errors import MeasurementError, PlanError
 from tidelog.bench.group_members import (
     HEARTBEAT_INTERVAL_S,
@@ -27,9 +29,8 @@ from tidelog.bench.group_members import (
     State,
     raise_open_files_limit,
 )
-from tidelog.bench.processes import cpu_of, resident_bytes_of
-from tidelog.bench.report import Row, median_row
-from tidelog.bench.stage import clock, work_directory
+from tidelog.bench.processes import cpu_s_of, resident_bytes_of
+from tidelog.bench.report import Row
 from tidelog.client.admin import Admin, NewTopic
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
@@ -46,8 +47,6 @@ from tidelog.protocol.messages.k10_find_coordinator import (
 )
 from tidelog.protocol.messages.k12_heartbeat import HEARTBEAT, HeartbeatRequest, HeartbeatResponse
 
-Progress = Callable[[str], None]
-
 GOAL: Final = 1.0
 TOPIC: Final = "bench"
 _LARGE_GROUP: Final = "large"
@@ -57,18 +56,16 @@ _FIND_VERSION: Final = 3
 _DEADLINE_S: Final = 120.0
 _POLL_S: Final = 0.02
 _FEW_COMMITTERS: Final = 20
-_WARM_UP_COMMITS: Final = 5_000
+_WARM_UP_COMMITS: Final = 10_000
+_WARM_UP_REBALANCES: Final = 10
 _SPARE_FILES: Final = 2_000
 # Of the heartbeats that were due: with fewer, another load was measured than the one that is named.
 _ANSWERED_LEAST: Final = 0.95
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured. A run of both brokers takes about three minutes on two cores.
-
-    Runs are even, so that each broker comes first equally often.
-    """
+@dataclass(frozen=True)
+class Plan(comparison.Plan):
+    """How much is measured. A run of both brokers takes about three minutes on two cores."""
 
     runs: int = 2
     groups: int = 500
@@ -80,8 +77,7 @@ class Plan:
     commits: int = 3_000
 
     def __post_init__(self) -> None:
-        if self.runs < 2 or self.runs % 2:
-            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+        super().__post_init__()
         if self.members < self.groups:
             raise PlanError(f"{self.groups} groups need at least as many members, not {self.members}")
 
@@ -91,56 +87,53 @@ class Plan:
         return self.members / HEARTBEAT_INTERVAL_S
 
 
-@dataclass(slots=True)
-class _Samples:
-    """What one side took."""
-
-    form_s: list[float] = field(default_factory=list)
-    formed_mb: list[float] = field(default_factory=list)
-    usual_p50_ms: list[float] = field(default_factory=list)
-    usual_p99_ms: list[float] = field(default_factory=list)
-    usual_cpu_percent: list[float] = field(default_factory=list)
-    high_p50_ms: list[float] = field(default_factory=list)
-    high_p99_ms: list[float] = field(default_factory=list)
-    high_cpu_percent: list[float] = field(default_factory=list)
-    beaten_mb: list[float] = field(default_factory=list)
-    rebalance_ms: list[float] = field(default_factory=list)
-    rebalance_max_ms: list[float] = field(default_factory=list)
-    commit_p50_us: list[float] = field(default_factory=list)
-    commit_p99_us: list[float] = field(default_factory=list)
-    commits_per_s: list[float] = field(default_factory=list)
-    commit_cpu_us: list[float] = field(default_factory=list)
+def quantities(plan: Plan) -> list[Quantity]:
+    """The rows of the table."""
+    usual, high = f"heartbeats, {plan.usual_rate:,.0f} a second,", f"heartbeats, {plan.high_rate:,} a second,"
+    one_more = f"one more member in a group of {plan.group_size}, until all have synced,"
+    several = f"commit offsets, {_FEW_COMMITTERS} groups at once"
+    form = f"{plan.groups} groups with {plan.members:,} members, until all have synced"
+    return [
+        Quantity("form", form, "s", GOAL),
+        Quantity("memory when formed", "memory then", "MB"),
+        Quantity("usual p50", f"{usual} p50", "ms"),
+        Quantity("usual p99", f"{usual} p99", "ms", GOAL),
+        Quantity("usual CPU", f"{usual} broker CPU", "% of a core"),
+        Quantity("high p50", f"{high} p50", "ms"),
+        Quantity("high p99", f"{high} p99", "ms", GOAL),
+        Quantity("high CPU", f"{high} broker CPU", "% of a core"),
+        Quantity("memory after heartbeats", "memory then", "MB"),
+        Quantity("rebalance", f"{one_more} median of {plan.rebalances}", "ms", GOAL),
+        Quantity("slowest rebalance", f"{one_more} the slowest", "ms"),
+        Quantity("commit p50", "commit an offset, one after the other, p50", "us", GOAL),
+        Quantity("commit p99", "commit an offset, one after the other, p99", "us"),
+        Quantity("commits/s", several, "commits/s", GOAL, higher_is_better=True),
+        Quantity("commit CPU", several, "broker CPU us/commit"),
+    ]
 
 
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
     """Measure both brokers; rows in the order of the docs' table."""
-    progress("bringing Apache Kafka's jars (first time only)")
-    kafka_jars()
     raise_open_files_limit(plan.members + plan.group_size + _SPARE_FILES)
-    kinds: list[type[TidelogBroker] | type[KafkaBroker]] = [TidelogBroker, KafkaBroker]
-    samples = {kind: _Samples() for kind in kinds}
-    for run in range(plan.runs):
-        for kind in kinds if run % 2 == 0 else kinds[::-1]:
-            with work_directory(directory) as work:
-                progress(f"run {run + 1} of {plan.runs}: {kind.name}")
-                _measure(kind(work), plan, samples[kind], progress)
-    return _rows(plan, samples[TidelogBroker], samples[KafkaBroker])
+
+    def measure(broker: BrokerProcess, samples: Samples) -> None:
+        _measure(broker, plan, samples, progress)
+
+    return comparison.rows(quantities(plan), *measure_new_brokers(plan.runs, directory, progress, measure))
 
 
-def _measure(broker: BrokerProcess, plan: Plan, samples: _Samples, progress: Progress) -> None:
+def _measure(broker: BrokerProcess, plan: Plan, samples: Samples, progress: Progress) -> None:
     groups = [f"group-{number}" for number in range(plan.groups)]
     committers = [f"committer-{number}" for number in range(_FEW_COMMITTERS)]
-    try:
-        broker.start()
-        _create_topic(broker)
-        _wait_for_coordinators(broker, [*groups, *committers, _LARGE_GROUP])
-        _many_groups(broker, plan, groups, samples, progress)
-        progress(f"  rebalance a group of {plan.group_size}")
-        _rebalances(broker, plan, samples)
-        progress("  commit offsets")
-        _commits(broker, plan, committers, samples)
-    finally:
-        broker.kill()
+    broker.start()
+    _create_topic(broker)
+    _wait_for_coordinators(broker, [*groups, *committers, _LARGE_GROUP])
+    progress(f"  rebalance a group of {plan.group_size}")
+    _rebalances(broker, plan, samples)
+    # The joins and syncs of the large group have warmed up what many small ones need.
+    _many_groups(broker, plan, groups, samples, progress)
+    progress("  commit offsets")
+    _commits(broker, plan, committers, samples)
 
 
 # Before the clock runs
@@ -182,39 +175,39 @@ def _wait(deadline_s: float, what: str) -> None:
 
 
 def _many_groups(
-    broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: _Samples, progress: Progress
+    broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: Samples, progress: Progress
 ) -> None:
     with closing(Crowd(broker.port)) as crowd:
         progress(f"  {plan.groups} groups with {plan.members} members")
         crowd.add(groups[number % plan.groups] for number in range(plan.members))
-        with clock(samples.form_s):
+        with samples.clock("form"):
             for member in crowd.members:
                 member.join()
                 crowd.receive(0)
             crowd.run(crowd.all_stable, "all members have their parts", _DEADLINE_S)
-        samples.formed_mb.append(_resident_mb(broker))
+        samples.add("memory when formed", _resident_mb(broker))
         progress(f"  {plan.high_rate} heartbeats a second, to warm up")
         _beat(broker, crowd, plan.high_rate, plan.seconds / 2)
         progress(f"  {plan.usual_rate:.0f} heartbeats a second")
         usual_s, cpu_percent = _timed_beats(broker, crowd, plan.usual_rate, plan.seconds)
-        samples.usual_p50_ms.append(statistics.median(usual_s) * 1000)
-        samples.usual_p99_ms.append(_p99(usual_s) * 1000)
-        samples.usual_cpu_percent.append(cpu_percent)
+        samples.add("usual p50", statistics.median(usual_s) * 1000)
+        samples.add("usual p99", _p99(usual_s) * 1000)
+        samples.add("usual CPU", cpu_percent)
         progress(f"  {plan.high_rate} heartbeats a second")
         high_s, cpu_percent = _timed_beats(broker, crowd, plan.high_rate, plan.seconds)
-        samples.high_p50_ms.append(statistics.median(high_s) * 1000)
-        samples.high_p99_ms.append(_p99(high_s) * 1000)
-        samples.high_cpu_percent.append(cpu_percent)
-        samples.beaten_mb.append(_resident_mb(broker))
+        samples.add("high p50", statistics.median(high_s) * 1000)
+        samples.add("high p99", _p99(high_s) * 1000)
+        samples.add("high CPU", cpu_percent)
+        samples.add("memory after heartbeats", _resident_mb(broker))
 
 
 def _beat(broker: BrokerProcess, crowd: Crowd, rate: float, seconds: float) -> tuple[list[float], float]:
     """Send heartbeats for a while: how long each took, in seconds, and the broker's CPU in % of a core."""
     crowd.beats_s.clear()
-    before, began_s = cpu_of(broker.pid), time.perf_counter()
+    cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
     crowd.run(lambda: time.perf_counter() - began_s >= seconds, "nothing", seconds + _DEADLINE_S, beats_per_s=rate)
     elapsed_s = time.perf_counter() - began_s
-    cpu_s = (cpu_of(broker.pid) - before).total_s
+    cpu_s = cpu_s_of(broker.pid) - cpu_before_s
     if not crowd.all_stable():
         raise MeasurementError(f"{broker.name} began a rebalance that nobody asked for")
     return list(crowd.beats_s), 100 * cpu_s / elapsed_s
@@ -234,22 +227,23 @@ def _timed_beats(broker: BrokerProcess, crowd: Crowd, rate: float, seconds: floa
 # One large group
 
 
-def _rebalances(broker: BrokerProcess, plan: Plan, samples: _Samples) -> None:
+def _rebalances(broker: BrokerProcess, plan: Plan, samples: Samples) -> None:
     with closing(Crowd(broker.port)) as crowd:
         for member in crowd.add([_LARGE_GROUP] * plan.group_size):
             member.join()
         crowd.run(lambda: _is_one_generation(crowd), "the large group is formed", _DEADLINE_S)
         times_ms = []
-        for _ in range(plan.rebalances):
+        for number in range(_WARM_UP_REBALANCES + plan.rebalances):
             (newcomer,) = crowd.add([_LARGE_GROUP])
             began_s = time.perf_counter()
             newcomer.join()
             _rebalance(crowd)
-            times_ms.append((time.perf_counter() - began_s) * 1000)
+            if number >= _WARM_UP_REBALANCES:
+                times_ms.append((time.perf_counter() - began_s) * 1000)
             _leave(crowd, newcomer)
             _rebalance(crowd)
-        samples.rebalance_ms.append(statistics.median(times_ms))
-        samples.rebalance_max_ms.append(max(times_ms))
+        samples.add("rebalance", statistics.median(times_ms))
+        samples.add("slowest rebalance", max(times_ms))
 
 
 def _leave(crowd: Crowd, member: Member) -> None:
@@ -289,7 +283,7 @@ def _is_one_generation(crowd: Crowd, least: int = 0) -> bool:
 # Commits
 
 
-def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: _Samples) -> None:
+def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: Samples) -> None:
     with closing(BareConnection(broker.port)) as connection:
         request = _commit_frame(groups[0])
         times_us = []
@@ -300,12 +294,12 @@ def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: 
             if number >= _WARM_UP_COMMITS:
                 times_us.append((time.perf_counter_ns() - began_ns) / 1000)
             _check_commit(broker, answer)
-    samples.commit_p50_us.append(statistics.median(times_us))
-    samples.commit_p99_us.append(_p99(times_us))
-    before, began_s = cpu_of(broker.pid), time.perf_counter()
+    samples.add("commit p50", statistics.median(times_us))
+    samples.add("commit p99", _p99(times_us))
+    cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
     count = _commit_at_once(broker, groups, plan.seconds / 2)
-    samples.commits_per_s.append(count / (time.perf_counter() - began_s))
-    samples.commit_cpu_us.append((cpu_of(broker.pid) - before).total_s / count * 1e6)
+    samples.add("commits/s", count / (time.perf_counter() - began_s))
+    samples.add("commit CPU", (cpu_s_of(broker.pid) - cpu_before_s) / count * 1e6)
 
 
 def _commit_at_once(broker: BrokerProcess, groups: Sequence[str], seconds: float) -> int:
@@ -337,9 +331,7 @@ def _commit_frame(group: str) -> bytes:
 
 
 def _check_commit(broker: BrokerProcess, answer: OffsetCommitResponse) -> None:
-    code = answer.topics[0].partitions[0].error_code
-    if code != ErrorCode.NONE:
-        raise MeasurementError(f"{broker.name} refused a commit: {ErrorCode(code).name}")
+    check_accepted(broker, answer.topics[0].partitions[0].error_code)
 
 
 # Figures
@@ -351,30 +343,3 @@ def _p99(values: Sequence[float]) -> float:
 
 def _resident_mb(broker: BrokerProcess) -> float:
     return resident_bytes_of(broker.pid) / 1e6
-
-
-def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
-    def row(what: str, unit: str, name: str, target: float | None, *, higher_is_better: bool = False) -> Row:
-        ours_here, theirs_here = getattr(ours, name), getattr(theirs, name)
-        return median_row(what, unit, ours_here, theirs_here, higher_is_better=higher_is_better, target=target)
-
-    usual, high = f"heartbeats, {plan.usual_rate:,.0f} a second,", f"heartbeats, {plan.high_rate:,} a second,"
-    one_more = f"one more member in a group of {plan.group_size}, until all have synced,"
-    several = f"commit offsets, {_FEW_COMMITTERS} groups at once"
-    return [
-        row(f"{plan.groups} groups with {plan.members:,} members, until all have synced", "s", "form_s", GOAL),
-        row("memory then", "MB", "formed_mb", None),
-        row(f"{usual} p50", "ms", "usual_p50_ms", None),
-        row(f"{usual} p99", "ms", "usual_p99_ms", GOAL),
-        row(f"{usual} broker CPU", "% of a core", "usual_cpu_percent", None),
-        row(f"{high} p50", "ms", "high_p50_ms", None),
-        row(f"{high} p99", "ms", "high_p99_ms", GOAL),
-        row(f"{high} broker CPU", "% of a core", "high_cpu_percent", None),
-        row("memory then", "MB", "beaten_mb", None),
-        row(f"{one_more} median of {plan.rebalances}", "ms", "rebalance_ms", GOAL),
-        row(f"{one_more} the slowest", "ms", "rebalance_max_ms", None),
-        row("commit an offset, one after the other, p50", "us", "commit_p50_us", GOAL),
-        row("commit an offset, one after the other, p99", "us", "commit_p99_us", None),
-        row(several, "commits/s", "commits_per_s", GOAL, higher_is_better=True),
-        row(several, "broker CPU us/commit", "commit_cpu_us", None),
-    ]

@@ -1,7 +1,7 @@
-"""Jars of peers, brought by Maven once and kept in the user's cache.
+"""Jars of peers, downloaded by Maven once and kept in the user's cache.
 
 What always holds: a directory in the cache is whole, because it is filled under another name and renamed. Only
-measurements and compatibility tests come here; the product itself has no jar.
+benchmarks and compatibility tests use this; the product itself needs no jar.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def jars(name: str, artifacts: Sequence[str], *, with_dependencies: bool = True)
         maven = ["mvn", "-q", "-B", "-f", str(partial / "pom.xml"), "dependency:copy-dependencies"]
         done = subprocess.run([*maven, f"-DoutputDirectory={partial}"], capture_output=True, text=True)
         if done.returncode != 0:
-            raise PeerUnavailableError(f"Maven could not bring {name}:\n{done.stdout}{done.stderr}")
+            raise PeerUnavailableError(f"Maven could not download {name}:\n{done.stdout}{done.stderr}")
         if not place.exists():
             partial.rename(place)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,8 @@ class Row:
     theirs: float
     higher_is_better: bool
     target: float | None = None
+    # What our own figure must stay below, whatever the ratio.
+    limit: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -25,9 +26,21 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        if self.target is None:
-            return ""
-        return "met" if self.ratio >= self.target else "not met"
+        return {None: "", True: "met", False: "not met"}[self.is_met]
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the goal is reached; None where there is none."""
+        if self.target is None and self.limit is None:
+            return None
+        return (self.target is None or self.ratio >= self.target) and (self.limit is None or self.ours < self.limit)
+
+    @property
+    def goal(self) -> str:
+        goals = [] if self.target is None else [f"{self.target:g}x"]
+        if self.limit is not None:
+            goals.append(f"below {self.limit:g}")
+        return ", ".join(goals)
 
     def as_data(self) -> dict[str, object]:
         return {
@@ -37,28 +50,16 @@ class Row:
             "peer": self.theirs,
             "ratio": round(self.ratio, 3),
             "target_ratio": self.target,
-            "met": None if self.target is None else self.ratio >= self.target,
+            "limit": self.limit,
+            "met": self.is_met,
         }
-
-
-def median_row(
-    what: str,
-    unit: str,
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    *,
-    higher_is_better: bool,
-    target: float | None,
-) -> Row:
-    return Row(what, unit, statistics.median(ours), statistics.median(theirs), higher_is_better, target)
 
 
 HEADINGS = ("what", "unit", "Tidelog", "peer", "ratio", "goal", "")
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    goal = "" if row.target is None else f"{row.target:g}x"
-    return (row.what, row.unit, figure(row.ours), figure(row.theirs), f"{row.ratio:.2f}x", goal, row.verdict)
+    return (row.what, row.unit, figure(row.ours), figure(row.theirs), f"{row.ratio:.2f}x", row.goal, row.verdict)
 
 
 def markdown(rows: Sequence[Row], peer: str) -> str:

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.bench import comparison
 from tidelog.bench import spark_loads as loads
 from tidelog.bench.brokers import TidelogBroker
-from tidelog.bench.errors import MeasurementError, PlanError
+from tidelog.bench.comparison import Progress
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.processes import touch_memory
 from tidelog.bench.report import Row
 from tidelog.bench.spark_loads import OURS, SPARKS, SparkStage
 from tidelog.bench.spark_peer import session_with_both
 from tidelog.bench.stage import led_topic, work_directory
-
-Progress = Callable[[str], None]
 
 _TOUCHED_BYTES = 3 << 30
 # Enough for the JVM to compile what it will run; figures of smaller ones would be those of its interpreter.
@@ -32,16 +32,12 @@ _SMALL_WARM_RUNS = 8
 EXACTLY_ONCE = "stream into a topic, exactly once, against ours at least once"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True)
+class Plan(comparison.Plan):
     """How much is measured."""
 
-    runs: int = 3
-    records: int = 10_000_000
-
-    def __post_init__(self) -> None:
-        if self.runs < 2:
-            raise PlanError(f"one run is no measurement; runs must be 2 or more, not {self.runs}")
+    runs: int = 2
+    records: int = 5_000_000
 
     @property
     def sink_rows(self) -> int:
@@ -88,33 +84,27 @@ Figures = dict[tuple[str, str], list[float]]
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
     """Measure both formats; rows in the order of the docs' table."""
     touch_memory(_TOUCHED_BYTES)
-    with work_directory(directory) as work:
-        broker = TidelogBroker(work / "tidelog")
-        broker.start()
-        try:
-            with (
-                led_topic(broker, "read", partitions=loads.PARTITIONS),
-                led_topic(broker, "warm", partitions=loads.PARTITIONS),
-                led_topic(broker, "few"),
-                session_with_both(work) as spark,
-            ):
-                warm_records = max(plan.records // 10, min(_WARM_RECORDS_MIN, plan.records))
-                stage = SparkStage(spark, broker, work, plan.records, plan.sink_rows)
-                progress(f"writing {plan.records:,} records and {plan.sink_rows:,} rows")
-                loads.write_inputs(stage)
-                loads.send_records(broker, "warm", warm_records)
-                warm = SparkStage(
-                    spark, broker, work, warm_records, plan.sink_rows, topic="warm", numbers=stage.numbers
-                )
-                figures: Figures = {}
-                for what, some in (("small loads", _SMALL_LOADS), ("large loads", _LOADS)):
-                    progress(f"{what}: warming up")
-                    _warm_up(warm, some, is_try=plan.records < _WARM_RECORDS_MIN)
-                    for run in range(plan.runs):
-                        progress(f"{what}: run {run + 1} of {plan.runs}")
-                        _measure(stage, some, figures, theirs_first=run % 2 == 1, progress=progress)
-        finally:
-            broker.kill()
+    with (
+        work_directory(directory) as work,
+        TidelogBroker(work / "tidelog") as broker,
+        led_topic(broker, "read", partitions=loads.PARTITIONS),
+        led_topic(broker, "warm", partitions=loads.PARTITIONS),
+        led_topic(broker, "few"),
+        session_with_both(work) as spark,
+    ):
+        warm_records = max(plan.records // 10, min(_WARM_RECORDS_MIN, plan.records))
+        stage = SparkStage(spark, broker, work, plan.records, plan.sink_rows)
+        progress(f"writing {plan.records:,} records and {plan.sink_rows:,} rows")
+        loads.write_inputs(stage)
+        loads.send_records(broker, "warm", warm_records)
+        warm = SparkStage(spark, broker, work, warm_records, plan.sink_rows, topic="warm", numbers=stage.numbers)
+        figures: Figures = {}
+        for what, some in (("small loads", _SMALL_LOADS), ("large loads", _LOADS)):
+            progress(f"{what}: warming up")
+            _warm_up(warm, some, is_try=plan.records < _WARM_RECORDS_MIN)
+            for run in range(plan.runs):
+                progress(f"{what}: run {run + 1} of {plan.runs}")
+                _measure(stage, some, figures, theirs_first=run % 2 == 1, progress=progress)
     return _rows(figures)
 
 

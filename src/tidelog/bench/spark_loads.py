@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog import Consumer, Producer
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.errors import MeasurementError
-from tidelog.bench.processes import cpu_of
+from tidelog.bench.processes import cpu_s_of
 from tidelog.bench.stage import led_topic
 from tidelog.client.admin import Admin, OffsetSpec
 from tidelog.client.types import TopicPartition
@@ -36,6 +36,13 @@ PARTITIONS = 4
 VALUE_BYTES = 100
 # Spark's own format is faster with this than with Kafka's 500; even more, or larger fetches, made it no faster.
 SPARKS_POLL_RECORDS = "5000"
+# Our sink's producer lets batches grow to 1 MB; Spark's own is given the same, and some time to fill them.
+SPARKS_SINK_OPTIONS = {
+    "kafka.batch.size": "1000000",
+    "kafka.linger.ms": "5",
+    "kafka.max.request.size": "1100000",
+    "kafka.buffer.memory": str(64 << 20),
+}
 SINK_FILES = 8
 SINK_FILES_A_BATCH = 2
 SMALL_BATCHES = 120
@@ -191,13 +198,16 @@ def _check(format_name: str, rows: int, expected: int) -> None:
 # Writing
 
 
+def _sink_options(format_name: str, delivery: str) -> dict[str, str]:
+    return {"delivery": delivery} if format_name == OURS else SPARKS_SINK_OPTIONS
+
+
 def batch_sink(stage: SparkStage, format_name: str, delivery: str = "at-least-once") -> float:
     rows = stage.spark.read.parquet(str(stage.sink_input))
     topic = stage.fresh("sink")
     with led_topic(stage.broker, topic, partitions=PARTITIONS):
         writer = rows.write.format(format_name).option("kafka.bootstrap.servers", stage.broker.bootstrap)
-        if format_name == OURS:
-            writer = writer.option("delivery", delivery)
+        writer = writer.options(**_sink_options(format_name, delivery))
         began = time.perf_counter()
         writer.option("topic", topic).mode("append").save()
         seconds = time.perf_counter() - began
@@ -212,8 +222,7 @@ def stream_sink(stage: SparkStage, format_name: str, delivery: str = "at-least-o
     checkpoint = stage.work / stage.fresh("checkpoint")
     with led_topic(stage.broker, topic, partitions=PARTITIONS):
         writer = rows.writeStream.format(format_name).option("kafka.bootstrap.servers", stage.broker.bootstrap)
-        if format_name == OURS:
-            writer = writer.option("delivery", delivery)
+        writer = writer.options(**_sink_options(format_name, delivery))
         writer = writer.option("topic", topic).option("checkpointLocation", str(checkpoint))
         began = time.perf_counter()
         _await(writer.trigger(availableNow=True).start())
@@ -298,6 +307,6 @@ def _cpu_s_of_spark(stage: SparkStage) -> dict[int, float]:
         found |= level
     used: dict[int, float] = {}
     for pid in found:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-            used[pid] = cpu_of(pid).total_s
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            used[pid] = cpu_s_of(pid)
     return used

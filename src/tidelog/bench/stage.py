@@ -1,10 +1,9 @@
-"""What every measurement needs around it: a place on the disk, a topic that is led, a clock."""
+"""What every measurement needs around it: a place on the disk, a topic that is led."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from tidelog.client.types import TopicPartition
 
 @contextmanager
 def work_directory(directory: Path | None) -> Iterator[Path]:
-    """A new directory, within the one given or the system's for such things, that is gone afterwards."""
+    """A temporary directory, inside the one given or the system's, removed afterwards."""
     work = Path(tempfile.mkdtemp(prefix="tidelog-bench-", dir=directory))
     try:
         yield work
@@ -40,11 +39,3 @@ def led_topic(
             yield admin
         finally:
             admin.delete_topics(name).raise_for_errors()
-
-
-@contextmanager
-def clock(seconds: list[float]) -> Iterator[None]:
-    """Adds to the list how long what is done meanwhile takes."""
-    began = time.perf_counter()
-    yield
-    seconds.append(time.perf_counter() - began)

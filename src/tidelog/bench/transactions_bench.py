@@ -4,7 +4,8 @@ What always holds: both brokers get the same ready-made frames over one plain co
 every partition is in every transaction; afterwards the logs hold every record and every marker, or there is no figure.
 The requests are the versions that librdkafka sends, with which a producer keeps its epoch from commit to commit; small
 transactions are measured a second time as Java clients from 4.0 on send them (transaction.version 2, KIP-890), without
-adding partitions beforehand, and with an epoch for each.
+adding partitions beforehand, and with an epoch for each. A request that comes before the markers of the last
+transaction are written is refused, and is sent again after the pause that clients make.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.bench import comparison
 from tidelog.bench.bare import IN_FLIGHT, PRODUCE_VERSION, RECORD_OVERHEAD_BYTES, BareConnection, frame
-from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
-from tidelog.bench.errors import MeasurementError, PlanError
-from tidelog.bench.processes import cpu_of
-from tidelog.bench.report import Row, median_row
-from tidelog.bench.stage import led_topic, work_directory
+from tidelog.bench.brokers import BrokerProcess
+from tidelog.bench.comparison import Progress, Quantity, Samples, both_running, in_turn, throughput
+from tidelog.bench.errors import MeasurementError
+from tidelog.bench.processes import cpu_s_of
+from tidelog.bench.report import Row
+from tidelog.bench.stage import led_topic
 from tidelog.bench.workload import Throughput
 from tidelog.client.admin import Admin, OffsetSpec
 from tidelog.client.types import TopicPartition
@@ -52,17 +55,21 @@ from tidelog.protocol.messages.k24_add_partitions_to_txn import (
 from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
 from tidelog.records import encode_batch
 
-Progress = Callable[[str], None]
-
+GOAL = 1.0
 PARTITIONS = 4
 RECORD_BYTES = 100
 BATCH_BYTES = 100_000
-WARM_UP_TRANSACTIONS = 300
+WARM_UP_TRANSACTIONS = 2_000
+_LARGE, _SMALL, _SMALL_VERSION_2 = "large", "small", "small version 2"
 _FIND_VERSION, _INIT_VERSION, _ADD_VERSION, _END_VERSION = 2, 4, 3, 3
 _PRODUCE_VERSION_2, _END_VERSION_2 = 12, 5  # of transaction.version 2
 _TRANSACTION = 1  # the type of the key that FindCoordinator is asked for
 _DEADLINE_S = 60.0
 _POLL_S = 0.02
+# How long clients wait before they ask again: the Java client and librdkafka after AddPartitionsToTxn was refused, and
+# the Java client (retry.backoff.ms) after a produce was, which Kafka holds back for up to 0.1 s before it refuses it.
+_ADD_BACKOFF_S = 0.02
+_PRODUCE_BACKOFF_S = 0.1
 # While the coordinator's topic is made, and while the markers of the last transaction are being written.
 _RETRIED = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -72,37 +79,13 @@ _RETRIED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is measured; runs are even, so that each broker comes first equally often."""
+@dataclass(frozen=True)
+class Plan(comparison.Plan):
+    """How much is measured."""
 
-    runs: int = 4
     megabytes: int = 300
     commit_interval_ms: int = 100
     small_transactions: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.runs < 2 or self.runs % 2:
-            raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
-
-
-@dataclass(slots=True)
-class _Small:
-    """What small transactions took, a figure a run."""
-
-    per_s: list[float] = field(default_factory=list)
-    p99_ms: list[float] = field(default_factory=list)
-    commit_ms: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Samples:
-    """What one side took."""
-
-    produce: list[Throughput] = field(default_factory=list)
-    commit_ms: list[float] = field(default_factory=list)
-    small: _Small = field(default_factory=_Small)
-    small_version_2: _Small = field(default_factory=_Small)
 
 
 class TransactionalProducer:
@@ -193,7 +176,7 @@ class TransactionalProducer:
             rows = answer.results_by_topic_v3_and_below[0].results_by_partition
             return max(row.partition_error_code for row in rows)
 
-        self._until_taken("AddPartitionsToTxn", ask, 0)
+        self._until_taken("AddPartitionsToTxn", ask, _ADD_BACKOFF_S)
 
     def send(self, frames: Iterator[bytes], until_s: float) -> int:
         """Five requests in flight until that time or the last frame; returns how many were acknowledged."""
@@ -212,7 +195,7 @@ class TransactionalProducer:
         return sent
 
     def send_version_2(self, frames: list[bytes]) -> None:
-        """All in flight; those that come before the markers of the last transaction are written are sent again."""
+        """All in flight; what comes before the markers of the last transaction are written is sent again, later."""
         deadline_s = time.monotonic() + _DEADLINE_S
         while frames:
             for request in frames:
@@ -226,6 +209,8 @@ class TransactionalProducer:
                 else:
                     self._check("Produce", code)
             frames = refused
+            if frames:
+                time.sleep(_PRODUCE_BACKOFF_S)
 
     def _receive_produced(self) -> None:
         answer = self.connection.receive(PRODUCE, ProduceResponse, PRODUCE_VERSION)
@@ -276,43 +261,54 @@ class TransactionalProducer:
 
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
     """Measure both brokers; rows in the order of the docs' table."""
-    progress("bringing Apache Kafka's jars (first time only)")
-    kafka_jars()
-    with work_directory(directory) as work:
-        brokers: list[BrokerProcess] = [TidelogBroker(work / "tidelog"), KafkaBroker(work / "kafka")]
-        samples = [_Samples() for _ in brokers]
-        try:
-            for broker in brokers:
-                broker.start()
-                progress(f"warming {broker.name}")
-                _measure(broker, f"warm-up-{broker.port}", plan, _Samples(), WARM_UP_TRANSACTIONS)
-            sides = list(zip(brokers, samples, strict=True))
-            for run in range(plan.runs):
-                progress(f"run {run + 1} of {plan.runs}")
-                for broker, kept in sides if run % 2 == 0 else sides[::-1]:
-                    _measure(broker, f"run-{run}", plan, kept, plan.small_transactions)
-        finally:
-            for broker in brokers:
-                broker.kill()
-    return _rows(plan, *samples)
+    with both_running(directory, progress) as (_, sides):
+        for side in sides:
+            progress(f"warming up {side.broker.name}")
+            _measure(side.broker, f"warm-up-{side.broker.port}", plan, Samples(), WARM_UP_TRANSACTIONS)
+        for run in range(plan.runs):
+            progress(f"run {run + 1} of {plan.runs}")
+            for side in in_turn(sides, run):
+                _measure(side.broker, f"run-{run}", plan, side.samples, plan.small_transactions)
+    return comparison.rows(quantities(plan), *(side.samples for side in sides))
 
 
-def _measure(broker: BrokerProcess, topic: str, plan: Plan, samples: _Samples, small_transactions: int) -> None:
+def quantities(plan: Plan) -> list[Quantity]:
+    """The rows of the table."""
+    large = f"transactional produce 100 B, a commit every {plan.commit_interval_ms} ms"
+    small = f"transactions of {PARTITIONS} records in {PARTITIONS} partitions, one after the other"
+    return [
+        *throughput(_LARGE, large, GOAL),
+        Quantity(f"{_LARGE} commit", f"{large}: the commit, p50", "ms"),
+        *_small_quantities(_SMALL, small),
+        *_small_quantities(_SMALL_VERSION_2, f"{small}, version 2"),
+    ]
+
+
+def _small_quantities(name: str, what: str) -> list[Quantity]:
+    return [
+        Quantity(f"{name} transactions/s", what, "transactions/s", GOAL, higher_is_better=True),
+        Quantity(f"{name} p50", f"{what}, p50", "ms"),
+        Quantity(f"{name} p99", f"{what}, p99", "ms"),
+        Quantity(f"{name} commit", f"{what}: the commit, p50", "ms"),
+    ]
+
+
+def _measure(broker: BrokerProcess, topic: str, plan: Plan, samples: Samples, small_transactions: int) -> None:
     with led_topic(broker, topic, partitions=PARTITIONS), closing(TransactionalProducer(broker, topic)) as producer:
         _large_transactions(producer, plan, samples)
-        _small_transactions(producer, small_transactions, samples.small)
-        _small_version_2_transactions(producer, small_transactions, samples.small_version_2)
+        _small_transactions(producer, small_transactions, samples)
+        _small_version_2_transactions(producer, small_transactions, samples)
         producer.check_logs()
 
 
-def _large_transactions(producer: TransactionalProducer, plan: Plan, samples: _Samples) -> None:
+def _large_transactions(producer: TransactionalProducer, plan: Plan, samples: Samples) -> None:
     """As many records as go through, and a commit whenever the interval has passed."""
     records = BATCH_BYTES // (RECORD_BYTES + RECORD_OVERHEAD_BYTES)
     frames = producer.make_frames(plan.megabytes * 1_000_000 // BATCH_BYTES // PARTITIONS * PARTITIONS, records)
     left = iter(frames)
     sent = 0
     commits_ms = []
-    before = cpu_of(producer.broker.pid)
+    cpu_before_s = cpu_s_of(producer.broker.pid)
     began_s = time.perf_counter()
     while sent < len(frames):
         producer.add_partitions()
@@ -321,12 +317,13 @@ def _large_transactions(producer: TransactionalProducer, plan: Plan, samples: _S
         producer.commit()
         commits_ms.append((time.perf_counter() - ended_s) * 1000)
     seconds = time.perf_counter() - began_s
-    cpu = cpu_of(producer.broker.pid) - before
-    samples.produce.append(Throughput(seconds, sent * records, sent * records * RECORD_BYTES, cpu))
-    samples.commit_ms.append(statistics.median(commits_ms))
+    cpu_s = cpu_s_of(producer.broker.pid) - cpu_before_s
+    run = Throughput(seconds, sent * records, sent * records * RECORD_BYTES, cpu_s)
+    samples.add_throughput(_LARGE, run)
+    samples.add(f"{_LARGE} commit", statistics.median(commits_ms))
 
 
-def _small_transactions(producer: TransactionalProducer, count: int, samples: _Small) -> None:
+def _small_transactions(producer: TransactionalProducer, count: int, samples: Samples) -> None:
     """One record for each partition, and a commit; the next when the answer is in."""
     left = iter(producer.make_frames(count * PARTITIONS, 1))
 
@@ -334,10 +331,10 @@ def _small_transactions(producer: TransactionalProducer, count: int, samples: _S
         producer.add_partitions()
         producer.send(left, until_s=0)
 
-    _one_after_the_other(count, write, producer.commit, samples)
+    _one_after_the_other(count, write, producer.commit, samples, _SMALL)
 
 
-def _small_version_2_transactions(producer: TransactionalProducer, count: int, samples: _Small) -> None:
+def _small_version_2_transactions(producer: TransactionalProducer, count: int, samples: Samples) -> None:
     """The same with transaction.version 2."""
     frames = producer.make_version_2_frames(count)
     _one_after_the_other(
@@ -345,10 +342,13 @@ def _small_version_2_transactions(producer: TransactionalProducer, count: int, s
         lambda number: producer.send_version_2(frames[number]),
         lambda: producer.commit(_END_VERSION_2),
         samples,
+        _SMALL_VERSION_2,
     )
 
 
-def _one_after_the_other(count: int, write: Callable[[int], None], commit: Callable[[], None], samples: _Small) -> None:
+def _one_after_the_other(
+    count: int, write: Callable[[int], None], commit: Callable[[], None], samples: Samples, name: str
+) -> None:
     took_ms = []
     commits_ms = []
     began_s = time.perf_counter()
@@ -360,36 +360,7 @@ def _one_after_the_other(count: int, write: Callable[[int], None], commit: Calla
         ended_s = time.perf_counter()
         took_ms.append((ended_s - one_began_s) * 1000)
         commits_ms.append((ended_s - written_s) * 1000)
-    samples.per_s.append(count / (time.perf_counter() - began_s))
-    samples.p99_ms.append(statistics.quantiles(took_ms, n=100)[98])
-    samples.commit_ms.append(statistics.median(commits_ms))
-
-
-def _rows(plan: Plan, ours: _Samples, theirs: _Samples) -> list[Row]:
-    what = f"transactional produce 100 B, a commit every {plan.commit_interval_ms} ms"
-    small = f"transactions of {PARTITIONS} records in {PARTITIONS} partitions, one after the other"
-    return [
-        median_row(
-            what, "records/s", [run.records_per_s for run in ours.produce],
-            [run.records_per_s for run in theirs.produce], higher_is_better=True, target=1.0,
-        ),
-        median_row(
-            what, "broker CPU s/GB", [run.cpu_s_per_gb for run in ours.produce],
-            [run.cpu_s_per_gb for run in theirs.produce], higher_is_better=False, target=None,
-        ),
-        median_row(
-            f"{what}: the commit, p50", "ms", ours.commit_ms, theirs.commit_ms, higher_is_better=False, target=None
-        ),
-        *_small_rows(small, ours.small, theirs.small),
-        *_small_rows(f"{small}, version 2", ours.small_version_2, theirs.small_version_2),
-    ]  # fmt: skip
-
-
-def _small_rows(what: str, ours: _Small, theirs: _Small) -> list[Row]:
-    return [
-        median_row(what, "transactions/s", ours.per_s, theirs.per_s, higher_is_better=True, target=1.0),
-        median_row(f"{what}, p99", "ms", ours.p99_ms, theirs.p99_ms, higher_is_better=False, target=None),
-        median_row(
-            f"{what}: the commit, p50", "ms", ours.commit_ms, theirs.commit_ms, higher_is_better=False, target=None
-        ),
-    ]
+    samples.add(f"{name} transactions/s", count / (time.perf_counter() - began_s))
+    samples.add(f"{name} p50", statistics.median(took_ms))
+    samples.add(f"{name} p99", statistics.quantiles(took_ms, n=100)[98])
+    samples.add(f"{name} commit", statistics.median(commits_ms))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.errors import MeasurementError, PeerUnavailableError
-from tidelog.bench.processes import Cpu, cpu_of
+from tidelog.bench.processes import cpu_s_of
 from tidelog.client.admin import Admin, OffsetSpec
 from tidelog.client.types import TopicPartition
 
@@ -65,7 +65,7 @@ class Throughput:
     seconds: float
     records: int
     payload_bytes: int
-    broker_cpu: Cpu
+    broker_cpu_s: float
 
     @property
     def records_per_s(self) -> float:
@@ -73,7 +73,7 @@ class Throughput:
 
     @property
     def cpu_s_per_gb(self) -> float:
-        return self.broker_cpu.total_s / (self.payload_bytes / 1e9)
+        return self.broker_cpu_s / (self.payload_bytes / 1e9)
 
 
 def write_lines(path: Path, load: Load, seed: int = 7) -> None:
@@ -92,30 +92,30 @@ def write_lines(path: Path, load: Load, seed: int = 7) -> None:
 def produce(broker: BrokerProcess, topic: str, lines: Path, load: Load) -> Throughput:
     settings = [f"acks={load.acks}", *PRODUCER_SETTINGS]
     arguments = ["-P", "-l", str(lines), "-z", load.compression, *_options(settings)]
-    seconds, cpu = _run_kcat(broker, topic, arguments)
+    seconds, cpu_s = _run_kcat(broker, topic, arguments)
     with Admin(bootstrap_servers=broker.bootstrap) as admin:
         asked = TopicPartition(topic, 0)
         stored = admin.list_offsets({asked: OffsetSpec.LATEST})[asked].offset
     if stored != load.records:
         raise MeasurementError(f"{broker.name} holds {stored} records of {load.records} sent")
-    return Throughput(seconds, load.records, load.payload_bytes, cpu)
+    return Throughput(seconds, load.records, load.payload_bytes, cpu_s)
 
 
 def consume(broker: BrokerProcess, topic: str, load: Load) -> Throughput:
     # -c ends kcat only when it has had that many records, so a short read is a time-out and not a good figure.
     arguments = ["-C", "-p", "0", "-o", "beginning", "-q", "-c", str(load.records)]
-    seconds, cpu = _run_kcat(broker, topic, arguments)
-    return Throughput(seconds, load.records, load.payload_bytes, cpu)
+    seconds, cpu_s = _run_kcat(broker, topic, arguments)
+    return Throughput(seconds, load.records, load.payload_bytes, cpu_s)
 
 
 def _options(settings: list[str]) -> list[str]:
     return [argument for setting in settings for argument in ("-X", setting)]
 
 
-def _run_kcat(broker: BrokerProcess, topic: str, arguments: list[str]) -> tuple[float, Cpu]:
+def _run_kcat(broker: BrokerProcess, topic: str, arguments: list[str]) -> tuple[float, float]:
     if shutil.which("kcat") is None:
         raise PeerUnavailableError("kcat was not found: install the package kcat, the C client of this measurement")
-    before = cpu_of(broker.pid)
+    cpu_before_s = cpu_s_of(broker.pid)
     began = time.perf_counter()
     done = subprocess.run(
         ["kcat", "-b", broker.bootstrap, "-t", topic, *arguments],
@@ -126,4 +126,4 @@ def _run_kcat(broker: BrokerProcess, topic: str, arguments: list[str]) -> tuple[
     seconds = time.perf_counter() - began
     if done.returncode != 0:
         raise MeasurementError(f"kcat failed against {broker.name}: {done.stderr.decode(errors='replace').strip()}")
-    return seconds, cpu_of(broker.pid) - before
+    return seconds, cpu_s_of(broker.pid) - cpu_before_s

@@ -1,4 +1,4 @@
-"""`tidelog bench`: measurements side by side with the systems people use today."""
+"""`tidelog bench`: measure Tidelog side by side with its peers."""
 
 from __future__ import annotations
 
@@ -9,48 +9,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json, print_table
-from tidelog.cli.progress import steps
+from tidelog.cli.progress import Durations, steps
+from tidelog.common.interruption import ended_by_signals
 
 if TYPE_CHECKING:
     from tidelog.bench.report import Row
 
 Runs = Annotated[
-    int, typer.Option(metavar="N", min=2, help="Runs of each broker, even, taking turns; medians are reported.")
+    int, typer.Option(metavar="N", min=2, help="Runs of each broker, in turn; an even number. Medians are reported.")
 ]
 Directory = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", exists=True, file_okay=False, help="Where both brokers keep their data meanwhile."),
+    typer.Option(metavar="DIR", exists=True, file_okay=False, help="Data directory of both brokers during the run."),
 ]
-Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table as Markdown into this file.")]
+Markdown = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table to this file, as Markdown.")]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure Tidelog side by side with its peers, on this machine.")
+bench = App(help="Measure Tidelog side by side with its peers.")
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(bench, name="bench")
 
 
 @bench.callback()
 def group() -> None:
-    """Measure Tidelog side by side with its peers, on this machine."""
+    """Measure Tidelog side by side with its peers."""
 
 
 @bench.command(epilog="Example: tidelog bench broker --runs 2 --megabytes 100")
 def broker(
     runs: Runs = 4,
     megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load.")] = 300,
-    round_trips: Annotated[int, typer.Option(metavar="N", min=100, help="One-record requests a latency run.")] = 3000,
+    round_trips: Annotated[
+        int, typer.Option(metavar="N", min=100, help="One-record requests in each latency run.")
+    ] = 3000,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare with Apache Kafka: throughput, latency, CPU, cold start and memory.
+    """Compare with Apache Kafka: throughput, latency, CPU, memory.
 
-    Both brokers run on loopback with their default settings; kcat (librdkafka) is the client of both. Apache Kafka
-    comes from Maven the first time, which needs Maven and a Java 17 runtime. Takes about ten minutes.
+    Also cold start. Both brokers run on loopback with default settings, and kcat (librdkafka) is the client of both.
+    The first run downloads Apache Kafka with Maven; needs a Java 17 runtime. Takes about six minutes.
     """
     from tidelog.bench import broker_bench
 
@@ -61,21 +65,23 @@ def broker(
     _show(rows, markdown, json)
 
 
-@bench.command(epilog="Example: tidelog bench compaction --megabytes 500")
+@bench.command(epilog="Example: tidelog bench compaction --megabytes 400")
 def compaction(
     runs: Runs = 2,
     megabytes: Annotated[
         int, typer.Option(metavar="MB", min=1, help="Records of each load, before compression.")
-    ] = 1000,
-    keys: Annotated[int, typer.Option(metavar="N", min=1, help="Keys that they have, each equally often.")] = 1_000_000,
+    ] = 500,
+    keys: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of distinct keys, evenly distributed.")
+    ] = 1_000_000,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare with Apache Kafka: how fast the log cleaner compacts a topic, at what cost, and whether it is right.
+    """Compare with Apache Kafka: the speed and cost of compaction.
 
-    Both brokers get the same batches and run one cleaner thread with the same buffers. What is left is read and
-    compared record by record with what must be left. Needs Maven and a Java 17 runtime. Takes about ten minutes.
+    Both brokers get the same batches and run one cleaner thread with the same buffers. The remaining records are read
+    and compared one by one with those that must remain. Needs Maven and a Java 17 runtime. Takes about six minutes.
     """
     from tidelog.bench import compaction_bench
 
@@ -94,10 +100,11 @@ def partitions(
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare with Apache Kafka: thousands of partitions created, written to, stopped, started, killed and started.
+    """Compare with Apache Kafka: thousands of partitions.
 
-    Both brokers get the same ready-made requests; a step ends when every partition answers. Needs Maven and a Java 17
-    runtime. Takes about two minutes a run.
+    They are created and written to; then the brokers are stopped, started, killed and started again. Both get the same
+    ready-made requests; a step ends when every partition answers. Needs Maven and a Java 17 runtime. Takes about two
+    minutes per run.
     """
     from tidelog.bench import partitions_bench
 
@@ -109,17 +116,19 @@ def partitions(
 @bench.command(epilog="Example: tidelog bench groups --groups 100 --members 400")
 def groups(
     runs: Runs = 2,
-    count: Annotated[int, typer.Option("--groups", metavar="N", min=1, help="Groups at once.")] = 500,
-    members: Annotated[int, typer.Option(metavar="N", min=1, help="Members of all of them, a connection each.")] = 2000,
-    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long heartbeats are timed.")] = 20.0,
+    count: Annotated[int, typer.Option("--groups", metavar="N", min=1, help="Number of concurrent groups.")] = 500,
+    members: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of members in all groups; each has its own connection.")
+    ] = 2000,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="How long to time heartbeats.")] = 20.0,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare with Apache Kafka: heartbeats of many consumer groups, a rebalance of a large one, commits of offsets.
+    """Compare with Apache Kafka: heartbeats, rebalances, commits.
 
-    Both brokers get the same requests from the same members. Needs Maven, a Java 17 runtime, and as many open files as
-    there are members and two thousand more. Takes about three minutes a run.
+    Both brokers get the same requests from the same members of many groups and one large group. Needs Maven, a Java 17
+    runtime, and a limit of open files two thousand above the number of members. Takes about three minutes per run.
     """
     from tidelog.bench import groups_bench
 
@@ -133,16 +142,18 @@ def groups(
 @bench.command(epilog="Example: tidelog bench transactions --runs 2 --megabytes 50")
 def transactions(
     runs: Runs = 4,
-    megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Batches of a run, kept in memory.")] = 300,
+    megabytes: Annotated[
+        int, typer.Option(metavar="MB", min=1, help="Size of the batches of a run, which are kept in memory.")
+    ] = 300,
     interval: Annotated[int, typer.Option(metavar="MS", min=1, help="Milliseconds between commits.")] = 100,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare with Apache Kafka: transactional produce with regular commits, and small transactions.
+    """Compare with Apache Kafka: transactions.
 
-    Both brokers get the same ready-made requests, over one connection, to four partitions. Needs Maven and a Java 17
-    runtime. Takes about two minutes.
+    Transactional produce with regular commits, and small transactions. Both brokers get the same ready-made requests
+    over one connection, for four partitions. Needs Maven and a Java 17 runtime. Takes about two minutes.
     """
     from tidelog.bench import transactions_bench
 
@@ -155,16 +166,18 @@ def transactions(
 
 @bench.command(epilog="Example: tidelog bench client --runs 2 --records 500000")
 def client(
-    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each client; medians are reported.")] = 4,
-    records: Annotated[int, typer.Option(metavar="N", min=100_000, help="Records of 100 B in a load.")] = 2_000_000,
+    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each client, even; medians are reported.")] = 4,
+    records: Annotated[
+        int, typer.Option(metavar="N", min=100_000, help="Number of 100-byte records in each load.")
+    ] = 2_000_000,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare the Python client with confluent-kafka, aiokafka and kafka-python: send, poll, Arrow, latency, memory.
+    """Compare the Python client with the other Python clients.
 
-    All of them talk to one Tidelog broker, each load in a process of its own. Needs the other clients: pip install
-    'tidelog[bench]'. Takes about ten minutes.
+    With confluent-kafka, aiokafka and kafka-python: send, poll, Arrow, latency and memory. All talk to one Tidelog
+    broker, and each load runs in its own process. The other clients come with the extra bench. Takes five minutes.
     """
     from tidelog.bench import client_bench
 
@@ -181,20 +194,24 @@ def client(
 
 @bench.command(epilog="Example: tidelog bench spark --runs 2 --records 2000000")
 def spark(
-    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each format; medians are reported.")] = 3,
+    runs: Annotated[int, typer.Option(metavar="N", min=2, help="Runs of each format, even; medians are reported.")] = 2,
     records: Annotated[
-        int, typer.Option(metavar="N", min=100_000, help="Records of 100 B that are read; a fifth of it is written.")
-    ] = 10_000_000,
+        int,
+        typer.Option(metavar="N", min=100_000, help="Number of 100-byte records to read; a fifth as many are written."),
+    ] = 5_000_000,
     directory: Directory = None,
     markdown: Markdown = None,
     json: Json = False,
 ) -> None:
-    """Compare the Spark source and sink with Spark's own kafka format: reads, counts, Parquet, writes, small batches.
+    """Compare the Spark source and sink with Spark's kafka format.
 
-    Both formats run in one Spark session and talk to one Tidelog broker. Needs pip install 'tidelog[spark]', a Java 17
-    runtime, and Maven for Spark's own format the first time. Takes about ten minutes.
+    Reads, counts, Parquet, writes and small batches. Both formats run in one Spark session and talk to one Tidelog
+    broker. Needs the extra spark, a Java 17 runtime and, for the first run, Maven. Takes about eight minutes.
     """
     from tidelog.bench import spark_bench, spark_peer
+    from tidelog.cli.pipeline import require_spark
+
+    require_spark()
 
     with _measuring() as tell:
         rows = spark_bench.compare(spark_bench.Plan(runs=runs, records=records), tell, directory)
@@ -203,14 +220,20 @@ def spark(
 
 @contextmanager
 def _measuring() -> Iterator[Callable[[str], None]]:
-    """Gives what tells each step; a plan that makes no sense, or a measurement that failed, ends as one line."""
+    """Gives a function that reports each step; an invalid plan or a failed measurement becomes one line."""
     from tidelog.bench.errors import MeasurementError
 
+    durations = Durations()
     try:
-        with steps(report) as tell:
-            yield tell
+        with ended_by_signals(), steps(report) as tell:
+
+            def begin(step: str) -> None:
+                tell(f"[{durations.begin(step):.0f} s] {step.strip()}")
+
+            yield begin
     except MeasurementError as error:
         raise CommandError(str(error)) from None
+    report(durations.summary())
 
 
 def _show(rows: Sequence[Row], markdown: Path | None, json: bool, peer: str | None = None) -> None:
@@ -225,4 +248,4 @@ def _show(rows: Sequence[Row], markdown: Path | None, json: bool, peer: str | No
         return
     headings = [peer if heading == "peer" else heading for heading in rows_as.HEADINGS]
     numeric = ("Tidelog", peer, "ratio", "goal")
-    print_table(headings, [rows_as.cells(row) for row in rows], title="Tidelog beside its peer", numeric=numeric)
+    print_table(headings, [rows_as.cells(row) for row in rows], title="Tidelog and its peer", numeric=numeric)

@@ -1,4 +1,4 @@
-"""`tidelog configs`: settings of topics and brokers that can change while the broker runs."""
+"""`tidelog configs`: show and change the settings of topics and brokers at run time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
+from tidelog.cli.errors import CommandError
 from tidelog.cli.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_S,
@@ -14,33 +16,31 @@ from tidelog.cli.options import (
     Timeout,
     administration,
     checked,
-    topic_name,
+    optional_topic_name,
 )
 from tidelog.cli.output import print_json, print_line, print_table
+from tidelog.cli.suggestions import suggestion
 from tidelog.cli.text import parse_pair, plural
 
 if TYPE_CHECKING:
     from tidelog.client.admin import ConfigEntry
     from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
-configs = typer.Typer(no_args_is_help=True, help="Show and change settings of topics and brokers.")
-
-
-def _check_topic(text: str | None) -> str | None:
-    return None if text is None else topic_name(text)
+configs = App(help="Show and change settings of topics and brokers.")
 
 
 Topic = Annotated[
-    str | None, typer.Option("--topic", metavar="TOPIC", callback=_check_topic, help="Settings of this topic.")
+    str | None,
+    typer.Option("--topic", "-t", metavar="TOPIC", callback=optional_topic_name, help="The settings of this topic."),
 ]
-Broker = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Settings of the broker of this id.")]
-AllBrokers = Annotated[
-    bool, typer.Option("--all-brokers", help="Settings that hold for every broker that has no own ones.")
+Broker = Annotated[
+    int | None, typer.Option("--broker", metavar="ID", min=0, help="The settings of the broker with this id.")
 ]
-ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Only check whether it would work.")]
+AllBrokers = Annotated[bool, typer.Option("--all-brokers", help="The defaults of all brokers in the cluster.")]
+ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check the request without carrying it out.")]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(configs, name="configs")
 
 
@@ -50,15 +50,19 @@ def describe(
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show settings that have their default, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Include settings that have their default value.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Show settings, where their values come from, and which can't be changed while the broker runs."""
+    """Show settings and where their values come from."""
     resource = _resource(topic, broker, all_brokers)
-    with administration(bootstrap, timeout) as admin:
+    with administration(bootstrap, timeout, topics=[topic] if topic else ()) as admin:
         entries = admin.describe_configs(resource, keys or None)[resource]
+        for key in keys or ():
+            if key not in entries:
+                known = admin.describe_configs(resource)[resource]
+                raise CommandError(f"{resource} has no setting {key!r}{suggestion(key, known)}")
     shown = [entry for entry in entries.values() if everything or keys or not entry.is_default]
     if json:
         print_json([_document(entry) for entry in shown])
@@ -72,7 +76,7 @@ def describe(
 
 @configs.command("set", epilog="Example: tidelog configs set --topic orders retention.ms=3600000 segment.ms=60000")
 def set_(
-    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings with their new values.")],
+    pairs: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")],
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
@@ -93,7 +97,7 @@ def set_(
 
 @configs.command(epilog="Example: tidelog configs delete --topic orders retention.ms")
 def delete(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Settings that return to their defaults.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Settings to reset.")],
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
@@ -102,7 +106,7 @@ def delete(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Return settings to their defaults."""
+    """Reset settings to their defaults."""
     from tidelog.protocol.config_values import AlterOperation, ConfigChange
 
     changes = [ConfigChange(key, AlterOperation.DELETE) for key in keys]
@@ -117,7 +121,7 @@ def _change(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    with administration(bootstrap, timeout_s) as admin:
+    with administration(bootstrap, timeout_s, topics=[resource.name]) as admin:
         admin.incremental_alter_configs({resource: changes}, validate_only=validate_only).raise_for_errors()
     if as_json:
         print_json(

@@ -1,4 +1,4 @@
-"""`tidelog consume`: the records of a topic become lines on standard output."""
+"""`tidelog consume`: print the records of a topic."""
 
 from __future__ import annotations
 
@@ -9,80 +9,97 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError
 from tidelog.cli.options import (
     DEFAULT_BOOTSTRAP,
     DEFAULT_TIMEOUT_S,
     Bootstrap,
     Timeout,
+    TopicArgument,
+    TopicOption,
+    administration,
     checked,
     client_options,
-    topic_name,
+    one_topic,
 )
 from tidelog.cli.progress import is_watched, progress
 from tidelog.cli.text import parse_timestamp
 
 if TYPE_CHECKING:
-    from tidelog.cli.record_format import RecordWriter
+    from tidelog.cli.record_format import LinesWriter
     from tidelog.client.consumer.consumer import Consumer
     from tidelog.client.types import TopicPartition
     from tidelog.records.kernel_consume import ConsumerRecord
 
 DEFAULT_FORMAT = "%v"
-# One write of standard output for so many records, when so many are there.
+# So many records are printed with one write, if so many are there.
 RECORDS_AT_ONCE = 2000
 # How often a wait for records is interrupted to see whether the end is reached.
 POLL_S = 0.5
 
 
 class IsolationLevel(enum.StrEnum):
-    """Whether records of transactions are read before these have been committed."""
+    """Whether the records of a transaction are read before it is committed."""
 
     READ_COMMITTED = "read_committed"
     READ_UNCOMMITTED = "read_uncommitted"
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(epilog=r"Example: tidelog consume orders --from-beginning --exit-at-end --format '%o %k\t%v'")(consume)
 
 
 def consume(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=topic_name, help="The topic to read.")],
+    topic_argument: TopicArgument = None,
+    topic_option: TopicOption = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Start with the oldest record instead of waiting for new ones.")
+        bool, typer.Option("--from-beginning", help="Start at the oldest record; the same as --offset earliest.")
     ] = False,
     offset: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Start at this offset of each partition; below 0: so many before the end."),
+        str | None,
+        typer.Option(
+            "--offset",
+            "-o",
+            metavar="OFFSET",
+            help="Where to start in each partition: earliest, latest, an offset, or -N for the last N records.",
+        ),
     ] = None,
     timestamp: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Start with the first record of this time: ms since 1970, or ISO 8601."),
+        typer.Option(
+            metavar="TIME", help="Start at the first record at or after this time: ISO 8601, or ms since 1970."
+        ),
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", min=0, help="Read only this partition; may be given several times."),
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Read only this partition; repeatable."),
     ] = None,
     group: Annotated[
         str | None,
         typer.Option(
-            metavar="GROUP", help="Share the partitions with the group's other members, go on where it has committed."
+            "--group", "-G", metavar="GROUP", help="Join this consumer group, and resume at its committed offsets."
         ),
     ] = None,
     isolation_level: Annotated[
-        IsolationLevel, typer.Option(help="Leave out records of open and aborted transactions, or don't.")
+        IsolationLevel,
+        typer.Option(help="Skip the records of open and aborted transactions (read_committed), or print them too."),
     ] = IsolationLevel.READ_COMMITTED,
-    max_messages: Annotated[int | None, typer.Option(metavar="N", min=1, help="Exit after so many records.")] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-c", metavar="N", min=1, help="Exit after N records.")
+    ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", help="Exit at the end as it was at the start instead of waiting for more.")
+        bool,
+        typer.Option("--exit-at-end", "-e", help="Exit at what was the end of the topic when the command started."),
     ] = False,
     format_: Annotated[
         str,
         typer.Option(
             "--format",
+            "-f",
             metavar="TEMPLATE",
-            help=r"What to print for a record, as a line: %k key, %v value, %T topic, %p partition, %o offset, "
-            r"%t timestamp in ms, %h headers, %% a percent sign, \t a tab, \n a new line; or json.",
+            help=r"How to print a record: %k key, %v value, %T topic, %p partition, %o offset, %t timestamp in ms, "
+            r"%h headers, %% a percent sign, \t a tab, \n a new line; or json.",
         ),
     ] = DEFAULT_FORMAT,
     null_marker: Annotated[
@@ -90,20 +107,30 @@ def consume(
     ] = "",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
-    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a record, as --format json.")] = False,
+    json: Annotated[bool, typer.Option("--json", "-J", help="Print each record as a line of JSON.")] = False,
 ) -> None:
-    """Print a topic's records, one a line; without a place to start, those that arrive from now on."""
-    from tidelog.cli.record_format import compile_format
+    """Print the records of a topic, one per line.
+
+    Without a place to start, it prints the records that arrive from now on.
+    """
+    from tidelog.cli.record_format import compile_lines
     from tidelog.client.consumer.consumer import Consumer
 
+    topic = one_topic(topic_argument, topic_option)
     if from_beginning + (offset is not None) + (timestamp is not None) > 1:
         raise typer.BadParameter("--from-beginning, --offset and --timestamp exclude each other")
-    if group is not None and (partition or offset is not None or timestamp is not None):
-        raise typer.BadParameter("a group decides what is read: --group excludes --partition, --offset and --timestamp")
+    start = None if offset is None else checked(_parse_offset, offset, "--offset")
+    if isinstance(start, str):
+        from_beginning, start = start == "earliest", None
+    if group is not None and (partition or start is not None or timestamp is not None):
+        raise typer.BadParameter(
+            "a group decides what is read: --group excludes --partition, --timestamp and numbers as --offset"
+        )
     time_ms = None if timestamp is None else checked(parse_timestamp, timestamp, "--timestamp")
     if json and format_ not in (DEFAULT_FORMAT, "json"):
         raise typer.BadParameter("--json and --format TEMPLATE exclude each other")
-    write = checked(lambda text: compile_format(text, null_marker), "json" if json else format_, "--format")
+    write = checked(lambda text: compile_lines(text, null_marker), "json" if json else format_, "--format")
+    partitions = _partitions(bootstrap, timeout, topic, partition)
     options = client_options(bootstrap, timeout)
     reset = "earliest" if from_beginning else "latest"
     with Consumer(
@@ -114,22 +141,37 @@ def consume(
         max_poll_records=min(RECORDS_AT_ONCE, max_messages or RECORDS_AT_ONCE),
         allow_auto_create_topics=False,
     ) as consumer:
-        partitions = _partitions(consumer, topic, partition)
         ends = consumer.end_offsets(partitions) if exit_at_end else None
         if group is not None:
             consumer.subscribe([topic])
         else:
             consumer.assign(partitions)
-            _seek(consumer, partitions, from_beginning, offset, time_ms)
-        if sys.stderr.isatty() and sys.stdout.isatty() and not from_beginning and offset is None and timestamp is None:
+            _seek(consumer, partitions, from_beginning, start, time_ms)
+        if sys.stderr.isatty() and sys.stdout.isatty() and not (from_beginning or offset or timestamp):
             print(f"waiting for new records in {topic}; --from-beginning shows older ones", file=sys.stderr)
         _print_records(consumer, topic, write, max_messages, ends)
 
 
-def _partitions(consumer: Consumer, topic: str, numbers: list[int] | None) -> list[TopicPartition]:
+# The names of both ends: Kafka's, and kcat's.
+_END_NAMES = {"earliest": "earliest", "beginning": "earliest", "latest": "latest", "end": "latest"}
+
+
+def _parse_offset(text: str) -> int | str:
+    """A number, `earliest` or `latest`; raises ValueError."""
+    if text in _END_NAMES:
+        return _END_NAMES[text]
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not an offset; write earliest, latest, a number, or -N for the last N") from None
+
+
+def _partitions(bootstrap: str, timeout_s: float, topic: str, numbers: list[int] | None) -> list[TopicPartition]:
+    """The partitions to read. Asked before there is a consumer, which would report each failed connection as well."""
     from tidelog.client.types import TopicPartition
 
-    there = [row.partition for row in consumer.partitions_for(topic)]
+    with administration(bootstrap, timeout_s, topics=[topic]) as admin:
+        there = [row.partition for row in admin.describe_topics(topic)[topic].partitions]
     for number in numbers or ():
         if number not in there:
             raise CommandError(f"topic {topic!r} has no partition {number}; it has 0 to {len(there) - 1}")
@@ -165,13 +207,13 @@ def _seek(
 def _print_records(
     consumer: Consumer,
     topic: str,
-    write: RecordWriter,
+    write: LinesWriter,
     max_messages: int | None,
     ends: Mapping[TopicPartition, int] | None,
 ) -> None:
     printed = 0
     remaining = max_messages if max_messages is not None else sys.maxsize
-    # Not sys.stdout.buffer: that is unbuffered, a system call a record, where PYTHONUNBUFFERED is set.
+    # Not sys.stdout.buffer, which PYTHONUNBUFFERED makes unbuffered.
     with (
         progress(f"consuming {topic}", max_messages, shown=is_watched(prints=True)) as advance,
         open(sys.stdout.fileno(), "wb", closefd=False) as output,
@@ -179,10 +221,10 @@ def _print_records(
         for records in _polled(consumer, ends):
             try:
                 shown = records[:remaining]
-                output.writelines(write(record.topic, record.partition, record) + b"\n" for record in shown)
+                output.write(write(shown))
                 output.flush()
             except BaseException:
-                # What was not printed is not committed, so that the group reads it again.
+                # Records that were not printed are not committed, so the group reads them again.
                 _go_back(consumer, records)
                 raise
             printed += len(shown)
@@ -194,16 +236,16 @@ def _print_records(
 
 
 def _polled(consumer: Consumer, ends: Mapping[TopicPartition, int] | None) -> Iterator[list[ConsumerRecord]]:
-    """What polls give, for ever or up to these ends."""
+    """What the polls return, for ever or up to these ends."""
     if ends is None:
         while True:
-            # Not without an end: what a group has read is committed when a poll begins.
+            # A poll commits what the group has read before it.
             if records := consumer.poll(POLL_S):
                 yield records
     while not _is_at(consumer, ends):
         records = consumer.poll(POLL_S)
         if any(consumer.position(key) > ends.get(key, 0) for key in consumer.assignment()):
-            # Some came since the ends were looked up; a partition that came since has none.
+            # Some arrived after the ends were looked up; a partition that was added since has none.
             records = [record for record in records if record.offset < ends.get(_key(record), 0)]
         if records:
             yield records
@@ -216,7 +258,7 @@ def _is_at(consumer: Consumer, ends: Mapping[TopicPartition, int]) -> bool:
 
 
 def _go_back(consumer: Consumer, records: Sequence[ConsumerRecord]) -> None:
-    """Let the next poll, or whoever goes on for the group, begin with these again."""
+    """Let the next poll, or the next member of the group, start with these again."""
     assigned = consumer.assignment()
     for record in reversed(records):
         key = _key(record)

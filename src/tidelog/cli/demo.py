@@ -1,8 +1,7 @@
-"""`tidelog demo`: the whole story on one machine, or with `--quick` a round trip through a broker alone.
+"""`tidelog demo`: the whole story on one machine, or with `--quick` a round trip through a broker.
 
-What always holds: all that a demo starts and writes is gone when the command ends, however it ends, unless `--keep` or
-`--dir` say otherwise. Spark and charts are imported by the processes and chapters that need them, and what is missing
-is told before anything is started.
+What always holds: everything that a demo starts and writes is gone when the command ends, however it ends, unless
+`--keep` or `--dir` is given. Missing packages are reported before anything is started.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json
@@ -19,55 +19,55 @@ from tidelog.cli.output import print_json
 QUICK_SECONDS = 2.0
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(epilog="Example: tidelog demo --keep")(demo)
 
 
 def demo(
-    events: Annotated[int, typer.Option(metavar="N", min=1000, help="How many orders and clicks the shop sees.")] = (
-        1_000_000
-    ),
-    seed: Annotated[int, typer.Option(metavar="N", help="From which the events are made up.")] = 7,
+    events: Annotated[
+        int, typer.Option(metavar="N", min=1000, help="How many orders and clicks to generate.")
+    ] = 300_000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the generated events.")] = 7,
     directory: Annotated[
         Path | None,
         typer.Option(
             "--dir",
             metavar="DIR",
             file_okay=False,
-            help="Where to work: a new or empty directory, which is left there. By default a temporary one.",
+            help="Working directory, new or empty, which is kept; default: a temporary one.",
         ),
     ] = None,
-    chart: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the chart.")] = Path("tidelog-demo.png"),
+    chart: Annotated[Path, typer.Option(metavar="FILE", help="Where to save the chart.")] = Path("tidelog-demo.png"),
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running at the end, to go on by hand.")
+        bool, typer.Option("--keep", help="Leave everything running at the end, to explore by hand.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only a broker: write records, read them back, compare. Needs no Spark.")
+        bool, typer.Option("--quick", help="Only a broker: write records, read them back, compare. Doesn't need Spark.")
     ] = False,
     seconds: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0.1, help="With --quick: how long to write records.")
     ] = None,
     bootstrap: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="With --quick: use this broker instead of one of the demo's own."),
+        typer.Option(metavar="HOST:PORT", help="With --quick: use this broker instead of starting one."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell the whole story: a shop's events, a pipeline that is killed, its second version, with all results checked.
+    """Show a pipeline from its first event to its second version.
 
-    A broker is started, a million orders and clicks flow in, and a pipeline on Spark computes revenue per minute. Its
-    driver is killed in the middle and started again; its second version is replayed, compared and promoted. Everything
-    is gone afterwards, unless --keep or --dir say otherwise.
+    Starts a broker, sends the orders and clicks of a shop, and computes revenue per minute with a pipeline on Spark.
+    The driver is killed in the middle and restarted; a second version is replayed, compared and promoted. Every
+    result is checked. Everything is removed at the end, unless --keep or --dir is given.
     """
     if quick:
         if keep or directory is not None:
-            raise typer.BadParameter("--keep and --dir do not go with --quick, which leaves nothing behind")
+            raise typer.BadParameter("--quick excludes --keep and --dir")
         from tidelog.cli.demo_round_trip import show_round_trip
 
         show_round_trip(seconds or QUICK_SECONDS, bootstrap, json=json)
         return
     if seconds is not None or bootstrap is not None:
-        raise typer.BadParameter("--seconds and --bootstrap go with --quick")
+        raise typer.BadParameter("--seconds and --bootstrap need --quick")
     from tidelog.demo.processes import DemoError
     from tidelog.demo.story import Wishes, tell_story
 

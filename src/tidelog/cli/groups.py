@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError, error_name, report
-from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, administration, checked
+from tidelog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    Yes,
+    administration,
+    checked,
+)
 from tidelog.cli.output import confirm, print_json, print_line, print_table
+from tidelog.cli.suggestions import suggestion
 from tidelog.cli.text import count_text, duration_text, parse_timestamp, plural, timestamp_text
+from tidelog.common.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +32,15 @@ if TYPE_CHECKING:
     from tidelog.client.admin.offset_reset import PlannedOffset, Targets
     from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
-groups = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
+groups = App(help="List, describe, reset and delete consumer groups.")
+
+WATCH_INTERVAL_S = 2.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 GroupIds = Annotated[list[str], typer.Argument(metavar="GROUP...", help="One or more groups.")]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(groups, name="groups")
 
 
@@ -38,13 +54,15 @@ def list_(
         list[str] | None,
         typer.Option("--type", metavar="TYPE", help="Only groups of this type (classic, consumer); repeatable."),
     ] = None,
+    lag: Annotated[bool, typer.Option(help="Show how many records each group has yet to read.")] = True,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """List consumer groups."""
+    """List consumer groups and their total lag."""
     with administration(bootstrap, timeout) as admin:
         listed = admin.list_groups(states=state or (), types=type_ or ())
+        lags = _total_lags(admin, [row.group_id for row in listed]) if lag else {}
     if json:
         print_json(
             [
@@ -55,38 +73,74 @@ def list_(
                     "protocol_type": row.protocol_type,
                     "coordinator": row.coordinator_id,
                 }
+                | ({"lag": lags.get(row.group_id)} if lag else {})
                 for row in listed
             ]
         )
         return
+    columns = ["group", "type", "state", "protocol"]
     rows = [[row.group_id, row.type.lower() or "-", row.state or "-", row.protocol_type or "-"] for row in listed]
-    print_table(["group", "type", "state", "protocol"], rows)
+    if lag:
+        columns.append("lag")
+        for row, cells in zip(listed, rows, strict=True):
+            total = lags.get(row.group_id)
+            cells.append("-" if total is None else count_text(total))
+    print_table(columns, rows, numeric=["lag"])
+
+
+def _total_lags(admin: Admin, group_ids: Sequence[str]) -> dict[str, int]:
+    """The sum of each group's lags; a group without committed offsets, or deleted in the meantime, has none."""
+    if not group_ids:
+        return {}
+    committed = admin.list_consumer_group_offsets(group_ids).succeeded
+    ends = _end_offsets(admin, {key for offsets in committed.values() for key in offsets})
+    totals: dict[str, int] = {}
+    for group_id, offsets in committed.items():
+        lags = [max(0, ends[key] - row.offset) for key, row in offsets.items() if key in ends]
+        if lags:
+            totals[group_id] = sum(lags)
+    return totals
 
 
 @groups.command(epilog="Example: tidelog groups describe billing --lag --history")
 def describe(
     group_ids: GroupIds,
-    members: Annotated[bool, typer.Option("--members", help="Show each member and what it has.")] = False,
-    lag: Annotated[bool, typer.Option("--lag", help="Show committed offsets and how far behind they are.")] = False,
+    members: Annotated[bool, typer.Option("--members", help="Show the members and their partitions.")] = False,
+    lag: Annotated[bool, typer.Option("--lag", help="Show committed offsets and lag.")] = False,
     history: Annotated[
-        bool, typer.Option("--history", help="Show why the group rebalanced, who caused it, how long it stood still.")
+        bool,
+        typer.Option("--history", help="Show the last rebalances: why, caused by whom, and how long they took."),
     ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every few seconds until Ctrl-C.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="How often, with --watch.")
+    ] = WATCH_INTERVAL_S,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Show groups: their state, their members, their lag, their rebalances. Without options: members and lag."""
+    """Show the state, members, lag and rebalances of groups.
+
+    Without options: members and lag.
+    """
     if not (members or lag or history):
         members = lag = True
-    documents = []
-    with administration(bootstrap, timeout) as admin:
-        for group in admin.describe_consumer_groups(group_ids, include_history=history).values():
-            documents.append(_document(admin, group, members=members, lag=lag, history=history))
-    if json:
-        print_json(documents)
-        return
-    for document in documents:
-        _print_group(document)
+    with Interruption().caught() as interruption, administration(bootstrap, timeout, groups=group_ids) as admin:
+        while True:
+            described = admin.describe_consumer_groups(group_ids, include_history=history).values()
+            documents = [_document(admin, group, members=members, lag=lag, history=history) for group in described]
+            if watch and sys.stdout.isatty():
+                print(CLEAR_SCREEN, end="")
+            if json:
+                print_json(documents)
+            else:
+                for document in documents:
+                    _print_group(document)
+            sys.stdout.flush()
+            interruption.check()
+            if not watch:
+                return
+            interruption.wait(interval)
 
 
 def _document(admin: Admin, group: GroupDescription, *, members: bool, lag: bool, history: bool) -> dict[str, object]:
@@ -107,7 +161,7 @@ def _document(admin: Admin, group: GroupDescription, *, members: bool, lag: bool
         document["lag"] = _lag_rows(admin, group, committed)
     if history:
         if group.history is None:
-            report(f"group {group.group_id}: its broker tells no history")
+            report(f"group {group.group_id}: its broker keeps no history")
         document["history"] = [_history_row(entry) for entry in group.history or ()]
     return document
 
@@ -130,7 +184,7 @@ def _member_row(member: GroupMember) -> dict[str, object]:
 def _lag_rows(
     admin: Admin, group: GroupDescription, committed: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> list[dict[str, object]]:
-    """A row for every partition that is committed or assigned; those of deleted topics have no end."""
+    """A row for every partition with a committed offset or an owner; those of deleted topics have no end offset."""
     owners = {key: member for member in group.members for key in member.assignment or ()}
     wanted = sorted({*committed, *owners})
     ends = _end_offsets(admin, wanted)
@@ -235,7 +289,7 @@ def _print_history(rows: Sequence[dict[str, object]]) -> None:
                 timestamp_text(began) if isinstance(began, int) else "-",
                 _text(row["cause"]),
                 _text(row["instance"] or row["client"] or row["member"]),
-                duration_text(still / 1000) if isinstance(still, int) else "still waits",
+                duration_text(still / 1000) if isinstance(still, int) else "in progress",
                 f"{row['members_before']} -> {row['members_after']}",
                 _text(row["reason"]),
             ]
@@ -255,39 +309,64 @@ def reset_offsets(
     group_id: Annotated[str, typer.Argument(metavar="GROUP", help="The group; its consumers must be stopped.")],
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC[:PARTITIONS]", help="A topic, or some of it (orders:0,2); repeatable."),
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC[:PARTITIONS]",
+            help="A topic, or some of its partitions (orders:0,2); repeatable.",
+        ),
     ] = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Every topic that the group has committed offsets of.")
+        bool, typer.Option("--all-topics", help="All topics for which the group has committed offsets.")
     ] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the oldest record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end.")] = False,
-    to_current: Annotated[bool, typer.Option("--to-current", help="To what is committed now.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", metavar="N", help="To this offset.")] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Reset to the oldest record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Reset to the end.")] = False,
+    to_current: Annotated[
+        bool,
+        typer.Option(
+            "--to-current", help="Keep the committed offset, moved into the range that the topic still holds."
+        ),
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", metavar="N", help="Reset to this offset.")] = None,
     to_datetime: Annotated[
         str | None,
-        typer.Option("--to-datetime", metavar="TIME", help="To the first record of this time: ISO 8601, or ms."),
+        typer.Option(
+            "--to-datetime", metavar="TIME", help="Reset to the first record at or after this time: ISO 8601, or ms."
+        ),
     ] = None,
     by_duration: Annotated[
         str | None,
-        typer.Option("--by-duration", metavar="DURATION", help="To the first record at most so old: 2h, 1d, PT30M."),
+        typer.Option(
+            "--by-duration",
+            metavar="DURATION",
+            help="Reset to the first record that is at most this old: 2h, 1d, PT30M.",
+        ),
     ] = None,
     shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="By so many records forth, or back when below 0.")
+        int | None, typer.Option("--shift-by", metavar="N", help="Move forward by N records, or back if N is negative.")
     ] = None,
     from_file: Annotated[
         Path | None,
-        typer.Option("--from-file", metavar="FILE", exists=True, dir_okay=False, help="Lines: topic,partition,offset."),
+        typer.Option(
+            "--from-file",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Reset to the offsets in this file: lines of topic,partition,offset.",
+        ),
     ] = None,
-    export: Annotated[
-        bool, typer.Option("--export", help="Print the plan as lines for --from-file instead of a table.")
+    export: Annotated[bool, typer.Option("--export", help="Print the plan as lines that --from-file reads.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Reset the offsets; without this they are only shown.")
     ] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without this it is only shown.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Set a group's committed offsets anew. Shows what would be done; --execute does it."""
+    """Reset the committed offsets of a group.
+
+    Shows what would change; --execute changes it.
+    """
     from tidelog.client.admin import offset_reset
 
     ways: list[Targets] = []
@@ -310,16 +389,17 @@ def reset_offsets(
         ways.append(offset_reset.exactly(in_file))
     if len(ways) != 1:
         raise typer.BadParameter(
-            "say where to: one of --to-earliest, --to-latest, --to-current, --to-offset, --to-datetime, "
+            "say where to reset to: one of --to-earliest, --to-latest, --to-current, --to-offset, --to-datetime, "
             "--by-duration, --shift-by and --from-file"
         )
     if (bool(topic) + all_topics + bool(in_file)) != 1:
         raise typer.BadParameter("say which partitions: one of --topic, --all-topics and --from-file")
-    with administration(bootstrap, timeout) as admin:
+    typed = [text.partition(":")[0] for text in topic or ()]
+    with administration(bootstrap, timeout, topics=typed) as admin:
         committed = admin.list_consumer_group_offsets(group_id)[group_id]
         partitions = list(in_file) or _partitions(admin, topic, committed)
         if not partitions:
-            raise CommandError(f"group {group_id} has no committed offsets; name the topics by --topic")
+            raise CommandError(f"group {group_id} has no committed offsets; name the topics with --topic")
         plan = offset_reset.plan_reset(admin, offset_reset.bounds_of(admin, partitions, committed), ways[0])
         if execute:
             altered = admin.alter_consumer_group_offsets(group_id, {row.topic_partition: row.will_be for row in plan})
@@ -351,7 +431,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise ValueError(f"{text!r} is no list of partitions, as in orders:0,2") from None
+        raise ValueError(f"{text!r} is not a list of partitions, as in orders:0,2") from None
 
 
 def _show_plan(group_id: str, plan: Sequence[PlannedOffset], *, execute: bool, export: bool, as_json: bool) -> None:
@@ -383,29 +463,30 @@ def _show_plan(group_id: str, plan: Sequence[PlannedOffset], *, execute: bool, e
             str(row.topic_partition.partition),
             _text(row.was),
             str(row.will_be),
-            "the nearest that there is" if row.is_clamped else "",
+            "moved into the range of the partition" if row.is_clamped else "",
         ]
         for row in plan
     ]
     columns = ["topic", "partition", "was", "is now" if execute else "would be", "note"]
     print_table(columns, cells, numeric=columns[1:4])
     if not execute:
-        report("nothing was changed; add --execute to do it")
+        report("nothing was changed; add --execute to reset the offsets")
 
 
 @groups.command(epilog="Example: tidelog groups delete billing --yes")
 def delete(
     group_ids: GroupIds,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Delete groups without members, with their committed offsets."""
-    if not yes and not confirm(f"delete {', '.join(group_ids)} with all committed offsets?"):
+    """Delete groups without members, and their committed offsets."""
+    if not yes and not confirm(f"Delete {', '.join(group_ids)} and all committed offsets?"):
         raise CommandError("nothing was deleted")
     with administration(bootstrap, timeout) as admin:
         results = admin.delete_consumer_groups(group_ids)
+        existing = [group.group_id for group in admin.list_groups()] if results.errors else []
     errors = results.errors
     if json:
         print_json(
@@ -421,7 +502,7 @@ def delete(
     else:
         for group_id in results.succeeded:
             print_line(f"deleted {group_id}")
-    for error in errors.values():
-        report(str(error))
+    for group_id, error in errors.items():
+        report(f"{error}{suggestion(group_id, existing)}")
     if errors:
         raise typer.Exit(1)

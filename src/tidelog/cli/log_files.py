@@ -1,4 +1,4 @@
-"""`tidelog log`: look into the files of partitions, without a broker and without changing them."""
+"""`tidelog log`: inspect the files of partitions, without a broker and without changing them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidelog.cli import log_repair
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json_array, print_line
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tidelog.log.inspect import BatchRow, Problem, Row
     from tidelog.records import BatchHeader, Record
 
-log = typer.Typer(no_args_is_help=True, help="Look into the files of partitions, without a broker.")
+log = App(help="Inspect and repair partition files, without a broker.")
 
 log_repair.add_to(log)
 
@@ -29,22 +30,25 @@ PathArgument = Annotated[
         metavar="DIR_OR_FILE",
         exists=True,
         readable=True,
-        help="A file of a partition, a partition's directory, or a data directory with many.",
+        help="A partition's file or directory, or a whole data directory.",
     ),
 ]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(log, name="log")
 
 
 @log.command(epilog="Example: tidelog log dump ./tidelog-data/orders-0/00000000000000000000.log --records")
 def dump(
     path: PathArgument,
-    records: Annotated[bool, typer.Option("--records", help="Show the records inside batches, too.")] = False,
+    records: Annotated[bool, typer.Option("--records", help="Show the records in each batch.")] = False,
     json: Json = False,
 ) -> None:
-    """Show what log, index, snapshot and leader epoch files hold; of directories, the log files."""
+    """Print the contents of log, index, snapshot and epoch files.
+
+    For a directory, it prints the log files.
+    """
     if json:
         print_json_array(_documents(path, records))
         return
@@ -59,7 +63,10 @@ def dump(
 
 @log.command(epilog="Example: tidelog log verify ./tidelog-data")
 def verify(path: PathArgument, json: Json = False) -> None:
-    """Check files: CRCs, the order of offsets, indexes against their logs. The exit code is 1 when one is damaged."""
+    """Check CRCs, the order of offsets, and indexes against logs.
+
+    The exit code is 1 if a file is damaged.
+    """
     count = 0
 
     def problems() -> Iterator[Problem]:
@@ -77,7 +84,7 @@ def verify(path: PathArgument, json: Json = False) -> None:
     checked = plural(len(_directories(path)), "partition") if path.is_dir() else str(path)
     if count:
         raise CommandError(
-            f"{plural(count, 'problem')} found in {checked}; a broker mends indexes and torn ends when it starts, "
+            f"{plural(count, 'problem')} found in {checked}; a broker repairs indexes and torn ends when it starts, "
             "'tidelog log repair' the rest"
         )
     if not json:

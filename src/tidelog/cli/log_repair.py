@@ -1,7 +1,7 @@
-"""`tidelog log repair`: make the files of partitions sound again, on the word of a person.
+"""`tidelog log repair`: repair the files of partitions, if a person says so.
 
-What always holds: without `--execute` nothing is changed, with it nothing is destroyed; every offset that is lost is
-named. The exit code is 0 when all is sound or was made so, and 1 when something would have to be repaired.
+What always holds: without `--execute` nothing is changed, and with it nothing is destroyed; every lost offset is named.
+The exit code is 0 if everything is sound or was repaired, and 1 if something still needs repair.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ def repair(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="A partition's directory, or a data directory with many. No broker may use it.",
+            help="A partition's directory, or a whole data directory. No broker may be using it.",
         ),
     ],
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without, only show what would be done.")] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Repair; without this, only show what would be done.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Make damaged partitions usable again: take out what is damaged, keep the rest with its offsets.
+    """Remove damaged parts of partitions; keep the rest and its offsets.
 
-    Shows what it would do, and does it with --execute. What is taken out is kept beside the partition, in a directory
-    that ends in -cut. Lost offsets are named. The exit code is 0 when all is sound or was repaired, 1 when --execute is
+    Shows what it would do; --execute does it. Removed parts are kept beside the partition in a directory that ends in
+    -cut, and lost offsets are listed. The exit code is 0 if everything is sound or was repaired, and 1 if --execute is
     needed or a repair failed.
     """
     from tidelog.log.errors import DataDirectoryError

@@ -9,6 +9,7 @@ A new command is one line in COMMANDS and a module with `add_to(app)`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
@@ -40,7 +41,18 @@ _EPILOG = "Example: tidelog serve, then in another terminal: tidelog topics crea
 
 
 def main() -> NoReturn:
+    open_standard_streams()
     sys.exit(run(sys.argv[1:]))
+
+
+def open_standard_streams() -> None:
+    """Replace standard streams that the caller has closed, so that no socket takes their place."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(fd, mode, closefd=False))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,22 +72,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def build_app(wanted: str | None = None) -> typer.Typer:
     """The command tree: all commands, or only the one wanted."""
-    import typer
 
-    app = typer.Typer(
+    from tidelog.cli.app import App, OrderedGroup, root_options
+
+    class Root(OrderedGroup):
+        order = tuple(COMMANDS)
+
+    app = App(
         name="tidelog",
-        no_args_is_help=True,
+        cls=Root,
         help="An event streaming platform: a broker that every Kafka client can talk to, and the tools around it.",
         epilog=_EPILOG,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        pretty_exceptions_enable=False,
     )
 
-    # With a callback typer keeps sub-commands also when there is only one.
-    @app.callback()
-    def root() -> None:
-        pass
-
+    app.callback()(root_options)
     for name, module in COMMANDS.items():
         if wanted is None or name == wanted:
             importlib.import_module(module).add_to(app)
@@ -98,10 +108,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage_error(error: typer.TyperException) -> int:
-    """One line, with the command whose help explains it; a group without a command has shown its help already."""
+    """One line that names the command whose help explains it; a group without a command shows its help."""
     message = error.format_message()
-    if message:
+    if message.startswith("Usage: "):
+        print(message)
+    elif message:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tidelog"
-        report(f"{message.rstrip('.')}; see '{command} --help'")
+        message = message.rstrip(".")
+        report(f"{message}{'' if message.endswith('?') else ';'} see '{command} --help'")
     return EXIT_USAGE

@@ -1,7 +1,7 @@
-"""`tidelog pipeline`: run a pipeline's file on Spark, list what runs, show its progress, stop it.
+"""`tidelog pipeline`: run pipelines on Spark, list them, show their progress, stop them.
 
-What always holds: Spark is imported by `run` alone; the other commands read the registry in the state directory, which
-runs write, and work while a pipeline runs and when none does.
+What always holds: only `run` imports Spark; the other commands read the registry in the state directory, whether or
+not a pipeline is running.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import EXIT_USAGE, CommandError, report
 from tidelog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json
 from tidelog.cli.output import print_json, print_line, print_table
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 DEFAULT_STATE = Path("tidelog-pipelines")
 
-pipeline = typer.Typer(no_args_is_help=True, help="Run pipelines on Spark: Python files that say what flows where.")
+pipeline = App(help="Run pipelines, which are Python files, on Spark.")
 
 File = Annotated[
     Path, typer.Argument(metavar="FILE", help="The Python file that declares the pipeline.", show_default=False)
 ]
 Name = Annotated[
-    str | None, typer.Option("--name", metavar="NAME", help="Which pipeline, where the file declares several.")
+    str | None, typer.Option("--name", metavar="NAME", help="Which pipeline, if the file declares several.")
 ]
 State = Annotated[
     Path,
@@ -39,30 +40,28 @@ State = Annotated[
         "--state",
         metavar="DIR",
         envvar="TIDELOG_PIPELINES",
-        help="Where checkpoints, the registry of runs and logs are kept.",
+        help="Directory for checkpoints, logs and the registry of runs.",
     ),
 ]
 Master = Annotated[
     str,
-    typer.Option(
-        "--master", metavar="URL", help="Where Spark runs: local[N], or the address of a cluster, spark://host:7077."
-    ),
+    typer.Option("--master", metavar="URL", help="Spark master: local[N], or a cluster such as spark://host:7077."),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark, over those of the file; repeatable."),
+    typer.Option("--conf", metavar="NAME=VALUE", help="Set a Spark setting, overriding the file; repeatable."),
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[NAME|FILE]...", help="Pipelines, or files that declare them; all without any."),
+    typer.Argument(metavar="[NAME|FILE]...", help="Pipelines, or files that declare them; default: all."),
 ]
 Target = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="The pipeline, or the file that declares it.", show_default=False)
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    # They add their commands to this one's.
+def add_to(app: App) -> None:
+    # They add their commands to this group.
     import tidelog.cli.pipeline_history
     import tidelog.cli.pipeline_kappa  # noqa: F401
 
@@ -71,7 +70,7 @@ def add_to(app: typer.Typer) -> None:
 
 @contextmanager
 def pipeline_errors() -> Iterator[None]:
-    """What is wrong with a pipeline is the user's to mend: one line instead of a traceback."""
+    """Errors in a pipeline are for the user to fix: one line instead of a traceback."""
     from tidelog.pipeline.errors import DeclarationError, PipelineError
     from tidelog.pipeline.versions.registry import RegistryError
 
@@ -83,8 +82,16 @@ def pipeline_errors() -> Iterator[None]:
         raise CommandError(str(error)) from error
 
 
+def require_spark() -> None:
+    """Say what is missing before anything is created, instead of failing halfway."""
+    from tidelog.demo.requirements import SPARK_PACKAGES, missing_pieces
+
+    if needs := missing_pieces(SPARK_PACKAGES, "spark"):
+        raise CommandError(f"this command needs {', and '.join(needs)}")
+
+
 def load_pipeline(file: Path, name: str | None) -> Pipeline:
-    """The declared pipeline; what is wrong with it is a usage error."""
+    """The declared pipeline; a mistake in it is a usage error."""
     from tidelog.pipeline.loading import load
 
     with pipeline_errors():
@@ -96,7 +103,7 @@ def parse_conf(texts: list[str] | None) -> dict[str, str]:
     for text in texts or ():
         name, separator, value = text.partition("=")
         if not separator or not name.strip():
-            raise typer.BadParameter(f"{text!r} is to be NAME=VALUE", param_hint="'--conf'")
+            raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="'--conf'")
         values[name.strip()] = value.strip()
     return values
 
@@ -105,7 +112,7 @@ def open_registry(state: Path) -> Registry:
     from tidelog.pipeline.versions.registry import FILE_NAME, Registry
 
     if not (state / FILE_NAME).exists():
-        raise CommandError(f"no pipeline has run with the state in {state}; give --state, or set TIDELOG_PIPELINES")
+        raise CommandError(f"no pipeline has run with state directory {state}; use --state, or set TIDELOG_PIPELINES")
     with pipeline_errors():
         return Registry(state)
 
@@ -124,7 +131,7 @@ def pipeline_name(registry: Registry, target: str) -> str:
             return matching[0]
         if matching:
             raise CommandError(f"{target} declares several pipelines ({', '.join(matching)}); give one of the names")
-    known_text = f"known are {', '.join(known)}" if known else "none has run yet"
+    known_text = f"there are: {', '.join(known)}" if known else "none has run yet"
     raise CommandError(f"there is no pipeline {target!r} in this state directory; {known_text}")
 
 
@@ -136,19 +143,18 @@ def run(
     master: Master = "local[*]",
     state: State = DEFAULT_STATE,
     once: Annotated[
-        bool, typer.Option("--once", help="Process what is there now, then end; the next run goes on from there.")
+        bool, typer.Option("--once", help="Process what is there now, then exit; the next run resumes there.")
     ] = False,
     conf: Conf = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document a micro-batch instead of text.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document per micro-batch.")] = False,
 ) -> None:
-    """Run a pipeline until Ctrl-C, SIGTERM or `tidelog pipeline stop`, which end it between two micro-batches.
+    """Run a pipeline until Ctrl-C, SIGTERM or pipeline stop.
 
-    The next run goes on exactly where this one ended, also after a crash.
+    It stops between two micro-batches. The next run resumes exactly where this one stopped, even after a crash.
     """
     from tidelog.cli.pipeline_display import display
 
+    require_spark()
     declared = load_pipeline(file, name)
     with pipeline_errors():
         if once:
@@ -175,7 +181,7 @@ def run(
 
 @pipeline.command("list", epilog="Example: tidelog pipeline list --json | jq '.[].name'")
 def list_(state: State = DEFAULT_STATE, json: Json = False) -> None:
-    """List pipelines with their versions: which is live, which run now, how far they are."""
+    """List pipelines, their versions and their state."""
     with open_registry(state) as registry:
         documents = [
             _version_document(registry, name, version.version, version.is_live)
@@ -227,7 +233,7 @@ def _state_text(latest: Run | None, running: Run | None) -> str:
 
 @pipeline.command(epilog="Example: tidelog pipeline status revenue --json | jq '.[].lag'")
 def status(names: Names = None, state: State = DEFAULT_STATE, json: Json = False) -> None:
-    """Show how far pipelines are: rows a second, lag of each input partition, batch time, state, dead letters."""
+    """Show the rate, lag, batch time and state of pipelines."""
     with open_registry(state) as registry:
         wanted = [pipeline_name(registry, name) for name in names or registry.pipelines()]
         found = [
@@ -311,18 +317,18 @@ def _print_status(document: dict[str, object]) -> None:
 def stop(
     target: Target,
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", min=1, help="Which version; by default all that run.")
+        int | None, typer.Option("--version", metavar="N", min=1, help="Which version; default: all that are running.")
     ] = None,
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", metavar="SECONDS", min=0.1, help="How long to wait for its batch before it is sent SIGTERM."
+            "--timeout", metavar="SECONDS", min=0.1, help="How long to wait for its micro-batch before sending SIGTERM."
         ),
     ] = 60.0,
     state: State = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
-    """Stop a running pipeline after the micro-batch it is at, and wait until it has ended."""
+    """Stop a running pipeline after its current micro-batch."""
     from tidelog.pipeline.stopping import stop_run
 
     with open_registry(state) as registry:
@@ -348,9 +354,9 @@ def stop(
 
 @pipeline.command(epilog="Example: tidelog pipeline settings --master spark://host:7077")
 def settings(master: Master = "local[*]", json: Json = False) -> None:
-    """Show the settings of Spark that pipelines have unless told otherwise, and why.
+    """Show the default Spark settings of pipelines, and why.
 
-    Settings of the pipeline's file go before them, and --conf goes before those.
+    Settings in the pipeline's file override them, and --conf overrides both.
     """
     from tidelog.pipeline.session import SETTINGS
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pipeline.command(epilog="Example: tidelog pipeline history revenue --json | jq '.switches'")
 def history(target: Target, state: State = DEFAULT_STATE, json: Json = False) -> None:
-    """Show the versions of a pipeline, their runs, and the switches between them with offsets and changed keys."""
+    """Show the versions, runs and switches of a pipeline."""
     with open_registry(state) as registry:
         name = pipeline_name(registry, target)
         versions = registry.versions(name)

@@ -1,7 +1,7 @@
-"""`tidelog pipeline replay|diff|promote|rollback|history`: a new version beside the live one, and taking over.
+"""`tidelog pipeline replay|diff|promote|rollback`: run a new version beside the live one, and switch to it.
 
-What always holds: only `replay` imports Spark, and not when it leaves the work to a process in the background; what was
-begun and not finished is finished by the same command.
+What always holds: only `replay` imports Spark, and not if it leaves the work to a background process; running the
+same command again completes a switch that was interrupted.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tidelog.cli.pipeline import (
     pipeline,
     pipeline_errors,
     pipeline_name,
+    require_spark,
 )
 from tidelog.cli.pipeline_history import changed_text, offsets_text, switch_document
 from tidelog.cli.progress import is_watched, progress, steps
@@ -50,11 +51,11 @@ _EXIT_DIFFERENT = 1  # as diff's
 _LOOK_S = 0.5
 
 Abandon = Annotated[
-    bool, typer.Option("--abandon", help="Give up a switch that was begun, as long as readers have not seen it.")
+    bool, typer.Option("--abandon", help="Abandon a switch in progress, if readers have not seen it yet.")
 ]
 WhichVersion = Annotated[
     int | None,
-    typer.Option("--version", metavar="N", min=1, help="Which version; by default the one replayed last."),
+    typer.Option("--version", metavar="N", min=1, help="Which version; default: the last one replayed."),
 ]
 
 
@@ -63,33 +64,35 @@ def replay(
     file: File,
     name: Name = None,
     max_rate: Annotated[
-        float | None, typer.Option("--max-rate", metavar="ROWS/S", min=1, help="Read at most so many rows a second.")
+        float | None,
+        typer.Option("--max-rate", metavar="ROWS/S", min=1, help="Read at most this many rows per second."),
     ] = None,
     yield_to_live: Annotated[
         bool,
-        typer.Option("--yield-to-live", help="Read as fast as the broker takes without answering others later."),
+        typer.Option("--yield-to-live", help="Slow down whenever the broker's other clients would notice."),
     ] = False,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End when it has caught up, instead of following live traffic.")
+        bool, typer.Option("--until-caught-up", help="Exit when it has caught up, instead of following live traffic.")
     ] = False,
     detach: Annotated[
         bool,
-        typer.Option("--detach", help="Run it in the background; this command ends when it has caught up."),
+        typer.Option("--detach", help="Run in the background; the command exits when it has caught up."),
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Master = "local[*]",
     state: State = DEFAULT_STATE,
     conf: Conf = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document a second instead of text.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document per second.")] = False,
 ) -> None:
-    """Run a new version from the first offset on, beside the live one, into an output of its own.
+    """Run a new version from the first offset, beside the live one.
 
-    When it has caught up it follows live traffic until it is promoted, which makes this process the live one, or
-    stopped. Run again after a stop, it goes on where it was.
+    It writes to its own output. When it has caught up, it follows live traffic until it is stopped, or until it is
+    promoted, which makes this process the live one. After a stop, the same command resumes it.
     """
     from tidelog.pipeline.versions.process import ProcessSettings
     from tidelog.pipeline.versions.replay_monitor import Limits
 
+    require_spark()
     declared = load_pipeline(file, name)
     limits = Limits(max_rate, yield_to_live)
     settings = ProcessSettings(state.absolute(), bootstrap, master, parse_conf(conf), limits, until_caught_up)
@@ -125,7 +128,7 @@ def _replay_in_background(
 
 
 def _follow_status(file: Path, process: Any, on_status: Callable[[ReplayStatus], None]) -> None:
-    """Show what the process in the background writes until it has caught up."""
+    """Show the status of the background process until it has caught up."""
     from tidelog.pipeline.versions.replay_monitor import ReplayStatus
 
     began_ns = time.time_ns()
@@ -205,21 +208,21 @@ def diff(
     target: Target,
     version: WhichVersion = None,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=0, help="How many differences of each kind are shown.")
+        int, typer.Option("--samples", metavar="N", min=0, help="Show at most N differences of each kind.")
     ] = 5,
     wait: Annotated[
         float,
         typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="How long to look for a moment when both stand at equal offsets."
+            "--wait", metavar="SECONDS", min=0, help="How long to wait for both versions to reach the same offsets."
         ),
     ] = 10.0,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     state: State = DEFAULT_STATE,
     json: Json = False,
 ) -> None:
-    """Compare what a new version has written with what readers see, by key.
+    """Compare the output of a new version with the live one, by key.
 
-    The exit code is 0 when they are equal and 1 when they differ.
+    The exit code is 0 if they are equal and 1 if they differ.
     """
     with _kappa(state, target, bootstrap) as (kappa, _, _), pipeline_errors():
         chosen = kappa.candidate(version)
@@ -309,9 +312,10 @@ def promote(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Let readers see a new version: changed keys of topics in one transaction, tables by their pointer.
+    """Switch readers to a new version.
 
-    Refused until the version has caught up. Killed at any point, it goes on when it is run again.
+    Topics get the changed keys in one transaction, tables get a new pointer. The version must have caught up. If the
+    command is killed at any point, running it again completes the switch.
     """
     with _kappa(state, target, bootstrap) as (kappa, registry, name), pipeline_errors():
         launch = _launcher(registry, name, bootstrap, master, conf)
@@ -333,9 +337,10 @@ def rollback(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Undo the last promotion: the version before goes on where it stopped, catches up, and takes over.
+    """Undo the last promotion.
 
-    It runs in the background from then on. Killed at any point, the command goes on when it is run again.
+    The previous version resumes where it stopped, catches up, and takes over; it runs in the background. If the
+    command is killed at any point, running it again completes the rollback.
     """
     with _kappa(state, target, bootstrap) as (kappa, registry, name), pipeline_errors():
         launch = _launcher(registry, name, bootstrap, master, conf)

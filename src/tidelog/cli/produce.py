@@ -1,4 +1,4 @@
-"""`tidelog produce`: the lines of standard input become records."""
+"""`tidelog produce`: write the lines of standard input to a topic."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError, report
 from tidelog.cli.options import (
     DEFAULT_BOOTSTRAP,
@@ -20,24 +21,26 @@ from tidelog.cli.options import (
     Bootstrap,
     Json,
     Timeout,
+    TopicArgument,
+    TopicOption,
     administration,
     checked,
     client_options,
-    topic_name,
+    one_topic,
 )
 from tidelog.cli.output import print_json, print_line
-from tidelog.cli.progress import Advance, is_watched, progress
+from tidelog.cli.progress import is_watched, progress
 from tidelog.cli.text import count_text, duration_text, parse_pair, plural, size_text, unescape
 
 if TYPE_CHECKING:
+    from tidelog.client.producer.batch import ProducerBatch
     from tidelog.client.producer.metrics import ProducerMetrics
-    from tidelog.client.types import RecordMetadata
+    from tidelog.client.producer.producer import Producer
 
-PROGRESS_EVERY_RECORDS = 1000
 FAILURES_SHOWN_MAX = 10
 BATCH_BYTES = 256 * 1024
 LINGER_MS = 5
-# How large a record may be is for the broker to say, which names its own limit.
+# The broker decides how large a record may be, and its error names the limit.
 REQUEST_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -57,49 +60,55 @@ class CompressionName(enum.StrEnum):
     ZSTD = "zstd"
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(epilog="Example: printf 'k1:hello\\nk2:world\\n' | tidelog produce greetings --key-separator :")(
         produce
     )
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", callback=topic_name, help="The topic to write to.")],
+    topic_argument: TopicArgument = None,
+    topic_option: TopicOption = None,
     key_separator: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help=r"What stands before it in a line is the key; \t is a tab."),
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help=r"Split each line into key and value here; \t is a tab."
+        ),
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(metavar="N", min=0, help="Write to this partition instead of choosing by key."),
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Write to this partition, whatever the key."),
     ] = None,
-    acks: Annotated[Acks, typer.Option(help="Wait for all replicas in sync, for the leader, or for none.")] = Acks.ALL,
-    compression: Annotated[CompressionName, typer.Option(help="How to compress batches.")] = CompressionName.NONE,
+    acks: Annotated[
+        Acks, typer.Option(help="Wait for all in-sync replicas, for the leader only, or for nobody.")
+    ] = Acks.ALL,
+    compression: Annotated[
+        CompressionName, typer.Option("--compression", "-z", help="Compress batches with this codec.")
+    ] = CompressionName.NONE,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A header of every record; may be given several times."),
+        typer.Option("--header", "-H", metavar="KEY=VALUE", help="Add this header to every record; repeatable."),
     ] = None,
     null_marker: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="A key or value that equals this is sent as null: a tombstone."),
+        typer.Option(metavar="TEXT", help="Send a key or value equal to this as null (a null value is a tombstone)."),
     ] = None,
     idempotent: Annotated[
         bool,
-        typer.Option(help="Let the broker drop what a retry sends twice; only with --acks all."),
+        typer.Option(help="Let the broker drop duplicates that retries cause; needs --acks all."),
     ] = True,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Write the lines of standard input to a topic, one record a line, in order."""
-    from tidelog.client.errors import RecordTooLargeError
+    """Write the lines of standard input to a topic as records."""
     from tidelog.client.producer.producer import Producer
 
+    topic = one_topic(topic_argument, topic_option)
     separator = None if key_separator is None else _separator(key_separator)
-    headers = [_header(text) for text in header or []]
     null = None if null_marker is None else null_marker.encode()
-    _check_topic(bootstrap, timeout, topic, partition)  # told before the first line is typed
-    tally = _Tally()
+    headers = [_header(text) for text in header or []]
+    _check_topic(bootstrap, timeout, topic, partition)  # so that it fails before the first line is typed
     started_s = time.monotonic()
     with Producer(
         **client_options(bootstrap, timeout),
@@ -112,92 +121,178 @@ def produce(
         max_block_ms=round(timeout * 1000),
         max_request_size=REQUEST_BYTES_MAX,
     ) as producer:
+        producer.partitions_for(topic)  # so that the first records don't have to wait for news of it
+        sending = Sending(producer, topic, headers or None, partition)
         try:
-            for number, line in enumerate(_lines(topic), start=1):
-                key, value = (None if part == null else part for part in _split(line, separator, number))
-                try:
-                    producer.send(topic, value, key, headers or None, partition, None, tally.add)
-                except RecordTooLargeError as error:
-                    tally.add(None, error)
+            for lines in _lines(topic):
+                sending.send(lines if separator is None and null is None else _split_lines(lines, separator, null))
+        except _NoSeparatorError as problem:
+            number = sending.records + 1
+            raise CommandError(
+                f"line {number} has no key separator {problem.separator!r}; the lines before it were sent"
+            ) from None
         finally:
-            # Also after Ctrl-C or a bad line: what was read before it is delivered.
+            # Also after Ctrl-C and after a bad line: what was read before it is delivered.
             producer.flush()
+        sending.settle()
         metrics = producer.metrics()
-    _summarise(topic, tally, metrics, time.monotonic() - started_s, json)
-    if tally.failed_records:
-        raise CommandError(f"{plural(tally.failed_records, 'record')} could not be delivered to {topic}")
+    _summarise(topic, sending, metrics, time.monotonic() - started_s, json)
+    if sending.failed_records:
+        raise CommandError(f"{plural(sending.failed_records, 'record')} could not be delivered to {topic}")
 
 
 def _check_topic(bootstrap: str, timeout_s: float, topic: str, partition: int | None) -> None:
-    with administration(bootstrap, timeout_s) as admin:
+    with administration(bootstrap, timeout_s, topics=[topic]) as admin:
         partitions = admin.describe_topics(topic)[topic].partitions
     if partition is not None and partition >= len(partitions):
         raise CommandError(f"topic {topic!r} has no partition {partition}; it has 0 to {len(partitions) - 1}")
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What became of the records; tells why some failed, without a line for each of very many."""
+KeyAndValue = tuple[bytes | None, bytes | None]
 
-    delivered_records: int = 0
-    delivered_bytes: int = 0  # of keys and values
-    failed_records: int = 0
-    reasons: int = 0
-    last_reason: str = ""
 
-    def add(self, metadata: RecordMetadata | None, error: Exception | None) -> None:
-        if metadata is not None:
-            self.delivered_records += 1
-            # The size of null is -1.
-            self.delivered_bytes += max(metadata.serialized_key_size, 0) + max(metadata.serialized_value_size, 0)
-            return
-        self.failed_records += 1
-        reason = str(error)
-        # The records of a batch fail together, for one reason.
-        if reason != self.last_reason:
-            self.last_reason = reason
-            self.reasons += 1
-            if self.reasons <= FAILURES_SHOWN_MAX:
+class _NoSeparatorError(Exception):
+    def __init__(self, separator: str) -> None:
+        super().__init__(separator)
+        self.separator = separator
+
+
+def _split_lines(lines: Sequence[bytes], separator: bytes | None, null: bytes | None) -> Iterator[KeyAndValue]:
+    """Key and value of every line."""
+    for line in lines:
+        key: bytes | None = None
+        value: bytes | None = line
+        if separator is not None:
+            key, found, value = line.partition(separator)
+            if not found:
+                raise _NoSeparatorError(separator.decode())
+        if null is not None:
+            key = None if key == null else key
+            value = None if value == null else value
+        yield key, value
+
+
+class Sending:
+    """Sends lines and counts what became of them, batch by batch: a callback for every record would cost more than
+    sending it."""
+
+    def __init__(
+        self, producer: Producer, topic: str, headers: list[tuple[str, bytes]] | None, partition: int | None
+    ) -> None:
+        self._send = producer.send
+        self._topic = topic
+        self._headers = headers
+        self._partition = partition
+        # The sizes of the records in each batch that has not ended, in their order.
+        self._pending: dict[object, list[int]] = defaultdict(list)
+        self._reasons = 0
+        self._last_reason = ""
+        self.records = 0
+        self.delivered_records = 0
+        self.delivered_bytes = 0  # of keys and values
+        self.failed_records = 0
+
+    def send(self, lines: Iterable[bytes | KeyAndValue]) -> None:
+        """Send these lines, or pairs of key and value."""
+        from tidelog.client.errors import RecordTooLargeError
+
+        remaining = iter(lines)
+        while True:
+            try:
+                if isinstance(lines, list):
+                    self._send_values(remaining)  # type: ignore[arg-type]  # a list holds lines
+                else:
+                    self._send_pairs(remaining)  # type: ignore[arg-type]  # anything else gives pairs
+                break
+            except RecordTooLargeError as error:
+                self.records += 1
+                self._note_failure(1, str(error))
+        self.settle()
+
+    def _send_values(self, values: Iterator[bytes]) -> None:
+        send, topic, headers, partition, pending = (
+            self._send,
+            self._topic,
+            self._headers,
+            self._partition,
+            self._pending,
+        )
+        records = 0
+        try:
+            for value in values:
+                pending[send(topic, value, None, headers, partition).batch].append(len(value))
+                records += 1
+        finally:
+            self.records += records
+
+    def _send_pairs(self, pairs: Iterator[KeyAndValue]) -> None:
+        for key, value in pairs:
+            batch = self._send(self._topic, value, key, self._headers, self._partition).batch
+            self._pending[batch].append(len(key or b"") + len(value or b""))
+            self.records += 1
+
+    def settle(self) -> None:
+        """Count the records of the batches that have ended."""
+        from tidelog.client.producer.batch import ProducerBatch
+        from tidelog.client.producer.unplaced import UnplacedRecord
+
+        for batch in list(self._pending):
+            assert isinstance(batch, ProducerBatch)  # what a producer's futures belong to
+            if isinstance(batch, UnplacedRecord):
+                if batch.future.done():
+                    self._note(batch.future.exception(), self._pending.pop(batch))
+            elif batch.is_done:
+                self._settle_batch(batch, self._pending.pop(batch))
+
+    def _settle_batch(self, batch: ProducerBatch, sizes: list[int]) -> None:
+        # Records that were sent before the topic was known are in front of these, and counted by themselves.
+        first = len(sizes) - sum(part.count for part in batch.all_parts())
+        for part in batch.all_parts():
+            error: Exception | str | None = part.error
+            if error is not None and part.record_errors:
+                error = f"{error}: {next(iter(part.record_errors.values()))}"
+            self._note(error, sizes[max(first, 0) : max(first + part.count, 0)])
+            first += part.count
+
+    def _note(self, error: Exception | str | None, sizes: list[int]) -> None:
+        if error is None:
+            self.delivered_records += len(sizes)
+            self.delivered_bytes += sum(sizes)
+        elif sizes:
+            self._note_failure(len(sizes), str(error))
+
+    def _note_failure(self, records: int, reason: str) -> None:
+        """Say why, but not once for every batch."""
+        self.failed_records += records
+        if reason != self._last_reason:
+            self._last_reason = reason
+            self._reasons += 1
+            if self._reasons <= FAILURES_SHOWN_MAX:
                 report(f"not delivered: {reason}")
 
 
-def _lines(topic: str) -> Iterator[bytes]:
-    """The lines, with a progress bar when a person watches and the input is no keyboard."""
+def _lines(topic: str) -> Iterator[list[bytes]]:
+    """The lines, with a progress bar if a person watches and the input is not the keyboard."""
     from tidelog.cli.input_lines import read_lines
 
     status = os.fstat(sys.stdin.fileno())
     total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
     shown = is_watched() and not sys.stdin.isatty()
     read_records = read_bytes = 0
-
-    def show(advance: Advance) -> None:
-        advance(read_bytes, f"{read_records:,} records to {topic}")
-
     with progress(f"producing to {topic}", total_bytes, shown=shown, in_bytes=True) as advance:
-        for line in read_lines(sys.stdin.fileno()):
-            if line is None:
-                show(advance)
-                continue
-            yield line
-            read_records += 1
-            read_bytes += len(line) + 1
-            if read_records % PROGRESS_EVERY_RECORDS == 0:
-                show(advance)
-
-
-def _split(line: bytes, separator: bytes | None, number: int) -> tuple[bytes | None, bytes]:
-    if separator is None:
-        return None, line
-    key, found, value = line.partition(separator)
-    if not found:
-        raise CommandError(f"line {number} has no key separator {separator.decode()!r}; the lines before it were sent")
-    return key, value
+        for lines in read_lines(sys.stdin.fileno()):
+            if lines:
+                yield lines
+                read_records += len(lines)
+                if shown:
+                    read_bytes += sum(map(len, lines)) + len(lines)
+            advance(read_bytes, f"{read_records:,} records to {topic}")
 
 
 def _separator(text: str) -> bytes:
     separator = checked(unescape, text, "--key-separator")
     if not separator:
-        raise typer.BadParameter("it may not be empty", param_hint="'--key-separator'")
+        raise typer.BadParameter("it must not be empty", param_hint="'--key-separator'")
     return separator.encode()
 
 
@@ -206,23 +301,23 @@ def _header(text: str) -> tuple[str, bytes]:
     return key, value.encode()
 
 
-def _summarise(topic: str, tally: _Tally, metrics: ProducerMetrics, seconds: float, as_json: bool) -> None:
+def _summarise(topic: str, sending: Sending, metrics: ProducerMetrics, seconds: float, as_json: bool) -> None:
     if as_json:
         print_json(
             {
                 "topic": topic,
-                "delivered_records": tally.delivered_records,
-                "delivered_bytes": tally.delivered_bytes,
-                "failed_records": tally.failed_records,
+                "delivered_records": sending.delivered_records,
+                "delivered_bytes": sending.delivered_bytes,
+                "failed_records": sending.failed_records,
                 "requests": metrics.requests_sent,
                 "retries": metrics.records_retried,
                 "seconds": round(seconds, 3),
             }
         )
         return
-    rate = tally.delivered_records / seconds if seconds > 0 else 0
-    failed = f", {count_text(tally.failed_records)} failed" if tally.failed_records else ""
+    rate = sending.delivered_records / seconds if seconds > 0 else 0
+    failed = f", {count_text(sending.failed_records)} failed" if sending.failed_records else ""
     print_line(
-        f"produced {plural(tally.delivered_records, 'record')} ({size_text(tally.delivered_bytes)}) to {topic} "
+        f"produced {plural(sending.delivered_records, 'record')} ({size_text(sending.delivered_bytes)}) to {topic} "
         f"in {duration_text(seconds)}: {count_text(round(rate))} records/s{failed}"
     )

@@ -1,27 +1,28 @@
-"""How far long work is: a bar on standard error while a person watches, and nothing otherwise.
+"""Progress of long work: a bar on standard error while a person watches, and nothing otherwise.
 
-What always holds: standard output is left to results, so a bar is shown only where it does not run through them; it is
-gone when the work ends, however it ends. rich is imported only when there is something to show.
+What always holds: standard output is for results, and a bar is shown only where it can't run through them; it is gone
+when the work ends, however it ends. rich is imported only if there is something to show.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[float, str], None]
-"""Takes how much is done, in the unit of the total, and a few words."""
+"""Takes how much is done, in the unit of the total, and a short description."""
 
 
 def is_watched(*, prints: bool = False) -> bool:
-    """Whether somebody sees a bar; one that `prints` results meanwhile would run through it on a terminal."""
+    """Whether anyone would see a bar; with `prints`, not if results go to the same terminal."""
     return sys.stderr.isatty() and not (prints and sys.stdout.isatty())
 
 
 @contextmanager
 def progress(words: str, total: float | None, *, shown: bool, in_bytes: bool = False) -> Iterator[Advance]:
-    """A bar up to the total, or without an end when that is not known."""
+    """A bar up to the total, or one without an end if that is not known."""
     if not shown:
         yield lambda done, words: None
         return
@@ -53,7 +54,7 @@ def progress(words: str, total: float | None, *, shown: bool, in_bytes: bool = F
 
 @contextmanager
 def steps(tell: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Tells each step of long work, with what is done now and since when below while a person watches."""
+    """Report each step of long work; while a person watches, the current one is shown with its elapsed time."""
     if not is_watched():
         yield tell
         return
@@ -70,3 +71,27 @@ def steps(tell: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
             display.reset(task, description=escape(text))
 
         yield step
+
+
+class Durations:
+    """How long each step of long work took."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._steps: list[tuple[float, str]] = []
+
+    def begin(self, step: str) -> float:
+        """The step before ends here; gives the seconds since the work began."""
+        elapsed_s = time.monotonic() - self._began_s
+        self._steps.append((elapsed_s, step.strip()))
+        return elapsed_s
+
+    def summary(self, count: int = 3) -> str:
+        """The whole time, and the steps that took most of it."""
+        total_s = time.monotonic() - self._began_s
+        if not self._steps:
+            return f"took {total_s:.0f} s"
+        ends_s = [*(began_s for began_s, _ in self._steps[1:]), total_s]
+        took = [(end_s - began_s, step) for (began_s, step), end_s in zip(self._steps, ends_s, strict=True)]
+        named = "; ".join(f"{took_s:.0f} s {step}" for took_s, step in sorted(took, reverse=True)[:count])
+        return f"took {total_s:.0f} s, most of it: {named}"

@@ -1,7 +1,7 @@
-"""How `tidelog consume` writes a record: by a template, or as a line of JSON.
+"""How `tidelog consume` prints records: by a template, or as lines of JSON.
 
-What always holds: bytes that are not UTF-8 come out of a template as they went in; JSON carries them as base64 in a
-field of its own (`value_base64`), so that no record is lost or changed. A template is checked when it is compiled.
+What always holds: bytes that are not UTF-8 come out of a template as they went in; JSON has them as base64 in a field
+of its own (`value_base64`), so that no record is lost or changed. A template is checked when it is compiled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tidelog.cli.text import unescape
 from tidelog.records import Record
@@ -18,15 +18,29 @@ from tidelog.records.kernel_consume import ConsumerRecord
 AnyRecord = Record | ConsumerRecord
 
 RecordWriter = Callable[[str, int, AnyRecord], bytes]
-"""Topic, partition and record to the bytes to print, without the line's end."""
+"""Topic, partition and record to the bytes to print, without the line end."""
+
+LinesWriter = Callable[[Sequence[ConsumerRecord]], bytes]
+"""Records to the lines to print."""
 
 DEFAULT_TEMPLATE = "%v"
 _PLACEHOLDER = re.compile(r"%(.?)", re.DOTALL)
 _PLACEHOLDERS = "%k (key), %v (value), %T (topic), %p (partition), %o (offset), %t (timestamp), %h (headers), %%"
 
 
+def compile_lines(text: str, null_marker: str = "") -> LinesWriter:
+    """What prints many records by a `--format`; raises ValueError if there is no such format."""
+    write = compile_format(text, null_marker)
+    if text == DEFAULT_TEMPLATE:  # what is used most, and where a call for every record would show
+        null = null_marker.encode()
+        return lambda records: b"\n".join(
+            [null if record.value is None else record.value for record in records] + [b""]
+        )
+    return lambda records: b"".join([write(record.topic, record.partition, record) + b"\n" for record in records])
+
+
 def compile_format(text: str, null_marker: str = "") -> RecordWriter:
-    """The writer for `--format`; raises ValueError that names what there is."""
+    """What prints one record by a `--format`; raises ValueError that lists the placeholders."""
     if text == "json":
         return _write_json
     null = null_marker.encode()
@@ -45,7 +59,7 @@ def compile_format(text: str, null_marker: str = "") -> RecordWriter:
     for match in _PLACEHOLDER.finditer(text):
         parts.append(unescape(text[position : match.start()]).encode())
         if match[1] not in fields:
-            raise ValueError(f"{match[0]} is no placeholder; there are {_PLACEHOLDERS}")
+            raise ValueError(f"{match[0]} is not a placeholder; there are {_PLACEHOLDERS}")
         parts.append(fields[match[1]])
         position = match.end()
     parts.append(unescape(text[position:]).encode())

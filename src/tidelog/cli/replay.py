@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import EXIT_INTERRUPTED, CommandError
 from tidelog.cli.options import DEFAULT_BOOTSTRAP, Bootstrap, Json, checked, topic_name
 from tidelog.cli.output import print_json, print_line, print_table
-from tidelog.cli.pipeline import DEFAULT_STATE, Conf, Master, State, parse_conf, pipeline_errors
+from tidelog.cli.pipeline import DEFAULT_STATE, Conf, Master, State, parse_conf, pipeline_errors, require_spark
 from tidelog.cli.progress import Advance, is_watched, progress
 from tidelog.cli.text import count_text, duration_text, plural, timestamp_text
 
@@ -27,7 +28,7 @@ SAMPLE_ROWS = 5
 _TEXT_LETTERS = 60
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(
         epilog="Example: tidelog replay orders --from -2h --into orders-repaired --map fixes.py:repair --rate 20k"
     )(replay)
@@ -35,59 +36,63 @@ def add_to(app: typer.Typer) -> None:
 
 def replay(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to replay.", callback=topic_name)],
-    into: Annotated[str, typer.Option("--into", metavar="TOPIC", help="Where events go to.", callback=topic_name)],
+    into: Annotated[str, typer.Option("--into", metavar="TOPIC", help="The topic to write to.", callback=topic_name)],
     first: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="Where to begin: earliest, an offset, 0:100,1:250 (partition:offset), a time as ISO 8601, or -2h.",
+            help="Where to start: earliest, an offset, 0:100,1:250 (partition:offset), an ISO 8601 time, or -2h.",
         ),
     ] = "earliest",
     last: Annotated[
         str,
-        typer.Option("--to", metavar="PLACE", help="Where to end, written alike; latest is where the topic ends now."),
+        typer.Option(
+            "--to", metavar="PLACE", help="Where to stop, in the same notation; latest is the current end of the topic."
+        ),
     ] = "latest",
     filter_: Annotated[
         str | None,
-        typer.Option("--filter", metavar="SQL", help="Only events for which this holds, as \"key = 'ann'\"."),
+        typer.Option("--filter", metavar="SQL", help="Only events that match this condition, such as \"key = 'ann'\"."),
     ] = None,
     transform: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNCTION", help="A function from a DataFrame to a DataFrame."),
+        typer.Option(metavar="FILE.py:FUNCTION", help="A function that takes and returns a DataFrame."),
     ] = None,
     map_: Annotated[
         str | None,
         typer.Option(
-            "--map", metavar="FILE.py:FUNCTION", help="A function of one event; what it refuses is set aside."
+            "--map",
+            metavar="FILE.py:FUNCTION",
+            help="A function applied to each event; rejected events become dead letters.",
         ),
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="ROWS/S", help="At most so many rows a second, as 5000 or 20k.")
+        str | None, typer.Option(metavar="ROWS/S", help="At most this many rows per second, such as 5000 or 20k.")
     ] = None,
-    at: Annotated[str | None, typer.Option(metavar="HH:MM", help="Begin at this time of day.")] = None,
+    at: Annotated[str | None, typer.Option(metavar="HH:MM", help="Start at this time of day.")] = None,
     between: Annotated[
-        str | None, typer.Option(metavar="HH:MM-HH:MM", help="Work in these hours only, and pause outside them.")
+        str | None, typer.Option(metavar="HH:MM-HH:MM", help="Run only in these hours, and pause outside them.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What the replay is called; by default the same for the same command."),
+        typer.Option(metavar="NAME", help="Name of the replay; default: derived from the options."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Do a replay that is finished once more.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run a finished replay again.")] = False,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the topic if it is missing, with as many partitions.")
+        bool, typer.Option("--create", help="Create the target topic if it is missing, with as many partitions.")
     ] = False,
     by_key: Annotated[
         bool,
-        typer.Option("--by-key", help="Choose partitions anew by key, also where both topics have as many of them."),
+        typer.Option("--by-key", help="Choose partitions by key, even if both topics have the same number."),
     ] = False,
-    same_topic: Annotated[bool, typer.Option("--same-topic", help="Allow a topic to be replayed into itself.")] = False,
+    same_topic: Annotated[bool, typer.Option("--same-topic", help="Allow replaying a topic into itself.")] = False,
     dead_letters: Annotated[
         str | None,
-        typer.Option(metavar="TOPIC", help="Where events go that a function refuses; INTO.dead-letters by default."),
+        typer.Option(metavar="TOPIC", help="The topic for rejected events; default: INTO.dead-letters."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be replayed, with a few rows, and write nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be replayed, with a few sample rows, and write nothing.")
     ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Master = "local[*]",
@@ -95,12 +100,14 @@ def replay(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Replay a range of a topic into another one on Spark, exactly once, and with its origin in each event's headers.
+    """Copy a range of a topic into another topic, exactly once.
 
-    The range is fixed when a replay begins. Interrupted, also by kill -9, the same command goes on where it was.
+    Runs on Spark. Each event carries its origin in its headers. The range is fixed when the replay starts; if it is
+    interrupted, even by kill -9, the same command resumes it.
     """
     if name is not None and (problem := _name_problem(name)):
         raise typer.BadParameter(problem, param_hint="'--name'")
+    require_spark()
     with pipeline_errors():
         from tidelog.common.interruption import Interruption
         from tidelog.pipeline.event_replay.hours import QuietHours, next_time, parse_time_of_day
@@ -137,7 +144,9 @@ def replay(
 def _name_problem(name: str) -> str | None:
     from tidelog.common.checks import topic_name_problem
 
-    return None if topic_name_problem(name) is None else f"{name!r} can't be the name of a directory; use letters and -"
+    return (
+        None if topic_name_problem(name) is None else f"{name!r} can't be a directory name; use letters, digits and -"
+    )
 
 
 # Running
@@ -158,12 +167,12 @@ def _run(work: EventReplay, *, json: bool) -> None:
             done = work.run(lambda now: _show_progress(now, advance))
     except ReplayStoppedError:
         share = begun.offsets_done / max(begun.offsets_total, 1)
-        raise CommandError(f"stopped at {share:.0%}; the same command goes on from there", EXIT_INTERRUPTED) from None
+        raise CommandError(f"stopped at {share:.0%}; the same command resumes from there", EXIT_INTERRUPTED) from None
     seconds = time.monotonic() - started_s
     if json:
         print_json(_document(work, done) | {"seconds": round(seconds, 3), "offsets_before": before})
     elif was_finished:
-        print_line("nothing is left to do; --again does it once more")
+        print_line("nothing left to do; --again runs it again")
     else:
         print_line(f"replayed {_counts_text(work, done)} in {duration_text(seconds)}")
 
@@ -179,7 +188,7 @@ def _tell_beginning(work: EventReplay, state: ReplayState) -> None:
     if state.finished_ms is not None:
         print_line(f"  finished at {timestamp_text(state.finished_ms)}: {_counts_text(work, state)}")
     elif state.offsets_done:
-        print_line(f"  goes on: {state.offsets_done / max(state.offsets_total, 1):.0%} was done before")
+        print_line(f"  resuming at {state.offsets_done / max(state.offsets_total, 1):.0%}")
 
 
 def _counts_text(work: EventReplay, state: ReplayState) -> str:
@@ -188,7 +197,7 @@ def _counts_text(work: EventReplay, state: ReplayState) -> str:
     if counts.written != counts.read:
         text += f", {count_text(counts.written)} written"
     if counts.refused:
-        text += f", {count_text(counts.refused)} refused (see topic {work.dead_letters})"
+        text += f", {count_text(counts.refused)} rejected (see topic {work.dead_letters})"
     return text
 
 
@@ -241,7 +250,7 @@ def _show_plan(work: EventReplay, *, json: bool) -> None:
     ]
     print_table(["partition", "from", "to", "offsets"], rows, numeric=["partition", "from", "to", "offsets"])
     print_line(
-        "each event goes to the partition of its own number"
+        "each event keeps its partition number"
         if work.keeps_partitions
         else "each event goes to the partition of its key"
     )

@@ -1,6 +1,6 @@
-"""`tidelog serve` as typer sees it: help, mistakes and their explanations, completion.
+"""`tidelog serve` for typer: help, mistakes, completion.
 
-The options are declared in `tidelog.cli.serve_options`; a plain command line never comes here.
+The options are declared in `tidelog.cli.serve_options`, which parses ordinary command lines without typer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.serve_options import SERVE_OPTIONS, LogLevel, ServeArguments, start
 
 
@@ -18,7 +19,7 @@ def _option(name: str, **more: Any) -> Any:  # typer.Option's own type
     return typer.Option(option.flag, metavar=option.metavar, help=option.help, **more)
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(epilog="Example: tidelog serve --listen 127.0.0.1:9092 --data ./tidelog-data --set num.partitions=3")(
         serve
     )
@@ -32,5 +33,8 @@ def serve(
     log_level: Annotated[LogLevel, _option("log_level")] = LogLevel.INFO,
     log_json: Annotated[bool, _option("log_json")] = False,
 ) -> None:
-    """Run a broker until Ctrl-C or SIGTERM; it prints a line when it is ready for clients."""
+    """Run a broker until Ctrl-C or SIGTERM.
+
+    It prints a line when it is ready for clients.
+    """
     raise typer.Exit(start(ServeArguments(listen, data, config, overrides or [], log_level.value, log_json)))

@@ -1,8 +1,8 @@
-"""The options of `tidelog serve`, declared once, and a reader for plain uses of them that needs no library.
+"""The options of `tidelog serve`, declared once, and a parser for ordinary command lines that needs no library.
 
-Why: typer costs `tidelog serve` 75 ms and 10 MB (measured on two cores), of the 500 ms to the first client and 80 MB
-idle that are promised, for a few lines at its start. What always holds: `parse_plain` reads an option exactly as typer
-would, or gives None; then typer takes over, for help, abbreviations, mistakes and their explanations.
+Why: typer costs `tidelog serve` 75 ms and 10 MB (measured on two cores), out of the 500 ms to the first client and
+80 MB idle that are promised, just to read a few options. What always holds: `parse_plain` reads an option exactly as
+typer would, or returns None; then typer takes over, for help, abbreviations and mistakes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ServeOption:
-    """One option: how it is written and explained."""
+    """One option: its name and its help."""
 
     flag: str
     metavar: str | None
@@ -36,20 +36,20 @@ class LogLevel(enum.StrEnum):
 
 # By the name of the field of ServeArguments that an option sets.
 SERVE_OPTIONS = {
-    "listen": ServeOption("--listen", "HOST:PORT", "Where clients connect; port 0 takes a free one."),
-    "data": ServeOption("--data", "DIR", "Where topics are kept; made when it is not there.", convert=Path),
-    "config": ServeOption("--config", "FILE", "A file of settings, TOML or Java properties.", convert=Path),
+    "listen": ServeOption("--listen", "HOST:PORT", "Address to listen on; port 0 picks a free one."),
+    "data": ServeOption("--data", "DIR", "Data directory; created if it doesn't exist.", convert=Path),
+    "config": ServeOption("--config", "FILE", "Settings file, TOML or Java properties.", convert=Path),
     "overrides": ServeOption(
-        "--set", "KEY=VALUE", "A setting, over those of file and environment; may be repeated.", repeatable=True
+        "--set", "KEY=VALUE", "Set a setting, overriding file and environment; repeatable.", repeatable=True
     ),
-    "log_level": ServeOption("--log-level", None, "What to log, on standard error.", choices=tuple(LogLevel)),
-    "log_json": ServeOption("--log-json", None, "Log lines of JSON instead of text.", takes_value=False),
+    "log_level": ServeOption("--log-level", None, "Log level, on standard error.", choices=tuple(LogLevel)),
+    "log_json": ServeOption("--log-json", None, "Log as lines of JSON.", takes_value=False),
 }
 
 
 @dataclass(slots=True)
 class ServeArguments:
-    """What the command line asked for."""
+    """The parsed command line."""
 
     listen: str | None = None
     data: Path = Path("tidelog-data")
@@ -60,7 +60,7 @@ class ServeArguments:
 
 
 def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
-    """The arguments, when every one is a whole option name with a value where it takes one; else None."""
+    """The arguments, if each is a full option name with its value; otherwise None."""
     by_flag = {option.flag: (name, option) for name, option in SERVE_OPTIONS.items()}
     parsed = ServeArguments()
     waiting = list(reversed(arguments))
@@ -88,7 +88,7 @@ def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
 
 
 def start(arguments: ServeArguments) -> int:
-    """Run a broker until it ends; gives the exit code. Raises SettingError for settings that can't be used."""
+    """Run a broker until it stops, and return the exit code. Raises SettingError for unusable settings."""
     from tidelog.server.serve import run
     from tidelog.server.settings_load import load
 

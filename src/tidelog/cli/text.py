@@ -1,4 +1,4 @@
-"""Figures and small notations as people read and write them: sizes, counts, key=value, escapes, times."""
+"""Small notations as people read and write them: sizes, counts, key=value, escapes, times."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def unescape(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         if match[1] not in _ESCAPES:
-            raise ValueError(f"\\{match[1]} is no escape; there are \\n, \\t, \\r, \\0 and \\\\")
+            raise ValueError(f"\\{match[1]} is not an escape; there are \\n, \\t, \\r, \\0 and \\\\")
         return _ESCAPES[match[1]]
 
     if re.search(r"(?<!\\)(\\\\)*\\$", text):
@@ -78,5 +78,5 @@ def parse_timestamp(text: str) -> int:
         return int(datetime.datetime.fromisoformat(text).timestamp() * 1000)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text!r} is no time; write milliseconds since 1970 or ISO 8601, as in 2026-01-31T12:00:00+01:00"
+            f"{text!r} is not a time; write milliseconds since 1970 or ISO 8601, as in 2026-01-31T12:00:00+01:00"
         ) from None

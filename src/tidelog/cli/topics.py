@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError, error_name, report
 from tidelog.cli.options import (
     DEFAULT_BOOTSTRAP,
@@ -13,16 +14,18 @@ from tidelog.cli.options import (
     Bootstrap,
     Json,
     Timeout,
+    Yes,
     administration,
     checked,
     topic_name,
     topic_names,
 )
 from tidelog.cli.output import confirm, print_json, print_line, print_table
+from tidelog.cli.suggestions import suggestion
 from tidelog.cli.text import count_text, parse_pair, plural, size_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tidelog.client.admin import Admin, CreatedTopic, ListedOffset, LogDir, Results
     from tidelog.client.errors import ClientError
@@ -31,17 +34,17 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
-topics = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+topics = App(help="Create, list, describe, alter and delete topics.")
 
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC...", callback=topic_names, help="One or more topics.")]
 ConfigPairs = Annotated[
     list[str] | None,
-    typer.Option("--config", metavar="KEY=VALUE", help="A setting of the topic; may be given several times."),
+    typer.Option("--config", metavar="KEY=VALUE", help="Set this topic setting; repeatable."),
 ]
-ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Only check whether it would work.")]
+ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check the request without carrying it out.")]
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(topics, name="topics")
 
 
@@ -50,15 +53,24 @@ def create(
     names: Names,
     partitions: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default="the broker's num.partitions", help="How many partitions."),
+        typer.Option(
+            "--partitions",
+            "-p",
+            metavar="N",
+            min=1,
+            show_default="the broker's num.partitions",
+            help="Number of partitions.",
+        ),
     ] = None,
     replication_factor: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default="the broker's default", help="How many replicas of each."),
+        typer.Option(
+            metavar="N", min=1, show_default="the broker's default", help="Number of replicas of each partition."
+        ),
     ] = None,
     config: ConfigPairs = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Leave a topic alone that exists already.")
+        bool, typer.Option("--if-not-exists", help="Don't fail if the topic exists already.")
     ] = False,
     validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -97,7 +109,7 @@ def create(
 
 @topics.command("list", epilog="Example: tidelog topics list --json | jq -r '.[].topic'")
 def list_(
-    internal: Annotated[bool, typer.Option("--internal", help="Show internal topics, too.")] = False,
+    internal: Annotated[bool, typer.Option("--internal", help="Include internal topics.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
@@ -126,16 +138,14 @@ def list_(
 @topics.command(epilog="Example: tidelog topics describe orders --sizes")
 def describe(
     names: Names,
-    sizes: Annotated[
-        bool, typer.Option("--sizes", help="Show what every replica takes on its broker's disks instead.")
-    ] = False,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Show the size of every replica on disk instead.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Show partitions, leaders, replicas, offsets, sizes, and the settings that differ from their defaults."""
+    """Show partitions, offsets, sizes and changed settings of topics."""
     documents = []
-    with administration(bootstrap, timeout) as admin:
+    with administration(bootstrap, timeout, topics=names) as admin:
         for topic in admin.describe_topics(names).values():
             documents.append(_describe_sizes(admin, topic) if sizes else _describe_topic(admin, topic))
     if json:
@@ -152,19 +162,19 @@ def describe(
 def alter(
     name: Annotated[str, typer.Argument(metavar="TOPIC", callback=topic_name, help="The topic.")],
     partitions: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Grow to so many partitions; they can't be taken away.")
+        int | None, typer.Option(metavar="N", min=1, help="Grow to this number of partitions; it can't shrink.")
     ] = None,
     config: ConfigPairs = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", metavar="KEY", help="Return a setting to its default; may be repeated."),
+        typer.Option("--delete-config", metavar="KEY", help="Reset this setting to its default; repeatable."),
     ] = None,
     validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Add partitions to a topic, change its settings."""
+    """Add partitions to a topic, or change its settings."""
     from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource
 
     changes = [ConfigChange(key, AlterOperation.SET, value) for key, value in map(_pair, config or [])]
@@ -172,8 +182,8 @@ def alter(
     if partitions is None and not changes:
         raise typer.BadParameter("nothing to do; give --partitions, --config or --delete-config")
     done = []
-    with administration(bootstrap, timeout) as admin:
-        # Settings first: they can be taken back when the partitions are refused, partitions could not.
+    with administration(bootstrap, timeout, topics=[name]) as admin:
+        # Settings first: they can be undone if the partitions are refused; partitions can't.
         if changes:
             results = admin.incremental_alter_configs(
                 {ConfigResource.topic(name): changes}, validate_only=validate_only
@@ -192,23 +202,24 @@ def alter(
 @topics.command(epilog="Example: tidelog topics delete orders --yes")
 def delete(
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="A topic that is not there is no error.")] = False,
+    yes: Yes = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Don't fail if the topic doesn't exist.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Delete topics with all their records."""
+    """Delete topics and all their records."""
     from tidelog.protocol import ErrorCode
 
     names = list(dict.fromkeys(names))
-    if not yes and not confirm(f"delete {', '.join(names)} with all records?"):
+    if not yes and not confirm(f"Delete {', '.join(names)} and all records?"):
         raise CommandError("nothing was deleted")
     with administration(bootstrap, timeout) as admin:
         results = admin.delete_topics(names)
+        existing = [topic.name for topic in admin.list_topics()] if results.errors and not if_exists else []
     tolerated = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if if_exists else None
     lines = {name: f"deleted {name}" for name in results.succeeded}
-    _show_results(results, lines, {}, tolerated=tolerated, skipped="does not exist", as_json=json)
+    _show_results(results, lines, {}, tolerated=tolerated, skipped="does not exist", existing=existing, as_json=json)
 
 
 def _show_results(
@@ -218,9 +229,10 @@ def _show_results(
     *,
     tolerated: ErrorCode | None,
     skipped: str,
+    existing: Sequence[str] = (),
     as_json: bool,
 ) -> None:
-    """Tell topic by topic, with lines and counts of those that went well; the exit code is 1 when one was refused."""
+    """Report topic by topic, with lines and counts of those that succeeded; the exit code is 1 if one was refused."""
     errors = results.errors
     if as_json:
         print_json([_outcome_document(name, errors.get(name), counts.get(name)) for name in results])
@@ -230,9 +242,9 @@ def _show_results(
                 print_line(lines[name])
             elif _is_tolerated(errors[name], tolerated):
                 print_line(f"{name} {skipped}")
-    refused = [error for error in errors.values() if not _is_tolerated(error, tolerated)]
-    for error in refused:
-        report(str(error))
+    refused = {name: error for name, error in errors.items() if not _is_tolerated(error, tolerated)}
+    for name, error in refused.items():
+        report(f"{error}{suggestion(name, existing)}")
     if refused:
         raise typer.Exit(1)
 

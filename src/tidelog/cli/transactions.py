@@ -1,7 +1,7 @@
 """`tidelog transactions`: list and describe transactions, find those that hang, and abort them.
 
-What always holds: a transaction that takes part in a two-phase commit (KIP-939) is shown without a time-out, as its
-coordinator has none for it, and ends here only when it is named.
+What always holds: a transaction in a two-phase commit (KIP-939) is shown without a timeout, because its coordinator
+has none for it; it is aborted only if the user names it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidelog.cli.app import App
 from tidelog.cli.errors import CommandError
-from tidelog.cli.options import DEFAULT_BOOTSTRAP, DEFAULT_TIMEOUT_S, Bootstrap, Json, Timeout, administration, checked
+from tidelog.cli.options import (
+    DEFAULT_BOOTSTRAP,
+    DEFAULT_TIMEOUT_S,
+    Bootstrap,
+    Json,
+    Timeout,
+    Yes,
+    administration,
+    checked,
+)
 from tidelog.cli.output import confirm, print_json, print_line, print_table
 from tidelog.cli.text import duration_text, timestamp_text
 
@@ -23,13 +33,13 @@ if TYPE_CHECKING:
     from tidelog.client.types import TopicMetadata, TopicPartition
 
 DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES = 15  # Kafka's transaction.max.timeout.ms
-_NO_TIMEOUT_MS = 2**31 - 1  # what coordinators tell of transactions that take part in a two-phase commit
+_NO_TIMEOUT_MS = 2**31 - 1  # what coordinators answer for transactions in a two-phase commit
 _OPEN = "Ongoing"
 
-transactions = typer.Typer(no_args_is_help=True, help="List and describe transactions; find and abort those that hang.")
+transactions = App(help="List and describe transactions; abort hanging ones.")
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.add_typer(transactions, name="transactions")
 
 
@@ -51,7 +61,7 @@ def list_(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """List transactional ids with the state of their transactions, and the time-out of those that are open."""
+    """List transactional ids and the state of their transactions."""
     from tidelog.client.admin.offset_reset import parse_duration
 
     older_than_ms = None
@@ -86,11 +96,11 @@ def list_(
         ]
         for row in listed
     ]
-    print_table(["transactional id", "producer id", "state", "time-out", "coordinator"], rows, numeric=["producer id"])
+    print_table(["transactional id", "producer id", "state", "timeout", "coordinator"], rows, numeric=["producer id"])
 
 
 def _timeouts_ms(admin: Admin, transactional_ids: Sequence[str]) -> dict[str, int]:
-    """The time-outs of open transactions; those that ended meanwhile are left out."""
+    """The timeouts of open transactions, without those that have ended in the meantime."""
     from tidelog.client.errors import BrokerError
     from tidelog.protocol import ErrorCode
 
@@ -112,7 +122,7 @@ def describe(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Show transactional ids: producer, epoch, state, time-out, and the partitions of what is open."""
+    """Show the producer, state and partitions of transactions."""
     with administration(bootstrap, timeout) as admin:
         described = list(admin.describe_transactions(transactional_ids).values())
     if json:
@@ -139,7 +149,7 @@ def _print_description(row: TransactionDescription) -> None:
     began = "" if row.start_time_ms is None else f", last began {timestamp_text(row.start_time_ms)}"
     print_line(
         f"{row.transactional_id}  {row.state}, producer {row.producer_id} at epoch {row.producer_epoch}, "
-        f"time-out {_timeout_text(row.timeout_ms)}{began}, coordinator {row.coordinator_id}"
+        f"timeout {_timeout_text(row.timeout_ms)}{began}, coordinator {row.coordinator_id}"
     )
     if row.partitions:
         print_table(
@@ -152,9 +162,9 @@ def find_hanging(
     broker: Annotated[
         int | None, typer.Option("--broker", metavar="ID", help="Only partitions that this broker leads.")
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic.")] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition of --topic.")
+        int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition of --topic.")
     ] = None,
     max_transaction_timeout: Annotated[
         int,
@@ -162,18 +172,18 @@ def find_hanging(
             "--max-transaction-timeout",
             metavar="MINUTES",
             min=0,
-            help="Only transactions that nobody has written to for so long: the largest time-out of your producers.",
+            help="Only transactions without a write for this long; use the largest timeout of your producers.",
         ),
     ] = DEFAULT_MAX_TRANSACTION_TIMEOUT_MINUTES,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Find transactions that are open in partitions, and that no coordinator is going to end."""
+    """Find open transactions that no coordinator will ever end."""
     if partition is not None and topic is None:
-        raise typer.BadParameter("--partition is one of a topic: name it by --topic")
+        raise typer.BadParameter("--partition needs --topic")
     now_ms = time.time_ns() // 1_000_000
-    with administration(bootstrap, timeout) as admin:
+    with administration(bootstrap, timeout, topics=[topic] if topic else ()) as admin:
         hanging = admin.find_hanging_transactions(
             _partitions(admin, broker, topic, partition),
             written_before_ms=now_ms - max_transaction_timeout * 60_000,
@@ -185,7 +195,7 @@ def find_hanging(
 
 
 def _partitions(admin: Admin, broker: int | None, topic: str | None, partition: int | None) -> list[TopicPartition]:
-    """Those to be searched, internal topics included: offsets are committed in transactions, too."""
+    """The partitions to search, including internal topics: offsets are committed in transactions too."""
     from tidelog.client.types import TopicPartition
 
     topics: list[TopicMetadata]
@@ -248,49 +258,56 @@ def _print_open(rows: Sequence[OpenTransaction], now_ms: int) -> None:
 def abort(
     transactional_id: Annotated[
         str | None,
-        typer.Option("--transactional-id", metavar="ID", help="Abort what the id has open, and shut out its producer."),
+        typer.Option(
+            "--transactional-id", metavar="ID", help="Abort the open transaction of this id, and fence its producer."
+        ),
     ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="The topic where it hangs.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="The topic with the hanging transaction.")
+    ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", metavar="N", min=0, help="The partition where it hangs.")
+        int | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="The partition with the hanging transaction."),
     ] = None,
     start_offset: Annotated[
         int | None,
-        typer.Option("--start-offset", metavar="OFFSET", min=0, help="Where the transaction begins (find-hanging)."),
+        typer.Option(
+            "--start-offset", metavar="OFFSET", min=0, help="Where the transaction starts, as find-hanging shows it."
+        ),
     ] = None,
     producer_id: Annotated[
-        int | None, typer.Option("--producer-id", metavar="N", min=0, help="Its producer; then both epochs, too.")
+        int | None, typer.Option("--producer-id", metavar="N", min=0, help="Its producer id; needs both epochs too.")
     ] = None,
     producer_epoch: Annotated[
         int | None, typer.Option("--producer-epoch", metavar="N", min=0, max=32767, help="The producer's epoch.")
     ] = None,
     coordinator_epoch: Annotated[
-        int | None, typer.Option("--coordinator-epoch", metavar="N", min=-1, help="The epoch of its coordinator.")
+        int | None, typer.Option("--coordinator-epoch", metavar="N", min=-1, help="The coordinator's epoch.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
+    yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Abort an open transaction by its id, or one that hangs in a partition by where it stands.
+    """Abort an open transaction, by its id or by its partition.
 
-    read_committed consumers go on behind it then.
+    read_committed consumers can then read past it.
     """
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     given = [value is not None for value in by_producer]
     if transactional_id is not None:
         if any(given) or any(value is not None for value in (topic, partition, start_offset)):
-            raise typer.BadParameter("--transactional-id says it all: leave out where the transaction stands")
+            raise typer.BadParameter("--transactional-id excludes --topic, --partition and the options after them")
         with administration(bootstrap, timeout) as admin:
             _abort_id(admin, transactional_id, yes=yes, json=json)
         return
     if topic is None or partition is None:
-        raise typer.BadParameter("say which transaction: --transactional-id, or --topic and --partition where it hangs")
+        raise typer.BadParameter("say which transaction: --transactional-id, or --topic and --partition")
     if (start_offset is not None) == any(given) or any(given) != all(given):
         raise typer.BadParameter(
             "say which transaction: --start-offset, or all of --producer-id, --producer-epoch and --coordinator-epoch"
         )
-    with administration(bootstrap, timeout) as admin:
+    with administration(bootstrap, timeout, topics=[topic]) as admin:
         if start_offset is not None:
             found = _open_at(admin, topic, partition, start_offset)
             producer_id, producer_epoch, coordinator_epoch = (
@@ -301,7 +318,7 @@ def abort(
         assert producer_id is not None
         assert producer_epoch is not None
         assert coordinator_epoch is not None
-        if not yes and not confirm(f"abort what producer {producer_id} has open in {topic}-{partition}?"):
+        if not yes and not confirm(f"Abort the open transaction of producer {producer_id} in {topic}-{partition}?"):
             raise CommandError("nothing was aborted")
         _abort_hanging(admin, topic, partition, producer_id, producer_epoch, coordinator_epoch)
     if json:
@@ -322,12 +339,12 @@ def _abort_id(admin: Admin, transactional_id: str, *, yes: bool, json: bool) -> 
     row = admin.describe_transactions(transactional_id)[transactional_id]
     if row.state != _OPEN:
         raise CommandError(f"transactional id {transactional_id} has no open transaction: it is in state {row.state}")
-    question = f"abort what transactional id {transactional_id} has open, and shut out its producer?"
+    question = f"Abort the open transaction of {transactional_id} and fence its producer?"
     if row.timeout_ms == _NO_TIMEOUT_MS:
-        question = f"it may be prepared, and its coordinator may have decided to commit it; {question}"
+        question = f"It may be prepared, and its coordinator may have decided to commit it. {question}"
     if not yes and not confirm(question):
         raise CommandError("nothing was aborted")
-    # Aborted as by a producer that takes the id over, so its coordinator knows.
+    # As if a new producer took over the id, so that the coordinator knows.
     admin.fence_producers(transactional_id).raise_for_errors()
     if json:
         print_json(
@@ -339,7 +356,7 @@ def _abort_id(admin: Admin, transactional_id: str, *, yes: bool, json: bool) -> 
             }
         )
     else:
-        print_line(f"aborted the transaction of {transactional_id}; its producer is shut out")
+        print_line(f"aborted the transaction of {transactional_id}; its producer is fenced")
 
 
 def _abort_hanging(

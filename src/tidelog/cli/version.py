@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import platform
 
-import typer
-
 from tidelog import __version__
+from tidelog.cli.app import App
 from tidelog.cli.options import Json
 from tidelog.cli.output import print_json, print_line
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: App) -> None:
     app.command(epilog="Example: tidelog version --json")(version)
 
 
 def version(json: Json = False) -> None:
-    """Print the version of Tidelog, of Python, and whether the record kernel is compiled."""
+    """Print the versions of Tidelog and Python, for bug reports."""
     from tidelog.records import kernel_is_compiled
 
     compiled = kernel_is_compiled()
@@ -30,5 +29,5 @@ def version(json: Json = False) -> None:
             }
         )
         return
-    kernel = "compiled" if compiled else "not compiled (slower; reinstall where a C compiler is found)"
+    kernel = "compiled" if compiled else "not compiled (slower; reinstall with a C compiler)"
     print_line(f"tidelog {__version__} (Python {platform.python_version()}, record kernel {kernel})")

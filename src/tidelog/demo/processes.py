@@ -1,8 +1,8 @@
-"""The processes of a demo: a broker as users start it, commands as users type them, and an end of them all.
+"""The processes of a demo: a broker as users start it, commands as users type them, and stopping them all.
 
-What always holds: each process has a session of its own, so that Ctrl-C reaches the demo alone, which then ends what it
-has started; whatever a process has started itself is of its session and ends with it, also when it was killed. Nothing
-else is ever killed.
+What always holds: each process has its own session, so that Ctrl-C reaches only the demo, which then stops what it has
+started; the children of a process belong to its session and end with it, even if it was killed. Nothing else is ever
+killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tidelog.common.interruption import Interruption
 
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 120.0  # of a broker, on a very busy machine
 STOP_DEADLINE_S = 10.0
 LEFTOVERS_DEADLINE_S = 5.0
 POLL_S = 0.1
@@ -30,7 +30,7 @@ _LINES_TOLD = 12
 
 
 class DemoError(Exception):
-    """The demo can't go on, or something is not as it must be; the text is for the user."""
+    """The demo can't continue, or a check failed; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Finished:
     log: Path  # what it said on standard error
 
     def ok(self, *codes: int) -> Finished:
-        """Raises DemoError, with the last of what the command said, when it has not ended with one of these codes."""
+        """Raises DemoError, with the end of the command's log, unless it ended with one of these codes."""
         if self.code not in (codes or (0,)):
             said = f"{self.out}\n{self.log.read_text(encoding='utf-8', errors='replace')}".strip().splitlines()
             raise DemoError("\n".join([f"{self.command} failed with {self.code}:", *said[-_LINES_TOLD:]]))
@@ -51,7 +51,7 @@ class Finished:
 
 
 class Process:
-    """A process that goes on, in a session of its own."""
+    """A running process, in its own session."""
 
     def __init__(self, popen: subprocess.Popen[bytes], command: str, log: Path) -> None:
         self._popen = popen
@@ -67,7 +67,7 @@ class Process:
         return self._popen.poll() is None
 
     def read_to_end(self, deadline_s: float, watch: Callable[[], None]) -> tuple[int, str]:
-        """What a process prints into a pipe, and its exit code; `watch` is called again and again meanwhile."""
+        """The exit code and output of a process; `watch` is called repeatedly in the meantime."""
         assert self._popen.stdout is not None  # it was asked for
         out, end_s = b"", time.monotonic() + deadline_s
         with selectors.DefaultSelector() as selector:
@@ -84,21 +84,21 @@ class Process:
         return self._popen.wait(), out.decode("utf-8", errors="replace")
 
     def check(self) -> None:
-        """Raise DemoError, with the last of what it said, if it has ended."""
+        """Raise DemoError, with the end of its log, if it has ended."""
         code = self._popen.poll()
         if code is not None:
             said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LINES_TOLD:]
             raise DemoError("\n".join([f"{self.command} has ended with {code}:", *said]))
 
     def kill(self) -> None:
-        """SIGKILL to it and all that it has started: none of them can say good-bye."""
+        """SIGKILL it and everything it has started."""
         for pid in {self.pid, *_session(self.pid)}:
             _send(pid, signal.SIGKILL)
         self._popen.wait()
         _wait_for_no_one(self.pid)
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
-        """SIGTERM, and SIGKILL to what is left after the deadline."""
+        """SIGTERM, then SIGKILL for what is left after the deadline."""
         if self.is_running:
             self._popen.terminate()
             try:
@@ -117,11 +117,11 @@ def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        return  # it has ended by itself meanwhile, which is as good
+        return  # it has ended by itself in the meantime
 
 
 def _session(leader: int) -> list[int]:
-    """The processes of a session; where the system does not tell, those that still share the leader's group."""
+    """The processes of a session; none where the system can't tell."""
     if not _PROCESSES.is_dir():
         return []
     found = []
@@ -137,16 +137,16 @@ def _session(leader: int) -> list[int]:
 
 
 def _wait_for_no_one(leader: int) -> None:
-    """A killed process holds its files and ports until the system has taken it down."""
+    """Wait for the end of a session: a killed process holds its files and ports until it is gone."""
     deadline_s = time.monotonic() + LEFTOVERS_DEADLINE_S
     while left := _session(leader):
         if time.monotonic() > deadline_s:
-            raise DemoError(f"processes {', '.join(map(str, left))} can't be ended")
+            raise DemoError(f"processes {', '.join(map(str, left))} can't be killed")
         time.sleep(POLL_S / 10)
 
 
 class Processes:
-    """Starts processes with their logs in one directory, and ends those that still run."""
+    """Starts processes with their logs in one directory, and stops those that are still running."""
 
     def __init__(self, directory: Path, interruption: Interruption) -> None:
         self.directory = directory
@@ -155,7 +155,7 @@ class Processes:
         self._started: list[Process] = []
 
     def start(self, *arguments: str, log: str, pipe: bool = False) -> Process:
-        """Start a tidelog command that goes on; what it says goes to the log, what it prints there too or to a pipe."""
+        """Start a tidelog command that keeps running; its output goes to the log, or standard output to a pipe."""
         path = self.directory / log
         with path.open("ab") as file:
             popen = subprocess.Popen(
@@ -174,7 +174,7 @@ class Processes:
     def run(
         self, *arguments: str, deadline_s: float, log: str = "commands.log", watch: Callable[[], None] | None = None
     ) -> Finished:
-        """Run a tidelog command to its end; `watch` is called again and again meanwhile."""
+        """Run a tidelog command to its end; `watch` is called repeatedly in the meantime."""
 
         def watch_both() -> None:
             self.interruption.check()
@@ -188,13 +188,13 @@ class Processes:
         return Finished(process.command, code, out, process.log)
 
     def stop_all(self) -> None:
-        """The last first: what uses the broker ends before it."""
+        """Stop them, the last one first: what uses the broker stops before it."""
         for process in reversed(self._started):
             process.stop()
         self._started.clear()
 
     def let_go(self) -> list[Process]:
-        """Leave what runs to the user; gives it."""
+        """Leave the running processes to the user, and return them."""
         running = [process for process in self._started if process.is_running]
         self._started.clear()
         return running
@@ -202,7 +202,7 @@ class Processes:
     # The broker
 
     def start_broker(self, data: Path, *settings: str) -> tuple[Process, str, float]:
-        """A broker on a free port, as `tidelog serve` starts it; its address, and the seconds until it was ready."""
+        """Start a broker on a free port; returns it, its address, and the seconds until it was ready."""
         started_s = time.perf_counter()
         options = [each for setting in settings for each in ("--set", setting)]
         process = self.start("serve", "--listen", "127.0.0.1:0", "--data", str(data), *options, log="broker.log")
@@ -214,5 +214,5 @@ class Processes:
             if ready is not None:
                 return process, ready[1], time.perf_counter() - started_s
             if not process.is_running or time.monotonic() > deadline_s:
-                raise DemoError(f"the broker did not start: {(said.strip() or 'it said nothing').splitlines()[-1]}")
+                raise DemoError(f"the broker did not start: {(said.strip() or 'it printed nothing').splitlines()[-1]}")
             time.sleep(POLL_S / 10)

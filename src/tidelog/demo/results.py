@@ -1,4 +1,4 @@
-"""What stands in the topics that the demo's pipeline writes, as any consumer sees it under read_committed."""
+"""The contents of the topics that the demo's pipeline writes, as a read_committed consumer sees them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ IDLE_POLLS_MAX = 30
 
 @dataclass(slots=True)
 class Results:
-    """The last value of every key, and what came before it."""
+    """The last value of every key, and how often it was updated."""
 
     slots: dict[Slot, Sums] = field(default_factory=dict)
     updates: int = 0
-    repeated: list[str] = field(default_factory=list)  # updates that say what the one before said, in words
+    repeated: list[str] = field(default_factory=list)  # updates that repeat the one before, in words
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[ConsumerRecord]:
-    """All committed records of a topic up to where it ends now."""
+    """All committed records of a topic, up to its current end."""
     with Consumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
     ) as consumer:
@@ -60,7 +60,7 @@ def read_results(bootstrap: str, topic: str) -> Results:
 
 
 def _document(content: Any) -> dict[str, Any]:
-    """What a key or a value holds."""
+    """The JSON document in a key or value."""
     document: dict[str, Any] = orjson.loads(content)
     return document
 

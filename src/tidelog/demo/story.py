@@ -1,14 +1,13 @@
-"""The demo's story, chapter by chapter: a shop, a pipeline that is killed, its second version; all results are checked.
+"""The demo, chapter by chapter: a shop, a pipeline that is killed, its second version, every result checked.
 
-What always holds: commands are run as a user would type them, in processes of their own; every result is held against
-the plain computation of the same events, and the first that differs ends the demo with what differs. All that was
-started is ended, however the story ends, unless it is to be kept.
+What always holds: commands run as a user would type them, in their own processes; every result is compared with a plain
+computation of the same events, and the first difference ends the demo and is shown. Everything that was started is
+stopped, however the demo ends, unless it is to be kept.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import os
 import random
@@ -23,17 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from tidelog.client.admin.admin import Admin
-from tidelog.client.admin.offset_types import OffsetSpec
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.admin.types import NewTopic, OffsetSpec
 from tidelog.client.types import TopicPartition
 from tidelog.common.interruption import Interruption
 from tidelog.demo.chart import write_chart
 from tidelog.demo.processes import DemoError, Process, Processes
+from tidelog.demo.requirements import SPARK_PACKAGES, missing_pieces
 from tidelog.demo.results import DeadLetter, Results, read_dead_letters, read_results
 from tidelog.demo.shop import CLICKS, ORDERS, Shop, last_whole_hour, open_shop
 from tidelog.demo.telling import Teller
 from tidelog.demo.totals import Totals, differences, shortened
 from tidelog.demo.traffic import Traffic
+from tidelog.demo.watchdog import Watchdog
 from tidelog.pipeline.versions.registry import Registry
 
 PARTITIONS = 2
@@ -41,10 +41,13 @@ BEFORE_PROMOTION = 0.95  # the share of events that version 1 sees
 LETTERS_SHOWN = 4
 SAMPLES_SHOWN = 3
 
-START_DEADLINE_S = 120.0  # of a Spark driver up to its first results, on a slow machine
-CATCH_UP_DEADLINE_S = 180.0
-COMMAND_DEADLINE_S = 120.0
-LETTERS_DEADLINE_S = 60.0
+# A busy machine may be slow, so there is no limit on how long a step takes. The demo gives up when no event was sent or
+# processed for this long, the start of a Spark driver included.
+STANDSTILL_S = 600.0
+# A driver of the demo lives for a minute or two, so its JVM should compile quickly rather than well: on two busy cores
+# its start and first micro-batch took 81 s instead of 146.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
+COMMAND_DEADLINE_S = 600.0  # of commands that print nothing before their end
 LOOK_S = 0.25
 
 PIPELINE = "revenue"
@@ -68,6 +71,7 @@ class Wishes:
 def tell_story(wishes: Wishes) -> dict[str, Any]:
     """Tell it; gives what a JSON document says of it. DemoError when it can't go on or a check fails."""
     check_pieces()
+    _check_chart(wishes.chart)
     teller = Teller(quietly=wishes.quietly)
     with Interruption().caught() as interruption, ExitStack() as cleanup:
         directory = _directory(wishes, cleanup)
@@ -83,16 +87,15 @@ def tell_story(wishes: Wishes) -> dict[str, Any]:
 
 def check_pieces() -> None:
     """Say what is missing before anything is started."""
-    missing = [name for name in ("pyspark", "pandas", "matplotlib") if importlib.util.find_spec(name) is None]
-    home = os.environ.get("JAVA_HOME")
-    has_java = shutil.which("java") is not None or bool(home and (Path(home) / "bin" / "java").exists())
-    needs = []
-    if missing:
-        needs.append(f"{' and '.join(missing)} (pip install 'tidelog[spark,charts]')")
-    if not has_java:
-        needs.append("Java 17 or later (on Debian: apt-get install openjdk-17-jre-headless)")
+    needs = missing_pieces((*SPARK_PACKAGES, "matplotlib"), "spark,charts")
     if needs:
         raise DemoError(f"the demo needs {', and '.join(needs)}; tidelog demo --quick needs neither Spark nor Java")
+
+
+def _check_chart(chart: Path) -> None:
+    """Find out now that the chart can't be written, not after the whole story."""
+    if chart.is_dir() or not os.access(chart.parent, os.W_OK):
+        raise DemoError(f"the chart can't be written to {chart}; choose another place with --chart")
 
 
 def _directory(wishes: Wishes, cleanup: ExitStack) -> Path:
@@ -139,7 +142,7 @@ class Story:
                 self._promote(first, second)
             with teller.chapter("The rest of the day"):
                 traffic.send(1.0)
-                self._wait_for_pipeline(2, second, shop)
+                self._wait_for_pipeline(2, second)
                 after = self._check(2, 1.0, shop)
         with teller.chapter("A chart"):
             self._draw(before, after)
@@ -163,6 +166,9 @@ class Story:
     def _start_broker(self) -> None:
         _, self._bootstrap, seconds = self._processes.start_broker(self._directory / "data")
         self._processes.environment |= {"TIDELOG_BOOTSTRAP": self._bootstrap, "TIDELOG_PIPELINES": str(self._state)}
+        self._processes.environment["JDK_JAVA_OPTIONS"] = (
+            f"{JAVA_OPTIONS} {os.environ.get('JDK_JAVA_OPTIONS', '')}".strip()
+        )
         self._teller.command("tidelog serve")
         self._teller.say(f"ready on {self._bootstrap} after {seconds:.2f} s")
         self._document["broker_start_seconds"] = round(seconds, 3)
@@ -174,7 +180,7 @@ class Story:
             admin.wait_for_topics([ORDERS, CLICKS])
         orders, clicks = (events.rows.num_rows for events in shop)
         self._teller.say(
-            f"{orders:,} orders and {clicks:,} clicks of one hour, made up from seed {shop.seed}; "
+            f"{orders:,} orders and {clicks:,} clicks of one hour, generated from seed {shop.seed}; "
             f"{shop.broken} of them are broken"
         )
         self._document["broken"] = shop.broken
@@ -183,12 +189,16 @@ class Story:
     def _run_and_kill(self, shop: Shop, traffic: Traffic) -> Process:
         for name in FILES.values():
             shutil.copy(_HERE / name, self._directory / name)
-        self._teller.say("the events flow into the broker while the pipeline starts, works, dies and comes back")
+        self._teller.say("events flow into the broker while the pipeline starts, works, is killed and comes back")
         driver = self._run_pipeline()
         # Meanwhile: what must come of it.
         for version in FILES:
             self.expect(version, BEFORE_PROMOTION, shop)
-        self._wait(lambda: self._written(RESULTS) > 0, driver, START_DEADLINE_S, "the first results")
+        self._wait(
+            lambda: self._written(RESULTS) > 0,
+            driver,
+            lambda: f"waiting for Spark to start; {traffic.share:.0%} of the events sent",
+        )
         # Wherever in its batch the driver is by then.
         self._processes.interruption.wait(random.Random(self._wishes.seed).uniform(0.2, 1.5))
         share = traffic.share
@@ -200,8 +210,8 @@ class Story:
         self._document["killed_at"] = round(share, 3)
         traffic.go_on()
         driver = self._run_pipeline()
-        self._wait(lambda: traffic.is_done, driver, CATCH_UP_DEADLINE_S, "the events")
-        self._wait_for_pipeline(1, driver, shop)
+        self._wait(lambda: traffic.is_done, driver, lambda: f"{traffic.share:.0%} of the events sent")
+        self._wait_for_pipeline(1, driver)
         return driver
 
     def _run_pipeline(self) -> Process:
@@ -218,25 +228,25 @@ class Story:
             letters[:] = [letter for letter in read_dead_letters(self._bootstrap, topic) if letter.version == 1]
             return len(letters) >= sent
 
-        # They are written behind the batch that they are of.
-        self._wait(are_there, driver, LETTERS_DEADLINE_S, f"{sent} dead letters")
+        # They are written after the batch that they belong to.
+        self._wait(are_there, driver, lambda: f"{len(letters)} of {sent} dead letters")
         for letter in letters[:LETTERS_SHOWN]:
             self._teller.say(f"{letter.origin}: {letter.error}")
             self._teller.quote(letter.content or "(empty)")
         self.judge(
-            f"{sent} broken events were sent, and {len(letters)} dead letters stand in topic {topic}, "
-            "with where each came from and why",
+            f"{sent} broken events were sent, and {len(letters)} dead letters are in topic {topic}, "
+            "each with its origin and the reason",
             [] if len(letters) == sent else [f"{len(letters)} dead letters for {sent} broken events"],
         )
         self._document["dead_letters"] = len(letters)
 
     def _replay(self, shop: Shop) -> Process:
-        self._teller.say("version 1 counts orders that were cancelled; version 2 leaves them out:")
+        self._teller.say("version 1 counts cancelled orders; version 2 leaves them out:")
         self._teller.quote(lines_added(*((_HERE / name).read_text() for name in FILES.values())))
         command = ("pipeline", "replay", FILES[2])
         self._teller.command(f"tidelog {' '.join(command)}")
         process = self._processes.start(*command, log="pipeline-v2.log")
-        self._wait_for_pipeline(2, process, shop)
+        self._wait_for_pipeline(2, process)
         self._teller.say(
             f"{self._sent(shop, BEFORE_PROMOTION):,} events from offset 0 into {RESULTS}.v2, while version 1 stays live"
         )
@@ -256,7 +266,7 @@ class Story:
         }
         found = {kind: output[kind] for kind in expected}
         self.judge(
-            f"these are the {sum(expected.values())} differences that the plain computation has as well",
+            f"these are the same {sum(expected.values())} differences as in the plain computation",
             [] if found == expected else [f"{found} instead of {expected}"],
         )
         self._document["diff"] = found
@@ -267,7 +277,7 @@ class Story:
         end_s = time.monotonic() + COMMAND_DEADLINE_S
         while first.is_running:
             if time.monotonic() > end_s:
-                raise DemoError(f"version 1 still runs after the promotion; what it said is in {first.log}")
+                raise DemoError(f"version 1 is still running after the promotion; see {first.log}")
             self._processes.interruption.wait(LOOK_S)
         self._teller.quote(self._command("pipeline", "history", PIPELINE))
 
@@ -292,9 +302,9 @@ class Story:
         """Hold what stands in the topic against the plain computation."""
         expected, found = self.expect(version, share, shop), read_results(self._bootstrap, RESULTS)
         whole = expected.whole
-        self._teller.say(f"computed plainly: {whole.text()}, in {len(expected.slots):,} minutes and categories")
+        self._teller.say(f"plain computation: {whole.text()}, in {len(expected.slots):,} minutes and categories")
         self.judge(
-            f"topic {RESULTS} says the same for every minute and category",
+            f"topic {RESULTS} has the same for every minute and category",
             differences(found.slots, expected.slots),
         )
         if version == 1:
@@ -310,30 +320,38 @@ class Story:
 
     def judge(self, text: str, wrong: list[str]) -> None:
         if wrong:
-            raise DemoError(f"a check has failed: {text}: no, {shortened(wrong)}")
+            raise DemoError(f"a check failed: {text}: no, {shortened(wrong)}")
         self._teller.good(text)
         self._document["checks"].append(text)
 
     # Waiting
 
-    def _wait_for_pipeline(self, version: int, process: Process, shop: Shop) -> None:
-        """Until the version has read all that is there now."""
+    def _wait_for_pipeline(self, version: int, process: Process) -> None:
+        """Wait until the version has processed all that is in the topics now."""
         with Registry(self._state) as registry:
             ends = self._ends(ORDERS) | self._ends(CLICKS)
+            done = 0
 
             def is_there() -> bool:
+                nonlocal done
                 runs = registry.runs(PIPELINE, version)
                 processed = runs[-1].progress.processed if runs else {}
-                return all(processed.get(key.topic, {}).get(key.partition, 0) >= end for key, end in ends.items())
+                reached = {key: processed.get(key.topic, {}).get(key.partition, 0) for key in ends}
+                done = sum(min(reached[key], end) for key, end in ends.items())
+                return all(reached[key] >= end for key, end in ends.items())
 
-            self._wait(is_there, process, CATCH_UP_DEADLINE_S, f"version {version} to catch up")
+            total = sum(ends.values())
+            self._wait(is_there, process, lambda: f"version {version} has processed {done:,} of {total:,} events")
 
-    def _wait(self, is_there: Callable[[], bool], process: Process, deadline_s: float, what: str) -> None:
-        end_s = time.monotonic() + deadline_s
+    def _wait(self, is_there: Callable[[], bool], process: Process, words: Callable[[], str]) -> None:
+        """Wait as long as what `words` say keeps changing."""
+        watchdog = Watchdog(STANDSTILL_S)
         while not is_there():
             process.check()
-            if time.monotonic() > end_s:
-                raise DemoError(f"waited {deadline_s:.0f} s for {what}; what the pipeline said is in {process.log}")
+            said = words()
+            if watchdog.is_standstill(said):
+                raise DemoError(f"nothing has moved for {STANDSTILL_S:.0f} s ({said}); see {process.log}")
+            self._teller.progress(said)
             self._processes.interruption.wait(LOOK_S)
 
     def _ends(self, topic: str) -> dict[TopicPartition, int]:
@@ -351,16 +369,21 @@ class Story:
         return sum(events.between(0.0, share).num_rows for events in shop)
 
     def _command(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
-        """Run a command that ends, as a user would; gives what it printed."""
+        """Run a command to its end, as a user would, and return what it printed."""
         self._teller.command(f"tidelog {' '.join(arguments)}")
-        return self._processes.run(*arguments, deadline_s=COMMAND_DEADLINE_S).ok(*codes).out
+        began_s = time.monotonic()
+
+        def watch() -> None:
+            self._teller.progress(f"running for {time.monotonic() - began_s:.0f} s")
+
+        return self._processes.run(*arguments, deadline_s=COMMAND_DEADLINE_S, watch=watch).ok(*codes).out
 
     # The end
 
     def _tell_end(self) -> None:
-        where = f"what it wrote is in {self._directory}" if self._is_left else "everything is cleaned up"
+        where = f"what it wrote is in {self._directory}" if self._is_left else "everything was cleaned up"
         self._teller.say("")
-        self._teller.say(f"All of it took {self._teller.seconds:.0f} s; {where}. To go on by hand: tidelog demo --keep")
+        self._teller.say(f"Done in {self._teller.seconds:.0f} s; {where}. To explore by hand: tidelog demo --keep")
 
     def tell_how_to_go_on(self, running: list[Process]) -> None:
         (broker,) = [process.pid for process in running if process.command.startswith("tidelog serve")]
@@ -368,7 +391,7 @@ class Story:
         stopping = [f"tidelog pipeline stop {PIPELINE}", f"kill {broker}", f"rm -r {self._directory}"]
         self._document |= {"go_on": going_on, "stop": stopping}
         self._teller.say("")
-        self._teller.say(f"All of it took {self._teller.seconds:.0f} s, and it is still running. To go on by hand:")
+        self._teller.say(f"Done in {self._teller.seconds:.0f} s, and everything is still running. To explore by hand:")
         for line in going_on:
             self._teller.command(line)
         self._teller.say("")

@@ -1,4 +1,4 @@
-"""How the demo speaks: chapters with what they took, commands as one would type them, and what these print."""
+"""What the demo prints: chapters and how long they took, commands as one would type them, and their output."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.status import Status
 
+PROGRESS_EVERY_S = 10.0
 _LINES_QUOTED = 24
 _LETTERS_QUOTED = 150
 
 
 class Teller:
-    """Tells the story to a terminal in colours, to a file without, or to nobody."""
+    """Prints to a terminal with colours, to a file without, or not at all."""
 
     def __init__(self, *, quietly: bool) -> None:
         self._console = None if quietly else _console()
         self._started_s = time.monotonic()
+        self._status: Status | None = None
+        self._progress_s = self._started_s
         self.chapters: dict[str, float] = {}
-        """What each chapter took, in seconds."""
+        """How long each chapter took, in seconds."""
 
     @property
     def seconds(self) -> float:
@@ -30,30 +34,51 @@ class Teller:
 
     @contextmanager
     def chapter(self, title: str) -> Iterator[None]:
-        began_s = time.monotonic()
+        began_s = self._progress_s = time.monotonic()
         self._print(f"\n[bold cyan]{len(self.chapters) + 1}. {_escaped(title)}[/]")
-        yield
+        try:
+            yield
+        finally:
+            self._end_progress()
         took_s = self.chapters[title] = time.monotonic() - began_s
         self._print(f"   [dim]{took_s:.1f} s, {self.seconds:.0f} s in all[/]")
+
+    def progress(self, text: str) -> None:
+        """How far a step is: a line that changes on a terminal, else a line every now and then."""
+        if self._console is None:
+            return
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status("")
+                self._status.start()
+            self._status.update(f"[dim]{_escaped(text)}[/]")
+        elif time.monotonic() - self._progress_s >= PROGRESS_EVERY_S:
+            self._progress_s = time.monotonic()
+            self._print(f"   ... {_escaped(text)}")
+
+    def _end_progress(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
 
     def say(self, text: str) -> None:
         self._print(f"   {_escaped(text)}")
 
     def good(self, text: str) -> None:
-        """Something that was checked, and is as it must be."""
+        """A check that passed."""
         self._print(f"   [bold green]✓[/] {_escaped(text)}")
 
     def command(self, text: str) -> None:
         self._print(f"   [bold]$ {_escaped(text)}[/]")
 
     def quote(self, text: str) -> None:
-        """What a command has printed."""
+        """The output of a command."""
         lines = text.rstrip().splitlines()
         for line in lines[:_LINES_QUOTED]:
             shown = line if len(line) <= _LETTERS_QUOTED else f"{line[: _LETTERS_QUOTED - 1]}…"
             self._print(f"     [dim]{_escaped(shown)}[/]")
         if len(lines) > _LINES_QUOTED:
-            self._print(f"     [dim]... and {len(lines) - _LINES_QUOTED} lines more[/]")
+            self._print(f"     [dim]... and {len(lines) - _LINES_QUOTED} more lines[/]")
 
     def _print(self, text: str) -> None:
         if self._console is not None:

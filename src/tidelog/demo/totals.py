@@ -1,7 +1,7 @@
-"""What must come of a shop's events, computed plainly: a loop over them in Python, without Spark and without a broker.
+"""The expected results, computed by a plain loop over the events, without Spark and without a broker.
 
-What always holds: it shares no code with the pipelines that it judges, and money is counted in whole cents, so that
-two results are equal or they are not. Events that can't be read are counted and left out.
+What always holds: it shares no code with the pipelines that it checks, and money is counted in whole cents, so that two
+results are either equal or not. Events that can't be read are counted and left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DIFFERENCES_SHOWN = 3
 
 
 class Slot(NamedTuple):
-    """What is counted apart: a minute, as `2026-01-05T12:34:00Z`, and a category."""
+    """A minute, such as `2026-01-05T12:34:00Z`, and a category."""
 
     minute: str
     category: str
@@ -44,7 +44,7 @@ class Totals:
     broken: int = 0
 
     def add(self, topic: str, rows: pa.Table, *, count_cancelled: bool) -> None:
-        """Take in the events of a topic, their documents in the column `value`."""
+        """Add the events of a topic, whose documents are in the column `value`."""
         import orjson
 
         for batch in rows.column("value").chunks:
@@ -79,7 +79,7 @@ class Totals:
 
 
 def _checked(topic: str, event: Any) -> Mapping[str, Any]:
-    """The event when it is one; ValueError, KeyError or TypeError when a field is missing or of another kind."""
+    """The event, if it is one; raises ValueError, KeyError or TypeError if a field is missing or of a wrong type."""
     number = event["order_id" if topic == ORDERS else "click_id"]
     if not isinstance(number, int) or (topic == ORDERS and not isinstance(event["amount_cents"], int)):
         raise TypeError("not a number")
@@ -88,7 +88,7 @@ def _checked(topic: str, event: Any) -> Mapping[str, Any]:
 
 
 def differences(found: Mapping[Slot, Sums], expected: Mapping[Slot, Sums]) -> list[str]:
-    """In words, what is not as it must be; nothing when both are equal."""
+    """The differences in words; empty if both are equal."""
     lines = []
     for slot in sorted(found.keys() | expected.keys()):
         if found.get(slot) != expected.get(slot):
@@ -101,7 +101,7 @@ def _words(sums: Sums | None) -> str:
 
 
 def shortened(lines: Iterable[str]) -> str:
-    """The first few of many lines, and how many there are."""
+    """The first few lines, and how many more there are."""
     every = list(lines)
     more = f" and {len(every) - DIFFERENCES_SHOWN} more" if len(every) > DIFFERENCES_SHOWN else ""
     return "; ".join(every[:DIFFERENCES_SHOWN]) + more

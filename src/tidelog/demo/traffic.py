@@ -1,8 +1,8 @@
-"""The shop's events on their way into the broker, from a thread of their own, as producers of a real shop would be.
+"""Sends the shop's events to the broker from its own thread, as the producers of a real shop would.
 
-What always holds: every event is sent once, in the order of its time, and is stored when the part it belongs to is said
-to be done. Until `go_on` is called the events flow ever more slowly and never run out, so that whatever happens to the
-pipeline meanwhile happens while they flow.
+What always holds: every event is sent once, in the order of its time, and is stored when its part is reported as done.
+Until `go_on` is called, the events flow ever more slowly and never run out, so that whatever happens to the pipeline
+happens while they flow.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tidelog.demo.processes import DemoError
 from tidelog.demo.shop import Shop
 
 SLICE_S = 0.2
-SLOWING_S = 6.0  # after which two thirds of the first part have flowed
+SLOWING_S = 6.0  # after this time, two thirds of the first part have been sent
 FIRST_PART = 0.6  # is never reached before `go_on`
-REST_S = 4.0  # in which the rest flows
+REST_S = 4.0  # the time for the rest
 
 
 class Traffic:
@@ -34,7 +34,7 @@ class Traffic:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._guarded, name="demo-traffic", daemon=True)
         self.share = 0.0
-        """Of all events, what is stored."""
+        """The share of all events that is stored."""
 
     def __enter__(self) -> Self:
         self._began_s = time.monotonic()
@@ -47,7 +47,7 @@ class Traffic:
         self._producer.close(5.0)
 
     def go_on(self) -> None:
-        """Let the rest flow."""
+        """Send the rest."""
         self._going_on_s = time.monotonic()
 
     @property
@@ -57,7 +57,7 @@ class Traffic:
         return self.share >= self._until
 
     def send(self, last: float) -> None:
-        """Send all up to this share now; only when the thread has ended, or from it."""
+        """Send everything up to this share now; only from the thread, or after it has ended."""
         sent = [
             self._producer.send_arrow(events.topic, events.between(self.share, last), timestamp="at")
             for events in self._shop
@@ -70,11 +70,11 @@ class Traffic:
         try:
             while self.share < self._until and not self._ended.wait(SLICE_S):
                 self.send(self._due())
-        except Exception as error:  # noqa: BLE001 - told by is_done, in the story's thread
+        except Exception as error:  # noqa: BLE001 - is_done raises it in the thread of the story
             self._error = error
 
     def _due(self) -> float:
-        """How much is to have flowed by now."""
+        """The share that should have been sent by now."""
         now_s = time.monotonic()
         end_s = self._going_on_s if self._going_on_s is not None else now_s
         first = FIRST_PART * self._until * (1 - math.exp((self._began_s - end_s) / SLOWING_S))
