@@ -1,6 +1,6 @@
-"""Pipelines as code: a Python file says what is read, how it is transformed on Spark, and where results go.
+"""Pipelines as code: a Python file declares what to read, how to transform it on Spark, and where the results go.
 
-Importing this package and declaring a pipeline needs no Spark; running one does.
+You can import this package and declare a pipeline without Spark; you need Spark only to run one.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Records that could not be parsed or processed, on their way to the dead-letter topic, exactly once.
+"""Writes records that could not be parsed or processed to the dead-letter topic, exactly once.
 
-The query itself only counts them, which costs next to nothing. For a finished batch that counted any, or whose count is
-not known, because the process died or did not run it, the offsets of that batch are read again, and what is refused is
-written with the query's id and the batch's id as its identity, so that it is written once however often this is done.
+The query itself only counts them, which costs next to nothing. If a finished batch counted any, or its count is unknown
+because the process died or did not run it, the offsets of that batch are read again and the rejected records are
+written. The write is identified by the query id and the batch id, so it takes effect only once, however often it is
+repeated.
 
-What always holds: batches are gone through in order, and how far is kept in a file that is replaced in one step after
-the write; a batch is never passed over. Key, value and headers of a dead letter are those of the record; what is known
-about it is in headers that are added.
+What always holds: batches are processed in order, and none is skipped; progress is kept in a file that is replaced
+atomically after the write. A dead letter keeps the key, value and headers of the record; what is known about the error
+is added as headers.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as sf
 
+from tidelog.common.durable_files import replace_file
 from tidelog.pipeline.inputs import SourceSettings, refused_of
 from tidelog.pipeline.query_log import QueryLog
 from tidelog.pipeline.rows.decoding import ERROR
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tidelog.pipeline.declaration import Pipeline
     from tidelog.pipeline.versions.registry_rows import Offsets
 
-# The headers of a dead letter, after those that the record had.
+# The headers of a dead letter, which follow the record's own.
 ORIGIN_TOPIC = "tidelog.origin.topic"
 ORIGIN_PARTITION = "tidelog.origin.partition"
 ORIGIN_OFFSET = "tidelog.origin.offset"
@@ -79,12 +80,12 @@ class DeadLetters:
         self._file = progress_file
         self._options = delivery_options
         self._done = self._read_done()
-        # What batches of this run have counted, by input.
+        # How many rows the batches of this run have rejected, by input.
         self._counts: dict[int, Mapping[str, int]] = {}
         self.written = 0
 
     def _read_done(self) -> int:
-        """The last batch that was gone through, -1 before the first; a new checkpoint begins anew."""
+        """The last batch that was processed, -1 before the first; with a new checkpoint, it starts over."""
         try:
             document = json.loads(self._file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -92,17 +93,15 @@ class DeadLetters:
         return int(document["batch_id"]) if document["query_id"] == self._query_id else -1
 
     def _note_done(self, batch_id: int) -> None:
-        temporary = self._file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"query_id": self._query_id, "batch_id": batch_id}), encoding="utf-8")
-        os.replace(temporary, self._file)
+        replace_file(self._file, json.dumps({"query_id": self._query_id, "batch_id": batch_id}))
         self._done = batch_id
 
     def note_counts(self, batch_id: int, counts: Mapping[str, int]) -> None:
-        """How many rows of each input a batch has refused; an input that it did not count is left out."""
+        """Record how many rows of each input a batch has rejected; inputs without a count are left out."""
         self._counts[batch_id] = counts
 
     def deliver(self) -> int:
-        """Write the dead letters of all batches that are finished; how many that were."""
+        """Write the dead letters of all finished batches; returns how many there were."""
         written = 0
         reached = self._done
         for batch_id in self._log.finished():
@@ -121,7 +120,7 @@ class DeadLetters:
         return written
 
     def _suspects(self, batch_id: int) -> list[str]:
-        """The inputs of which a batch has refused rows, or may have."""
+        """The inputs from which a batch has, or may have, rejected rows."""
         counts = self._counts.get(batch_id, {})
         return [name for name in self._pipeline.topic_inputs if counts.get(name) != 0]
 

@@ -1,14 +1,14 @@
-"""What goes wrong with pipelines, told in the words of whoever wrote the pipeline's file."""
+"""Errors of pipelines, in terms that the author of the pipeline's file understands."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """A pipeline can't be loaded, started or kept running; the text is one line and names what to do."""
+    """A pipeline can't be loaded, started or kept running; the message is one line and says what to do."""
 
 
 class DeclarationError(PipelineError, ValueError):
-    """A pipeline's file says something that can't be meant; the text says what would be right."""
+    """There is a mistake in a pipeline's file; the message says how to fix it."""
 
 
 class AlreadyRunningError(PipelineError):
@@ -16,7 +16,7 @@ class AlreadyRunningError(PipelineError):
 
 
 class QueryFailedError(PipelineError):
-    """The query has stopped with an error. `details` is what Spark said, in full."""
+    """The query has stopped with an error. `details` is the full message from Spark."""
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Whether Python works on the executors of a cluster, asked before a query starts: what is missing is told by name."""
+"""Checks before a query starts that Python works on a cluster's executors, and names any packages that are missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REASON = re.compile(r"\w+Error: .{0,200}|Cannot run program \"[^\"]+\"|Python i
 
 
 def check_executors(session: SparkSession) -> None:
-    """Raise PipelineError with what to do when the workers' Python can't run what was sent to it."""
+    """Raise PipelineError, with what to do, if Python on the workers can't run what was sent to it."""
     wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
         [found] = session.sparkContext.parallelize([0], 1).map(_look).collect()
@@ -26,14 +26,14 @@ def check_executors(session: SparkSession) -> None:
         named = _REASON.search(words)
         reason = named.group() if named else words[:200]
         raise PipelineError(
-            f"Python does not work on the executors: {reason}; name one that is on all machines, this one too, with "
-            f"--conf spark.pyspark.python=PATH (Python {wanted})"
+            f"Python does not work on the executors: {reason}; set --conf spark.pyspark.python=PATH to a Python "
+            f"{wanted} that exists on all machines, including this one"
         ) from error
     missing = [name for name in _NEEDED if name not in found["packages"]]
     if missing:
         raise PipelineError(
             f"Python on the executors ({found['executable']}) has no {' and no '.join(missing)}; install what is "
-            f"missing there, or name another Python with --conf spark.pyspark.python=PATH"
+            f"missing there, or choose another Python with --conf spark.pyspark.python=PATH"
         )
 
 

@@ -1,6 +1,6 @@
-"""From what Spark says when a query fails to what its author has to change, with the line of the author's file.
+"""Turns Spark's error when a query fails into a message that tells the author what to change, and in which line.
 
-What always holds: the message is one line; all that Spark said is kept beside it, and its log is named.
+What always holds: the message is one line; Spark's full error is kept in the details, and the message names its log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _PYTHON_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
 _PYTHON_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit))(?:: (?P<words>.*))?$")
-# Looked at from every bracket, as one error stands in the words of another.
+# A lookahead, so that errors nested in the message of another are found as well.
 _CONDITION = re.compile(r"(?=\[(?P<name>[A-Z][A-Z0-9_.]+)\] (?P<words>[^\n]+))")
 _LENGTH_MAX = 400
 # What Spark wraps around the error that matters.
@@ -25,7 +25,7 @@ _WRAPPINGS = ("STREAM_FAILED", "PYTHON_EXCEPTION", "PYTHON_DATA_SOURCE_ERROR", "
 
 
 def transform_failure(error: BaseException, pipeline: Pipeline, file: Path | None) -> QueryFailedError:
-    """The transform raised while the query was put together."""
+    """The transform raised an exception while the query was being built."""
     where = _line_of(error, pipeline, file)
     details = "".join(traceback.format_exception(error))
     return QueryFailedError(f"{where}: {_headline(error)}", details)
@@ -37,15 +37,15 @@ def query_failure(error: BaseException, pipeline: Pipeline, file: Path | None, l
     user_files = _user_files(pipeline, file)
     found = _python_failure(text, user_files)
     if found is not None:
-        hint = "; one bad row stops the query here: TopicInput(map=...) makes such rows dead letters"
+        hint = "; here one bad row stops the query: with TopicInput(map=...), such rows become dead letters"
         message = found + hint
     else:
         message = f"{_place(pipeline, file)}: {reason_of(text)}"
-    return QueryFailedError(f"{message} (all of it is in {log_file})", text)
+    return QueryFailedError(f"{message} (full log: {log_file})", text)
 
 
 def _python_failure(text: str, user_files: set[str]) -> str | None:
-    """The user's own line in the traceback of a Python worker, with what was raised there."""
+    """The line of the user's code in the traceback of a Python worker, with the exception raised there."""
     frames = [match for match in _PYTHON_FRAME.finditer(text) if match["file"] in user_files]
     if not frames:
         return None
@@ -59,7 +59,7 @@ def _python_failure(text: str, user_files: set[str]) -> str | None:
 
 
 def reason_of(text: str) -> str:
-    """The innermost named error of Spark's, or the first line."""
+    """Spark's innermost named error, or the first line of the text."""
     named = [match for match in _CONDITION.finditer(text) if match["name"].split(".")[0] not in _WRAPPINGS]
     if named:
         return f"{named[0]['words']} [{named[0]['name']}]"[:_LENGTH_MAX]
@@ -68,7 +68,7 @@ def reason_of(text: str) -> str:
         if raised is not None and raised["words"]:
             return f"{raised['kind']}: {raised['words']}"[:_LENGTH_MAX]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0][:_LENGTH_MAX] if lines else "the query failed without a word"
+    return lines[0][:_LENGTH_MAX] if lines else "the query failed without a message"
 
 
 def _headline(error: BaseException) -> str:
@@ -94,7 +94,7 @@ def _line_of(error: BaseException, pipeline: Pipeline, file: Path | None) -> str
 
 
 def _place(pipeline: Pipeline, file: Path | None) -> str:
-    """Where the transform begins, when no line is known."""
+    """Where the transform starts, if no line is known."""
     code = getattr(pipeline.transform, "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"

@@ -1,7 +1,7 @@
-"""How the bytes of a topic's values are read as rows, and how rows are written as bytes: the declared side of it.
+"""Declarations of how values are parsed into rows, and how rows are written as values.
 
-What always holds: these are plain values without pyspark, compared by what they say; the same classes serve inputs
-and outputs, and each checks what it was given at once. The work is done by `decoding` and `encoding`.
+What always holds: these are plain values that don't need pyspark and compare by their contents; inputs and outputs use
+the same classes, and each checks its arguments immediately. `decoding` and `encoding` do the work.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Format:
     name: ClassVar[str] = ""
 
     def check_as_input(self, where: str) -> None:
-        """Refuse what can't be read with; `where` names the input."""
+        """Raise DeclarationError if it can't be used for reading; `where` names the input."""
 
     def check_as_output(self, where: str) -> None:
-        """Refuse what can't be written with; `where` names the output."""
+        """Raise DeclarationError if it can't be used for writing; `where` names the output."""
 
 
 @dataclass(frozen=True)
 class Json(Format):
-    """One JSON object a value.
+    """Each value is a JSON object.
 
-    schema: columns as Spark's DDL ("order_id long NOT NULL, price decimal(10,2), at timestamp") or a StructType. An
-        input needs it, an output takes the columns that it gets. A row that lacks a NOT NULL column can't be parsed.
+    schema: the columns as Spark DDL ("order_id long NOT NULL, price decimal(10,2), at timestamp") or a StructType.
+        Required for inputs; outputs write the columns they get. A row that lacks a NOT NULL column can't be parsed.
     options: those of Spark's from_json and to_json, for example {"timestampFormat": "yyyy-MM-dd HH:mm:ss"}.
     """
 
@@ -43,18 +43,18 @@ class Json(Format):
 
     def check_as_input(self, where: str) -> None:
         if self.schema is None:
-            raise DeclarationError(f"{where}: Json() needs a schema to read with, as in Json('id long, name string')")
+            raise DeclarationError(f"{where}: Json() needs a schema for reading, such as Json('id long, name string')")
 
 
 @dataclass(frozen=True)
 class Avro(Format):
-    """One Avro record a value, with or without a schema registry.
+    """Each value is an Avro record, with or without a schema registry.
 
-    schema: the schema as JSON text, as the object that the text holds, or as the Path of an .avsc file. Values are read
-        with it (the writers' own schemas are resolved to it when there is a registry), or written with it.
-    registry: the address of a schema registry, or its settings as a dict with "url"; values then begin with the id of
-        their schema. Without `schema` an input reads by the latest schema of the subject at the time it starts.
-    subject: where in the registry; by default "<topic>-value".
+    schema: the schema as JSON text, as a parsed JSON object, or as the Path of an .avsc file. It is used to read values
+        (with a registry, the writer's schema is resolved to it) or to write them.
+    registry: the URL of a schema registry, or its settings as a dict with "url"; values then start with the id of their
+        schema. Without `schema`, an input uses the latest schema of the subject at the time it starts.
+    subject: the subject in the registry; by default "<topic>-value".
     """
 
     name: ClassVar[str] = "avro"
@@ -75,21 +75,21 @@ class Avro(Format):
 
     def check_as_input(self, where: str) -> None:
         if self.schema is None and self.registry is None:
-            raise DeclarationError(f"{where}: Avro() needs schema=... or registry='http://...' to read with")
+            raise DeclarationError(f"{where}: Avro() needs schema=... or registry='http://...' for reading")
 
     def check_as_output(self, where: str) -> None:
         if self.schema is None and self.registry is None:
-            raise DeclarationError(f"{where}: Avro() needs schema=... or registry='http://...' to write with")
+            raise DeclarationError(f"{where}: Avro() needs schema=... or registry='http://...' for writing")
 
 
 @dataclass(frozen=True)
 class Protobuf(Format):
-    """One Protobuf message a value, with or without a schema registry.
+    """Each value is a Protobuf message, with or without a schema registry.
 
-    message: the generated class; or the message's full name, to be found in `descriptor`.
-    descriptor: a file of descriptors (protoc --descriptor_set_out=FILE --include_imports), as Path or bytes.
-    registry: the address of a schema registry, or its settings as a dict with "url"; values then begin with the id of
-        their schema and the path of the message in it. A reader needs `message` all the same.
+    message: the generated class, or the full name of a message in `descriptor`.
+    descriptor: a descriptor set (protoc --descriptor_set_out=FILE --include_imports), as a Path or bytes.
+    registry: the URL of a schema registry, or its settings as a dict with "url"; values then start with the id of their
+        schema and the path of the message in it. Reading still needs `message`.
     """
 
     name: ClassVar[str] = "protobuf"
@@ -104,10 +104,10 @@ class Protobuf(Format):
 
     def _check(self, where: str) -> None:
         if self.message is None:
-            raise DeclarationError(f"{where}: Protobuf() needs message=, the generated class or the message's name")
+            raise DeclarationError(f"{where}: Protobuf() needs message=, a generated class or the name of a message")
         if isinstance(self.message, str) and self.descriptor is None:
             raise DeclarationError(
-                f"{where}: Protobuf(message={self.message!r}) needs descriptor=Path(...) to find the message in; "
+                f"{where}: Protobuf(message={self.message!r}) needs descriptor=Path(...), which defines the message; "
                 f"protoc --descriptor_set_out=FILE --include_imports writes one"
             )
 
@@ -120,13 +120,13 @@ class Protobuf(Format):
 
 @dataclass(frozen=True)
 class Text(Format):
-    """Values as text in UTF-8: one column `value`, of strings. Other bytes can't be parsed."""
+    """Values are UTF-8 text, in a string column `value`. Invalid UTF-8 can't be parsed."""
 
     name: ClassVar[str] = "text"
 
 
 @dataclass(frozen=True)
 class Raw(Format):
-    """Bytes as they are: columns `key` and `value`, of binary. Every record can be read."""
+    """Plain bytes, in binary columns `key` and `value`. Every record can be read."""
 
     name: ClassVar[str] = "raw"

@@ -1,7 +1,7 @@
-"""From declared inputs to DataFrames: streams of the rows that could be parsed, and the refused ones read again.
+"""Turns declared inputs into DataFrames: streams of the rows that could be parsed, and batches of rejected records.
 
-What always holds: which rows are refused is decided in one place, `_judged`, for the stream and for whoever reads the
-same offsets again; a stream never has refused rows, and counts them in its metric `dead_letters_<input>`.
+What always holds: one function, `_judged`, decides which rows are rejected, both for the stream and when the same
+offsets are read again; a stream never contains rejected rows, and counts them in its metric `dead_letters_<input>`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tidelog.pipeline.versions.registry_rows import Offsets
 
-# What the source gives for each column beside the value; `_key` of an input is `key` of the source.
+# The source's columns besides the value, and their types; `_key` of an input is `key` of the source.
 _SOURCE_TYPES = {
     "key": "binary",
     "topic": "string",
@@ -41,7 +41,7 @@ DEAD_LETTERS_METRIC = "dead_letters_"
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What the source of every input is told."""
+    """Settings for the sources of all inputs."""
 
     bootstrap: str
     group: str | None = None
@@ -77,7 +77,7 @@ def stream_of(
 def refused_of(
     spark: SparkSession, name: str, declared: TopicInput, source: SourceSettings, start: Offsets, end: Offsets
 ) -> DataFrame:
-    """The records of these offsets that `stream_of` left out: columns of the record, and the error as ERROR."""
+    """The records in these offsets that `stream_of` left out: the columns of the record, and the error as ERROR."""
     decoder = decoder_of(declared.format, declared.topics, f"input {name!r}")
     assigned = {topic: sorted(partitions) for topic, partitions in end.items()}
     reader = spark.read.format("tidelog").schema(_schema(_SOURCE_TYPES, "binary"))
@@ -97,7 +97,7 @@ def refused_of(
 
 
 def _judged(records: DataFrame, name: str, declared: TopicInput, decoder: Decoder, carried: list[str]) -> DataFrame:
-    """The columns of the format, or of `map`, beside those carried, and ERROR for what is refused."""
+    """The columns of the format, or of `map`, plus the carried ones, plus ERROR, which is set for rejected rows."""
     value = sf.col(_VALUE)
     if declared.tombstones == "skip":
         records = records.where(value.isNotNull())
@@ -112,14 +112,14 @@ def _judged(records: DataFrame, name: str, declared: TopicInput, decoder: Decode
     if declared.map is None:
         return rows
     made = _made_schema(declared, decoder, f"input {name!r}")
-    # The bytes that the row came from are not shown to the function, only carried along.
+    # The function doesn't see the original bytes of the row; they are only carried along.
     return apply_map(rows, declared.map, decoder.schema, made, carried, ERROR)
 
 
 def _error(declared: TopicInput, decoder: Decoder, value: Column, parsed: Column) -> Column:
     found = decoder.error(value, parsed)
     if found is None:
-        return sf.lit(None).cast("string")  # raw bytes: a null is a value like any other
+        return sf.lit(None).cast("string")  # for raw bytes, null is a value like any other
     if declared.tombstones == "dead-letter":
         return sf.when(value.isNull(), sf.lit(TOMBSTONE)).otherwise(found)
     if declared.tombstones == "keep":
@@ -134,7 +134,7 @@ def _made_schema(declared: TopicInput, decoder: Decoder, where: str) -> StructTy
         made = decoder.schema
     for column in made.names:
         if column in META_COLUMNS and column in declared.meta_columns:
-            raise DeclarationError(f"{where}: the column {column!r} is there twice; leave it out of meta")
+            raise DeclarationError(f"{where}: the column {column!r} occurs twice; leave it out of meta")
     return made
 
 
@@ -144,11 +144,11 @@ def _with_watermark(rows: DataFrame, name: str, declared: TopicInput) -> DataFra
     column, delay = declared.watermark
     if column not in rows.columns:
         raise DeclarationError(
-            f"input {name!r}: watermark names the column {column!r}, but there are {', '.join(rows.columns)}"
+            f"input {name!r}: watermark uses the column {column!r}, but the columns are {', '.join(rows.columns)}"
         )
     if not rows.schema[column].dataType.simpleString().startswith("timestamp"):
         kind = rows.schema[column].dataType.simpleString()
-        raise DeclarationError(f"input {name!r}: watermark needs a column of timestamps, but {column} is {kind}")
+        raise DeclarationError(f"input {name!r}: watermark needs a timestamp column, but {column} is {kind}")
     return rows.withWatermark(column, delay)
 
 

@@ -1,8 +1,8 @@
-"""From a pipeline's file to the pipelines that it declares.
+"""Loads the pipelines that a file declares.
 
-What always holds: the file runs as a module of its own name with its directory first on the path, so that modules
-beside it can be imported and so that executors find its functions under the same names; what the file raises is told
-with the line of the file where it happened. Loading connects to nothing.
+What always holds: the file runs as a module named after it, with its directory first on the path, so that it can import
+modules next to it and executors find its functions under the same names; exceptions are reported with the line of the
+file where they were raised. Loading makes no connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODULE_NAME = re.compile(r"[^0-9a-zA-Z_]")
 
 
 def load(file: str | Path, name: str | None = None) -> Pipeline:
-    """The pipeline of a file; where it declares several, `name` says which."""
+    """The pipeline that a file declares; if it declares several, `name` selects one."""
     pipelines = load_all(file)
     if name is not None:
         for pipeline in pipelines:
@@ -33,12 +33,12 @@ def load(file: str | Path, name: str | None = None) -> Pipeline:
         raise DeclarationError(f"{file} declares no pipeline {name!r}; {hint}")
     if len(pipelines) > 1:
         names_text = ", ".join(pipeline.name for pipeline in pipelines)
-        raise DeclarationError(f"{file} declares {len(pipelines)} pipelines ({names_text}); say which with --name")
+        raise DeclarationError(f"{file} declares {len(pipelines)} pipelines ({names_text}); choose one with --name")
     return pipelines[0]
 
 
 def load_all(file: str | Path) -> list[Pipeline]:
-    """All pipelines that are module-level names of the file, in its order."""
+    """All pipelines that are module-level names in the file, in order."""
     path = Path(file)
     if path.is_dir():
         raise DeclarationError(f"{file} is a directory; give the Python file that declares the pipeline")
@@ -49,15 +49,15 @@ def load_all(file: str | Path) -> list[Pipeline]:
     loaded = sys.modules.get(module_name)
     if loaded is not None and Path(getattr(loaded, "__file__", None) or "/").resolve() != path:
         raise DeclarationError(
-            f"{file} can't be called that: a module {module_name!r} is loaded already; rename the file"
+            f"{file} can't have this name, because a module {module_name!r} is already loaded; rename the file"
         )
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise DeclarationError(f"{file} is no Python file; its name is to end in .py")
+        raise DeclarationError(f"{file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    # Known under its name while it runs: what it defines is found by that name again, also on executors.
+    # Registered before it runs, so that what it defines can be found by name, also on executors.
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
@@ -80,12 +80,12 @@ def load_all(file: str | Path) -> list[Pipeline]:
 
 
 def module_name_of(path: Path) -> str:
-    """Under which name a file's functions are found."""
+    """The name of the module that a file is loaded as."""
     return _MODULE_NAME.sub("_", path.stem) or "pipeline"
 
 
 def describe_failure(error: BaseException, path: Path) -> str:
-    """What went wrong, with the line of the user's file that had to do with it."""
+    """What went wrong, with the line of the user's file that caused it."""
     message = f"{type(error).__name__}: {error}" if not isinstance(error, DeclarationError) else str(error)
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno}: {error.msg}"
@@ -96,6 +96,6 @@ def describe_failure(error: BaseException, path: Path) -> str:
 
 
 def _is_near(filename: str, path: Path) -> bool:
-    """Whether a line of a traceback is of the user's: the file itself or a module beside it."""
+    """Whether a line of a traceback belongs to the user: the file itself or a module next to it."""
     other = Path(filename)
     return other == path or (path.parent in other.parents and "site-packages" not in other.parts)

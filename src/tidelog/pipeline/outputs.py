@@ -1,9 +1,10 @@
-"""Where rows go: the declared side of topics, Parquet and Delta tables, PostgreSQL and SQLite.
+"""Declarations of where rows go: topics, Parquet and Delta tables, PostgreSQL and SQLite.
 
-What always holds: these are plain values without pyspark. A table's rows are never at the declared name itself but in a
-place of the version that wrote them, `<name>__v<version>`; the declared name is a pointer to one of those places (a
-symbolic link to a directory, a view of a table), which `switch_to` moves in one step. A topic has no pointer: a live
-version writes to the topic itself, one that runs beside it to `<topic>.v<version>`.
+What always holds: these are plain values that don't need pyspark. The rows of a table are never stored under the
+declared name itself, but in a location that belongs to the version that wrote them, `<name>__v<version>`. The declared
+name is a pointer to one of those locations (a symbolic link to a directory, or a view of a table), which `switch_to`
+moves in one step. A topic has no pointer: the live version writes to the topic itself, and a version that runs beside
+it writes to `<topic>.v<version>`.
 """
 
 from __future__ import annotations
@@ -39,38 +40,38 @@ class Output(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What tells this output apart from the others of its pipeline, the same in all versions."""
+        """Identifies this output among those of its pipeline; the same in all versions."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """The declared place, for people."""
+        """The declared location, in readable form."""
 
     @abstractmethod
     def shadow(self, version: int) -> Self:
-        """The place into which this version writes while it runs beside a live one."""
+        """Where this version writes while it runs beside a live one."""
 
     @abstractmethod
     def live(self, version: int) -> Self:
-        """The place into which this version writes when it is the live one."""
+        """Where this version writes when it is live."""
 
     @abstractmethod
     def check(self, where: str, output_mode: str) -> None:
-        """Refuse what can't be meant; `where` names pipeline and output."""
+        """Raise DeclarationError if there is a mistake; `where` names the pipeline and the output."""
 
 
 @dataclass(frozen=True)
 class TopicOutput(Output):
     """A topic.
 
-    mode: "append" writes every row as a record; "upsert" writes rows under their key into a compacted topic, which is
-        made so when it is missing, and is written right after an update: the last record of a key is its row.
-    key: the columns whose values are the record's key. One column of text or numbers is written as its text, several
-        (or any other) as a JSON object. Without it records have no key.
-    format: how a row becomes a value: Json(), Avro(...), Protobuf(...); Text() and Raw() take the column `value`.
-    deleted: a column of booleans; a row for which it is true is written as a tombstone (upsert only).
+    mode: "append" writes every row as a record; "upsert" writes rows by key into a compacted topic, which is created if
+        it is missing: the last record of a key is its current row.
+    key: the columns that form the record key. A single text or number column is written as text, anything else as a
+        JSON object. Without it, records have no key.
+    format: how to write a row as a value: Json(), Avro(...), Protobuf(...); Text() and Raw() use the column `value`.
+    deleted: a boolean column; where it is true, a tombstone is written (upsert only).
     headers: a column of Spark's header type (array<struct<key string, value binary>>).
-    partitions, replication_factor, configs: for a topic that has to be made; by default the broker's.
+    partitions, replication_factor, configs: used if the topic has to be created; by default those of the broker.
     """
 
     kind: ClassVar[Literal["topic", "table"]] = "topic"
@@ -104,36 +105,36 @@ class TopicOutput(Output):
         return dataclasses.replace(self, topic=self.name, declared=self.name)
 
     def check(self, where: str, output_mode: str) -> None:
-        problem = topic_name_problem(self.topic) if isinstance(self.topic, str) else f"{self.topic!r} is no topic"
+        problem = topic_name_problem(self.topic) if isinstance(self.topic, str) else f"{self.topic!r} is not a topic"
         if problem is not None:
             raise DeclarationError(f"{where}: {problem}")
         _check_mode(self, where)
         if not isinstance(self.format, Format):
-            raise DeclarationError(f"{where}: format is to be Json(), Avro(...), Protobuf(...), Text() or Raw()")
+            raise DeclarationError(f"{where}: format must be Json(), Avro(...), Protobuf(...), Text() or Raw()")
         self.format.check_as_output(where)
 
 
 class TableOutput(Output):
-    """What tables share: a place for each version, and a pointer from the declared name to one of them."""
+    """What tables share: a location for each version, and a pointer from the declared name to one of them."""
 
     kind: ClassVar[Literal["topic", "table"]] = "table"
     version: int | None
 
     @abstractmethod
     def current_version(self) -> int | None:
-        """Which version readers of the declared name see; None before any."""
+        """The version that readers of the declared name see, or None if there is none yet."""
 
     @abstractmethod
     def switch_to(self, version: int) -> int | None:
-        """Let readers of the declared name see this version from now on; gives the one that they saw."""
+        """Make readers of the declared name see this version from now on; returns the previous one."""
 
     @abstractmethod
     def read_arrow(self) -> pa.Table:
-        """All committed rows of this place: call it on what `live` or `shadow` gave."""
+        """All committed rows of one version; call it on the result of `live` or `shadow`."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Remove this version's place with its rows; the pointer must be elsewhere."""
+        """Remove this version's rows; the pointer must be elsewhere."""
 
     def live(self, version: int) -> Self:
         return dataclasses.replace(self, version=version)  # type: ignore[type-var]  # the subclasses are dataclasses
@@ -143,15 +144,15 @@ class TableOutput(Output):
 
     def placed_version(self) -> int:
         if self.version is None:
-            raise ValueError(f"{self.address} has a place for each version: ask live(version) for one")
+            raise ValueError(f"{self.address} has a location for each version: get one with live(version)")
         return self.version
 
 
 @dataclass(frozen=True)
 class _FileTable(TableOutput):
-    """A directory on a disk that driver and executors share."""
+    """A directory on a disk that the driver and the executors share."""
 
-    # What of a version's place readers are shown.
+    # The part of a version's location that readers see.
     inside: ClassVar[str] = ""
 
     path: str | Path
@@ -183,11 +184,11 @@ class _FileTable(TableOutput):
 
     def check(self, where: str, output_mode: str) -> None:
         if "://" in str(self.path):
-            raise DeclarationError(f"{where}: path={str(self.path)!r} is to be a directory, not an address")
+            raise DeclarationError(f"{where}: path={str(self.path)!r} must be a directory, not a URL")
         _check_mode(self, where)
         _check_repeats(self, where, output_mode)
         if self.compact_files < 2:
-            raise DeclarationError(f"{where}: compact_files={self.compact_files} is to be at least 2")
+            raise DeclarationError(f"{where}: compact_files={self.compact_files} must be at least 2")
 
     def current_version(self) -> int | None:
         from tidelog.pipeline.tables.table_pointer import pointed_version
@@ -207,12 +208,12 @@ class _FileTable(TableOutput):
 
 @dataclass(frozen=True)
 class ParquetOutput(_FileTable):
-    """A directory of Parquet files, which any reader of Parquet can read, exactly once.
+    """A directory of Parquet files, written exactly once, that any Parquet reader can read.
 
-    path: the directory that readers are given; it is a symbolic link to the version's own.
-    mode: "append", or "upsert" by `key` (the table is written anew with each batch: for tables that stay small).
-    deleted: a column of booleans; true removes the row of that key (upsert only).
-    compact_files: when so many files are smaller than `target_file_bytes`, they are joined.
+    path: the directory for readers; it is a symbolic link to that of the current version.
+    mode: "append", or "upsert" by `key` (which rewrites the table in each batch: for tables that stay small).
+    deleted: a boolean column; true removes the row with that key (upsert only).
+    compact_files: once this many files are smaller than `target_file_bytes`, they are compacted.
     """
 
     inside: ClassVar[str] = "current"
@@ -227,10 +228,10 @@ class ParquetOutput(_FileTable):
 class DeltaOutput(_FileTable):
     """A Delta table, written without a jar, exactly once.
 
-    path: the directory that readers are given; it is a symbolic link to the version's own.
-    mode: "append", or "upsert" by `key` (Delta's merge).
-    deleted: a column of booleans; true removes the row of that key (upsert only).
-    compact_files: when so many files are smaller than `target_file_bytes`, they are joined.
+    path: the directory for readers; it is a symbolic link to that of the current version.
+    mode: "append", or "upsert" by `key` (with Delta's merge).
+    deleted: a boolean column; true removes the row with that key (upsert only).
+    compact_files: once this many files are smaller than `target_file_bytes`, they are compacted.
     """
 
     def read_arrow(self) -> pa.Table:
@@ -240,9 +241,9 @@ class DeltaOutput(_FileTable):
 
 
 class _DatabaseTable(TableOutput):
-    """A table of a database, over a connection for each question."""
+    """A database table; opens a connection for each operation."""
 
-    table: str  # no field of its own, which would come before those of the classes below
+    table: str  # not a dataclass field here, because it would come before those of the subclasses
 
     def __post_init__(self) -> None:
         _list_key(self)
@@ -284,11 +285,11 @@ class _DatabaseTable(TableOutput):
 class PostgresOutput(_DatabaseTable):
     """A table in PostgreSQL, inserted or updated by key, exactly once.
 
-    url: as psycopg takes it, "postgresql://user@host/database"; leave a password to PGPASSWORD or ~/.pgpass.
-    table: the name that readers use; it is a view of the version's own table.
+    url: in psycopg's form, "postgresql://user@host/database"; put the password in PGPASSWORD or ~/.pgpass.
+    table: the name for readers; it is a view of the table of the current version.
     key: the primary key.
     mode: "upsert", or "append" (then `key` may be empty).
-    deleted: a column of booleans; true deletes the row of that key (upsert only).
+    deleted: a boolean column; true deletes the row with that key (upsert only).
     """
 
     url: str
@@ -312,11 +313,11 @@ class PostgresOutput(_DatabaseTable):
 class SqliteOutput(_DatabaseTable):
     """A table in an SQLite file, inserted or updated by key, exactly once.
 
-    path: the file; it is made when it is missing.
-    table: the name that readers use; it is a view of the version's own table.
+    path: the file; it is created if it is missing.
+    table: the name for readers; it is a view of the table of the current version.
     key: the primary key.
     mode: "upsert", or "append" (then `key` may be empty).
-    deleted: a column of booleans; true deletes the row of that key (upsert only).
+    deleted: a boolean column; true deletes the row with that key (upsert only).
     """
 
     path: str | Path
@@ -337,16 +338,16 @@ class SqliteOutput(_DatabaseTable):
 
 
 def _list_key(output: Any) -> None:
-    """One column may be given as a text."""
+    """A single column may be given as a string."""
     key = (output.key,) if isinstance(output.key, str) else tuple(output.key)
     object.__setattr__(output, "key", key)
 
 
 def _check_mode(output: Any, where: str) -> None:
     if output.mode not in ("append", "upsert"):
-        raise DeclarationError(f"{where}: mode={output.mode!r} is not 'append' or 'upsert'")
+        raise DeclarationError(f"{where}: mode={output.mode!r} must be 'append' or 'upsert'")
     if output.mode == "upsert" and not output.key:
-        raise DeclarationError(f"{where}: mode='upsert' needs the columns of the key, as in key=['order_id']")
+        raise DeclarationError(f"{where}: mode='upsert' needs key columns, such as key=['order_id']")
     if output.deleted is not None and output.mode != "upsert":
         raise DeclarationError(f"{where}: deleted={output.deleted!r} needs mode='upsert': an append can't remove a row")
 
@@ -354,11 +355,11 @@ def _check_mode(output: Any, where: str) -> None:
 def _check_repeats(output: Any, where: str, output_mode: str) -> None:
     if output.mode == "append" and output_mode != "append":
         raise DeclarationError(
-            f"{where}: output_mode={output_mode!r} gives a row again when it changes, which mode='append' would add "
-            f"beside the old one; say mode='upsert' with a key"
+            f"{where}: output_mode={output_mode!r} emits a row again when it changes, and mode='append' would keep the "
+            f"old one as well; use mode='upsert' with a key"
         )
 
 
 def _check_table_name(table: object, where: str) -> None:
     if not isinstance(table, str) or not all(part.isidentifier() for part in table.split(".")) or len(table) > 50:
-        raise DeclarationError(f"{where}: table={table!r} is to be a plain name (letters, digits, '_'), at most 50")
+        raise DeclarationError(f"{where}: table={table!r} must be a plain name of up to 50 letters, digits and '_'")

@@ -1,6 +1,6 @@
-"""From what Spark tells about a query after each micro-batch to the progress that the registry keeps.
+"""Turns Spark's report after each micro-batch into the progress that the registry keeps.
 
-What always holds: rows and dead letters are counted since the run began; offsets are the next to read.
+What always holds: rows and dead letters are counted since the start of the run; offsets are the next to read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProgressReader:
-    """Follows one query. `news` gives each batch once, in order."""
+    """Follows one query. `news` returns each batch once, in order."""
 
     def __init__(self, query: StreamingQuery, processed: Offsets) -> None:
         self._query = query
@@ -27,7 +27,7 @@ class ProgressReader:
         self.rows = 0
 
     def news(self) -> list[dict[str, Any]]:
-        """What Spark has told since the last call, oldest first; of an idle query nothing."""
+        """What Spark has reported since the last call, oldest first; nothing if the query is idle."""
         last = _document(self._query.lastProgress)
         if last is None or last == self._latest:
             return []
@@ -53,7 +53,7 @@ class ProgressReader:
         return [by_batch[batch_id] for batch_id in sorted(by_batch)]
 
     def progress(self, document: Mapping[str, Any], ends: Offsets, dead_letters: int) -> Progress:
-        """The values of the registry, after this batch."""
+        """The progress after this batch, for the registry."""
         operators = document.get("stateOperators") or []
         return Progress(
             batch_id=document["batchId"],
@@ -74,7 +74,7 @@ def batch_ms(document: Mapping[str, Any]) -> int:
 
 
 def refused_counts(document: Mapping[str, Any]) -> dict[str, int]:
-    """How many rows of each input a batch refused; inputs that it did not count are left out."""
+    """How many rows of each input a batch rejected; inputs without a count are left out."""
     observed = document.get("observedMetrics") or {}
     return {
         name.removeprefix(DEAD_LETTERS_METRIC): int(row["rows"])
@@ -84,7 +84,7 @@ def refused_counts(document: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _is_batch(document: Mapping[str, Any]) -> bool:
-    """Spark also tells that there was nothing to do, under the number of the batch to come."""
+    """Spark also reports that there was nothing to do, under the number of the next batch."""
     return "addBatch" in (document.get("durationMs") or {})
 
 

@@ -1,7 +1,8 @@
-"""What the checkpoint of a query says: which batches were planned, over which offsets, and which are finished.
+"""Reads from the checkpoint of a query which batches were planned, over which offsets, and which are finished.
 
-What always holds: it is only read here, by Hadoop's file systems, so wherever Spark can write it. The files are
-Spark's: `offsets/N` has a line for each source after two of its own, `commits/N` is there when batch N is done.
+What always holds: the checkpoint is only read, through Hadoop's file systems, so it works wherever Spark can write one.
+The files are Spark's: `offsets/N` has two header lines and then a line for each source; `commits/N` exists once batch N
+is done.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ class QueryLog:
         return sorted(int(each) for each in names if each.isdigit())
 
     def finished(self) -> list[int]:
-        """Batches that are done, of those that Spark still keeps."""
+        """The finished batches that Spark still keeps."""
         return self._batch_ids("commits")
 
     def planned(self) -> list[int]:
-        """Batches whose offsets are decided, of those that Spark still keeps."""
+        """The planned batches that Spark still keeps."""
         return self._batch_ids("offsets")
 
     def _sources(self, batch_id: int) -> list[Offsets]:
@@ -53,7 +54,7 @@ class QueryLog:
             text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
-        # A version and the query's own values come first.
+        # The first two lines are a version and the query's own values.
         lines = text.splitlines()[2:]
         return [{} if line == _NO_OFFSETS else offsets_from_json(json.loads(line)) for line in lines]
 

@@ -1,9 +1,9 @@
-"""Running a pipeline: one process, one query of Spark's, until it is stopped or has read all there is.
+"""Runs a pipeline: one process with one Spark query, until it is stopped or has read everything.
 
-What always holds: one run of a version at a time (its lock); the checkpoint of a version is its own, in
-`<state>/<name>/v<version>/checkpoint/main`, and whatever way a run ended, the next goes on exactly behind the last
-finished batch; after each batch the registry is told. A stop takes effect between two batches: the source is told to
-offer nothing more, and the query is ended when it rests.
+What always holds: a version has at most one run at a time (it holds a lock); each version has its own checkpoint, in
+`<state>/<name>/v<version>/checkpoint/main`, and however a run ended, the next one resumes exactly after the last
+finished batch; progress is written to the registry after each batch. A stop takes effect between two batches: the
+source is told to offer nothing more, and the query is stopped once it is idle.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidelog.client.admin.admin import Admin
 from tidelog.client.errors import ClientError
+from tidelog.common.durable_files import replace_file
 from tidelog.pipeline.dead_letters import DeadLetters
 from tidelog.pipeline.declaration import SESSION_PARAMETER, Pipeline
 from tidelog.pipeline.errors import DeclarationError, PipelineError
@@ -58,14 +59,14 @@ class PipelineRun:
 
         PipelineRun(pipeline, bootstrap="127.0.0.1:9092", state_dir="state", once=True).run()
 
-    `run` blocks until the end and raises what went wrong; `start`, `wait` and `stop` are for whoever does something
-    else meanwhile. With `spark` the pipeline runs in a session that is there already.
+    `run` blocks until the end and raises an exception if the run failed; use `start`, `wait` and `stop` to do other
+    things in the meantime. With `spark`, the pipeline runs in an existing session.
 
-    role: "live" writes where readers look, "shadow" to places of the version's own (`Output.shadow`).
-    once: end when all that was there at the start is processed.
+    role: "live" writes to the declared outputs, "shadow" to the version's own locations (`Output.shadow`).
+    once: end when everything that was there at the start has been processed.
     stop_at: end after the first batch that has reached these offsets.
-    limit_file: a file with the number of rows that the next micro-batch may have at most; see the source's option.
-    file: where the pipeline was declared, for the registry and for what goes wrong.
+    limit_file: a file with the maximum number of rows of the next micro-batch; see the source's option.
+    file: the file that declares the pipeline, for the registry and for error messages.
     on_progress: called after each batch, in the run's own thread.
     """
 
@@ -115,15 +116,15 @@ class PipelineRun:
     # For users
 
     def run(self, *, handle_signals: bool = False) -> None:
-        """Run to the end. With `handle_signals` the first SIGINT or SIGTERM asks for a stop, a second SIGINT ends the
-        batch that runs."""
+        """Run to the end. With `handle_signals`, the first SIGINT or SIGTERM requests a stop, and a second SIGINT
+        interrupts the current batch."""
         self._begin()
         with self._signals() if handle_signals else contextlib.nullcontext():
             while not self.wait(timeout=0.5):
                 pass
 
     def start(self) -> None:
-        """Begin, and return when the query runs; raises what keeps it from running."""
+        """Start the run, and return once the query is running; raises an exception if it can't run."""
         self._begin()
         while not self._ready.wait(0.1):
             if self._thread is None or not self._thread.is_alive():
@@ -132,9 +133,9 @@ class PipelineRun:
             self.wait()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the run has ended by then; raises what went wrong with it."""
+        """Wait for the run to end, and return whether it has; raises an exception if it failed."""
         if self._thread is None:
-            raise PipelineError("this run was not started")
+            raise PipelineError("this run has not been started")
         self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -143,17 +144,17 @@ class PipelineRun:
         return True
 
     def request_stop(self) -> None:
-        """Ask for the end after the batch that runs; returns at once."""
+        """Request a stop after the current batch; returns immediately."""
         self._stop_asked.set()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End after the batch that runs; whether it has ended by then."""
+        """Stop after the current batch; returns whether the run has ended in time."""
         self.request_stop()
         return self.wait(timeout)
 
     @property
     def dead_letters(self) -> str:
-        """The topic for refused records; a shadow's are kept apart, as the live version refuses its own."""
+        """The topic for rejected records; a shadow has its own, because the live version rejects records as well."""
         topic = self.pipeline.dead_letters
         return topic if self.role == "live" else f"{topic}.v{self.pipeline.version}"
 
@@ -165,7 +166,7 @@ class PipelineRun:
 
     def _begin(self) -> None:
         if self._thread is not None:
-            raise PipelineError("this run was started already; make a new PipelineRun")
+            raise PipelineError("this run has already been started; create a new PipelineRun")
         self._thread = threading.Thread(target=self._guarded, name=f"pipeline {self.pipeline.name}", daemon=True)
         self._thread.start()
 
@@ -239,7 +240,7 @@ class PipelineRun:
         return self.open_session(), True
 
     def open_session(self) -> SparkSession:
-        """A session with this run's settings, for it alone or for several runs one after another."""
+        """A session with this run's settings, which several runs can use one after another."""
         conf = settings_for(self.master, self._path_settings(), self.pipeline.options, self.conf)
         name = f"{self.pipeline.name} v{self.pipeline.version}"
         session = start_session(name, self.master, conf, self.log_file)
@@ -248,7 +249,7 @@ class PipelineRun:
         return session
 
     def _send_functions(self) -> None:
-        """Executors of a session that others have started don't find the pipeline's modules: its functions travel."""
+        """Send functions by value, because the executors of an existing session can't find the pipeline's modules."""
         from pyspark import cloudpickle
 
         maps = [declared.map for declared in self.pipeline.topic_inputs.values()]
@@ -259,7 +260,7 @@ class PipelineRun:
                 cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
 
     def _path_settings(self) -> dict[str, str]:
-        """Where executors find the modules beside the pipeline's file: in its directory, or in what is sent to them."""
+        """Where executors find the modules next to the pipeline's file: in its directory, or in the shipped archive."""
         if not is_local(self.master):
             return shipping_settings(self.file, self.home)
         return {} if self.file is None else {_PYTHON_PATH: str(self.file.parent)}
@@ -274,7 +275,7 @@ class PipelineRun:
         group = self.pipeline.group if self.role == "live" else f"{self.pipeline.group}.v{self.pipeline.version}"
         source = SourceSettings(self.bootstrap, group, str(self.limit_file))
         frames = {
-            # A query with a checkpoint goes on from there; partitions may have been added since the start was decided.
+            # A query with a checkpoint resumes from there, and partitions added since then start at the earliest.
             name: stream_of(session, name, declared, source, starts[name] if is_new else "earliest")
             for name, declared in self.pipeline.topic_inputs.items()
         }
@@ -313,8 +314,7 @@ class PipelineRun:
             raise transform_failure(error, self.pipeline, self.file) from error
 
     def _starts(self, admin: Admin, *, is_new: bool) -> dict[str, Offsets]:
-        """Where the inputs begin, decided once in the life of a version; partitions that are added begin at the
-        earliest."""
+        """Where the inputs start, determined once per version; partitions added later start at the earliest."""
         file = self.home / "starting-offsets.json"
         known: dict[str, Offsets] = {}
         if file.exists():
@@ -322,9 +322,7 @@ class PipelineRun:
         wanted = {name: each for name, each in self.pipeline.topic_inputs.items() if is_new or name not in known}
         if wanted:
             known |= {name: resolve_start(admin, each, known.get(name, {})) for name, each in wanted.items()}
-            temporary = file.with_suffix(".tmp")
-            temporary.write_text(json.dumps(known), encoding="utf-8")
-            os.replace(temporary, file)
+            replace_file(file, json.dumps(known))
         return known
 
     def _transformed(self, session: SparkSession, frames: dict[str, DataFrame]) -> DataFrame:
@@ -341,11 +339,11 @@ class PipelineRun:
             raise transform_failure(error, self.pipeline, self.file) from error
         if not isinstance(rows, DataFrame):
             raise DeclarationError(
-                f"pipeline {self.pipeline.name!r}: transform is to return a DataFrame, not {type(rows).__name__}"
+                f"pipeline {self.pipeline.name!r}: transform must return a DataFrame, not {type(rows).__name__}"
             )
         if not rows.isStreaming:
             raise DeclarationError(
-                f"pipeline {self.pipeline.name!r}: what transform returns does not come from a TopicInput"
+                f"pipeline {self.pipeline.name!r}: the DataFrame that transform returns is not based on a TopicInput"
             )
         return rows
 
@@ -376,7 +374,7 @@ class PipelineRun:
             if not is_active:
                 break
             if time.monotonic() - told_s > TELL_INTERVAL_S:
-                # Between batches, too: the lag grows while one of them takes long.
+                # Also report during a long batch, while the lag grows.
                 self.progress = dataclasses.replace(self.progress, ends=ends.now())
                 registry.note_progress(self.run_id, self.progress)
                 told_s = time.monotonic()
@@ -406,7 +404,7 @@ class PipelineRun:
         return self.stop_at is not None and has_reached(self.progress.processed, self.stop_at)
 
     def _rest(self, query: StreamingQuery) -> None:
-        """Let the batch that runs be the last one, and wait for its end."""
+        """Make the current batch the last one, and wait for it to end."""
         self.limit_file.write_text("0", encoding="utf-8")
         while query.isActive and not self._stop_now.is_set():
             if not query.status["isTriggerActive"]:
@@ -414,14 +412,14 @@ class PipelineRun:
             time.sleep(0.05)
 
     def _point(self, outputs: list[Output]) -> None:
-        """The first live version of a table is the one that readers see; later ones are switched to."""
+        """Point readers to the first live version of a table; later versions take over by a switch."""
         for output in outputs:
             if isinstance(output, TableOutput) and output.current_version() is None:
                 output.switch_to(self.pipeline.version)
 
 
 class _Ends:
-    """Where the input topics end, asked every few seconds."""
+    """The end offsets of the input topics, refreshed every few seconds."""
 
     def __init__(self, admin: Admin, pipeline: Pipeline, reader: ProgressReader) -> None:
         self._admin = admin
@@ -433,7 +431,7 @@ class _Ends:
     def now(self) -> Offsets:
         if time.monotonic() - self._asked_s >= ENDS_INTERVAL_S:
             self._asked_s = time.monotonic()
-            # Without an answer the last one stands: a broker that is away must not end the run.
+            # On an error, keep the last offsets: an unreachable broker must not end the run.
             with contextlib.suppress(ClientError):
                 self._ends = end_offsets(self._admin, self._topics | set(self._reader.processed))
         return self._ends

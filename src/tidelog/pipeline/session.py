@@ -1,7 +1,7 @@
-"""The Spark session of a pipeline: which settings it gets, and why.
+"""The Spark session of a pipeline: its settings, and the reasons for them.
 
-What always holds: every setting that differs from Spark's own is a row of SETTINGS, with its reason; what the
-pipeline's file or the command line says wins over the table. The page about pipelines and the command show this table.
+What always holds: every setting that differs from Spark's default is a row in SETTINGS, with its reason; the pipeline's
+file and the command line override the table. The documentation and `tidelog pipeline settings` show this table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.pipeline.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 DEFAULT_MASTER = "local[*]"
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
@@ -30,10 +30,10 @@ _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of Spark that pipelines have by default. A value of None leaves Spark's own in this case."""
+    """One Spark setting that pipelines change by default. A value of None keeps Spark's default."""
 
     name: str
-    value: Callable[[str], str | None]  # of the master's address
+    value: Callable[[str], str | None]  # takes the master's address
     shown: str
     reason: str
 
@@ -68,71 +68,71 @@ SETTINGS = (
         "spark.sql.session.timeZone",
         _always("UTC"),
         "UTC",
-        "the same file gives the same rows on every machine",
+        "the same file produces the same rows on every machine",
     ),
     Setting(
         "spark.sql.ansi.enabled",
         _always("false"),
         "false",
-        "a division by zero or a number too large is null in that row; with ANSI rules one such row would stop the "
-        "query, and again after each restart",
+        "a division by zero or an overflow gives null in that row; in ANSI mode, one such row would stop the query, "
+        "and again after each restart",
     ),
     Setting(
         "spark.sql.shuffle.partitions",
         _shuffle_partitions,
         "cores (local)",
-        "Spark's 200 tasks for each shuffle of each micro-batch cost more than the rows; fixed by the first run of a "
-        "stateful query",
+        "with Spark's default, the 200 tasks of each shuffle cost more than the rows of a micro-batch; fixed by the "
+        "first run of a stateful query",
     ),
     Setting(
         "spark.sql.streaming.checkpointFileManagerClass",
         _when_local(_CHECKPOINT_MANAGER),
         "by rename (local)",
-        "Spark's own starts a shell for each file of the checkpoint: 131-141 ms a micro-batch became 55; only on local "
-        "disks, where a rename is atomic",
+        "Spark's default starts a shell for each checkpoint file: a micro-batch took 131-141 ms, now 55; only for "
+        "local disks, where a rename is atomic",
     ),
     Setting(
         "spark.python.unix.domain.socket.enabled",
         _when_local("true"),
         "true (local)",
-        "sockets of the file system between Spark and Python: 140 ms a micro-batch became 93-112",
+        "Unix domain sockets between Spark and Python: a micro-batch took 140 ms, now 93-112",
     ),
     Setting(
         "spark.sql.python.filterPushdown.enabled",
         _always("true"),
         "true",
-        "filters on partition, offset and timestamp of a batch read become ranges of offsets",
+        "filters on partition, offset and timestamp in batch reads are turned into offset ranges",
     ),
     Setting(
         "spark.sql.execution.arrow.pyspark.enabled",
         _always("true"),
         "true",
-        "results come to Python as Arrow instead of pickled rows",
+        "results are transferred to Python as Arrow instead of pickled rows",
     ),
     Setting(
         "spark.sql.streaming.stateStore.providerClass",
         _always("org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"),
         "RocksDB",
-        "state lives on disk instead of the Java heap, and transformWithState needs it",
+        "state is kept on disk instead of in the Java heap, and transformWithState requires it",
     ),
     Setting(
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled",
         _always("true"),
         "true",
-        "a micro-batch writes what changed in its state, not a copy: 254-277 ms for one of a window count, 391-636 "
-        "without it, 270-500 with Spark's own store (on a busy machine)",
+        "a micro-batch writes only the changes of its state, not a copy: 254-277 ms for a windowed count, 391-636 "
+        "without it, 270-500 with Spark's default store (on a busy machine)",
     ),
     Setting(
         "spark.sql.parquet.outputTimestampType",
         _always("TIMESTAMP_MICROS"),
         "TIMESTAMP_MICROS",
-        "times in Parquet files as every reader knows them, instead of the old INT96",
+        "timestamps in Parquet files that every reader understands, instead of the old INT96",
     ),
     Setting(
         "spark.ui.enabled",
         _always("true"),
         "true",
-        "the command links to Spark's own page",
+        "the command links to the Spark UI",
     ),
     Setting(
         "spark.ui.showConsoleProgress",
@@ -144,13 +144,13 @@ SETTINGS = (
         "spark.driver.host",
         _when_local("127.0.0.1"),
         "127.0.0.1 (local)",
-        "nothing listens to the network",
+        "nothing listens on the network",
     ),
     Setting(
         "spark.driver.bindAddress",
         _when_local("127.0.0.1"),
         "127.0.0.1 (local)",
-        "nothing listens to the network",
+        "nothing listens on the network",
     ),
     Setting(
         "spark.ui.port",
@@ -162,20 +162,20 @@ SETTINGS = (
         "spark.port.maxRetries",
         _always("100"),
         "100",
-        "many pipelines on one machine each get a page",
+        "many pipelines on one machine can each have a Spark UI",
     ),
 )
 
 
 def settings_markdown() -> str:
-    """The table as the documentation has it: `python -m tidelog.pipeline.session` prints it."""
+    """The table for the documentation; `python -m tidelog.pipeline.session` prints it."""
     lines = ["| setting | value | why |", "|---|---|---|"]
     lines += [f"| `{row.name}` | {row.shown} | {row.reason} |" for row in SETTINGS]
     return "\n".join(lines)
 
 
 def settings_for(master: str, *layers: Mapping[str, str]) -> dict[str, str]:
-    """The table's values for this master, with each layer over those before it."""
+    """The table's values for this master; each layer overrides those before it."""
     values = {row.name: value for row in SETTINGS if (value := row.value(master)) is not None}
     for layer in layers:
         values.update({str(name): str(value) for name, value in layer.items()})
@@ -183,14 +183,14 @@ def settings_for(master: str, *layers: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Path) -> SparkSession:
-    """A session with these settings; what Spark and its workers print goes into the file."""
+    """A session with these settings; the output of Spark and its workers goes to the log file."""
     _check_java()
     from pyspark.sql import SparkSession
 
     from tidelog.spark.worker_python import VARIABLE, use_this_python
 
     if is_local(master):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark's page has no setting of its own for this
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # the Spark UI has no other setting for this
         use_this_python()
     else:
         os.environ.setdefault(VARIABLE, sys.executable)
@@ -199,13 +199,13 @@ def start_session(name: str, master: str, conf: Mapping[str, str], log_file: Pat
         builder = builder.config(key, value)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with _output_into(log_file):
-        session = _made(builder, log_file)
+        session = _create(builder, log_file)
     session.sparkContext.setLogLevel("WARN")
     return session
 
 
-def _made(builder: Any, log_file: Path) -> SparkSession:
-    """The session; a JVM that ends before it is up is started once more."""
+def _create(builder: Any, log_file: Path) -> SparkSession:
+    """Create the session; if the JVM exits during startup, try once more."""
     from pyspark.errors import PySparkRuntimeError
 
     is_last = False
@@ -217,13 +217,13 @@ def _made(builder: Any, log_file: Path) -> SparkSession:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
             if is_last:
-                raise PipelineError(f"Spark's JVM ended while it was starting; see {log_file}") from error
-            log.warning("Spark's JVM ended while it was starting; it is started once more")
+                raise PipelineError(f"Spark's JVM exited during startup; see {log_file}") from error
+            logger.warning("Spark's JVM exited during startup; starting it again")
             is_last = True
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Make the format `tidelog` known to a session, and the session to this thread, in which Spark looks it up."""
+    """Register the format `tidelog` with a session, and make the session active in this thread."""
     import tidelog.spark
 
     tidelog.spark.register(session)
@@ -236,12 +236,12 @@ def _check_java() -> None:
 
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
-        raise PipelineError("Spark needs Java 17 or later, but there is no 'java' here; install one, or set JAVA_HOME")
+        raise PipelineError("Spark needs Java 17 or later, but 'java' was not found; install it, or set JAVA_HOME")
 
 
 @contextmanager
 def _output_into(file: Path) -> Iterator[None]:
-    """What is started meanwhile keeps the file as its standard output and error."""
+    """Processes started in this block use the file as their standard output and error."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)

@@ -1,8 +1,8 @@
-"""What the executors of a cluster are sent with a pipeline: tidelog, what it imports there, and the user's modules.
+"""Ships what a pipeline needs to the executors of a cluster: tidelog, its dependencies, and the user's modules.
 
-What always holds: everything is one archive, which Spark unpacks in each executor's own directory and which comes first
-where Python looks; nothing is installed on the cluster. Executors need the same minor version of Python on the same
-platform, with pyarrow and pandas, which Spark's own Arrow functions need as well. On a local master nothing is sent.
+What always holds: everything is in one archive, which Spark unpacks in each executor's directory and which comes first
+on Python's path; nothing is installed on the cluster. Executors need the same minor version of Python on the same
+platform, with pyarrow and pandas, which Spark's own Arrow functions also need. With a local master, nothing is sent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 import tidelog
 from tidelog.pipeline.errors import PipelineError
 
-# The directory of the archive below that of an executor, which is where its Python processes start.
+# Where the archive is unpacked, relative to the executor's directory, in which its Python processes start.
 UNPACKED = "tidelog-shipped"
-# What of tidelog's dependencies a source or a sink imports on executors, beside pyarrow; names as pip has them.
+# The dependencies that the source and the sink import on executors, besides pyarrow; these are pip's names.
 _DEPENDENCIES = ("crc32c", "cramjam", "google-re2", "orjson")
-# What the formats of pipelines import there, as far as it is installed here.
-_FORMATS = {"fastavro": "fastavro", "protobuf": "google.protobuf"}  # and the modules that they bring
-# A file beside the pipeline's that is larger than this is data and no module.
+# What pipeline formats import there, if it is installed here: pip's name, and the module.
+_FORMATS = {"fastavro": "fastavro", "protobuf": "google.protobuf"}
+# A larger file next to the pipeline's is data, not a module.
 _MODULE_BYTES_MAX = 4 << 20
 
 
 def shipping_settings(file: Path | None, home: Path) -> dict[str, str]:
-    """Settings of Spark with which executors get what they need; the archive is made below `home`."""
+    """Spark settings that give executors what they need; the archive is created in `home`."""
     archive = home / "shipped.tar.gz"
     write_archive(archive, file)
     _let_the_driver_find(file)
@@ -36,7 +36,7 @@ def shipping_settings(file: Path | None, home: Path) -> dict[str, str]:
 
 
 def _let_the_driver_find(file: Path | None) -> None:
-    """Spark starts the executors' Python beside its driver, too; there it finds all this where it is already."""
+    """Spark also starts the executors' Python next to its driver; there it uses what is already installed."""
     places = [_tidelog().parent, *(Path(str(_distribution(name).locate_file(""))) for name in _DEPENDENCIES)]
     beside = [file.parent] if file is not None else []
     before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -45,7 +45,7 @@ def _let_the_driver_find(file: Path | None) -> None:
 
 
 def write_archive(archive: Path, file: Path | None) -> None:
-    """Written under another name and renamed, so that no run finds half of it."""
+    """Write the archive under a temporary name and rename it, so that no run sees half of it."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     partial = archive.with_name(f"{archive.name}.{os.getpid()}")
     with tarfile.open(partial, "w:gz", compresslevel=1) as tar:
@@ -60,7 +60,7 @@ def _contents(file: Path | None) -> Iterator[tuple[str, Path]]:
     for name in (*_DEPENDENCIES, *formats):
         found = _distribution(name)
         for part in found.files or ():
-            # What pip puts elsewhere, as commands, is of no use there.
+            # Files that pip installs elsewhere, such as commands, are not needed there.
             if ".." not in part.parts and "__pycache__" not in part.parts:
                 yield str(part), Path(str(found.locate_file(part)))
     if file is not None:
@@ -75,7 +75,7 @@ def _is_there(module: str) -> bool:
 
 
 def _beside(file: Path) -> Iterator[tuple[str, Path]]:
-    """The user's file with the modules and packages of its directory."""
+    """The user's file, with the modules and packages in its directory."""
     for path in sorted(file.parent.iterdir()):
         if path == _tidelog() or path.name.startswith("."):
             continue
@@ -99,4 +99,4 @@ def _distribution(name: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError:
-        raise PipelineError(f"{name} can't be sent to the executors: it is not installed here") from None
+        raise PipelineError(f"can't send {name} to the executors, because it is not installed here") from None

@@ -1,4 +1,4 @@
-"""Stopping a run of another process: asked through the registry, then by a signal, never by force."""
+"""Stops a run in another process: with a request in the registry, then with SIGTERM, never by force."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _AFTER_SIGNAL_S = 30.0
 
 
 def stop_run(registry: Registry, run: Run, timeout_s: float) -> str:
-    """End a run after the batch it is at; how it ended. A run on this host that does not answer gets SIGTERM."""
+    """Stop a run after its current batch; returns how it ended. A run on this host that doesn't react gets SIGTERM."""
     registry.request_stop(run.run_id)
     if _has_ended(registry, run, timeout_s):
         return registry.run(run.run_id).outcome or "killed"
     if run.host != socket.gethostname():
         raise PipelineError(
-            f"{run.pipeline} version {run.version} runs on {run.host} (process {run.pid}) and has not ended within "
-            f"{timeout_s:g} s; it will after its batch, or end it there"
+            f"{run.pipeline} version {run.version} runs on {run.host} (process {run.pid}) and has not stopped within "
+            f"{timeout_s:g} s; it will stop after its batch, or you can stop it there"
         )
     os.kill(run.pid, signal.SIGTERM)
     if _has_ended(registry, run, _AFTER_SIGNAL_S):
         return registry.run(run.run_id).outcome or "killed"
     raise PipelineError(
-        f"process {run.pid} of {run.pipeline} version {run.version} does not end; 'kill -9 {run.pid}' loses nothing: "
+        f"process {run.pid} of {run.pipeline} version {run.version} does not stop; 'kill -9 {run.pid}' is safe: "
         f"the next run repeats its batch exactly"
     )
 

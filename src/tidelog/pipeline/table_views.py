@@ -1,8 +1,8 @@
-"""Compacted topics as tables of Spark's: the last value of every key, kept in Spark's cache and read again on change.
+"""Compacted topics as Spark tables: the latest value of every key, kept in Spark's cache and refreshed on change.
 
-What always holds: a table is read whole when a batch first needs it, and again only when the topic has grown since, at
-most once an interval; in between every micro-batch uses what is cached. A batch that is repeated after a crash may meet
-a newer table than before, as with every table that is joined to a stream.
+What always holds: the whole table is read when a batch first needs it, and again only if the topic has grown since, at
+most once per interval; in between, every micro-batch uses the cache. A batch that is repeated after a crash may see a
+newer table than before, as with any table that is joined with a stream.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TableViews:
         return frame
 
     def refresh(self) -> None:
-        """Let tables be read again whose topics have grown, if their time has come."""
+        """Refresh the tables whose topics have grown and whose interval has passed."""
         for view in self._views:
             if time.monotonic() - view.looked_s < view.interval_s:
                 continue
@@ -70,7 +70,7 @@ class TableViews:
             try:
                 ends = end_offsets(self._admin, [view.declared.topic])
             except ClientError:
-                continue  # the broker is away: the table stays as it is, and is looked at again
+                continue  # the broker can't be reached: keep the table, and try again later
             if ends != view.ends:
                 view.ends = ends
                 view.frame.unpersist()
@@ -78,13 +78,13 @@ class TableViews:
 
 
 def latest_rows(spark: SparkSession, name: str, declared: TableInput, bootstrap: str) -> DataFrame:
-    """The last value of every key as columns."""
+    """The latest value of every key, as columns."""
     decoder = decoder_of(declared.format, [declared.topic], f"input {name!r}")
     reader = spark.read.format("tidelog").option("kafka.bootstrap.servers", bootstrap)
     reader = reader.option("subscribe", declared.topic).options(**declared.options)
     records = reader.option("includeHeaders", "true" if "_headers" in declared.meta_columns else "false").load()
     kept = ["value", *(column.removeprefix("_") for column in declared.meta_columns if column != "_key")]
-    # Equal keys are in one partition and in the order of their offsets.
+    # Records with the same key are in the same partition, ordered by offset.
     last = records.groupBy("key").agg(sf.max_by(sf.struct(*kept), sf.struct("timestamp", "offset")).alias("last"))
     value = sf.col("last.value")
     present = last.where(value.isNotNull())

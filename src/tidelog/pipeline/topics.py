@@ -1,7 +1,7 @@
-"""The topics of a pipeline: those that it reads must be there, those that it writes are made.
+"""The topics of a pipeline: those that it reads must exist, and those that it writes are created.
 
-What always holds: a topic that exists is never changed; where its settings don't suit its use, that is told. A shadow's
-topic has as many partitions as the one that it stands beside.
+What always holds: an existing topic is never changed; if its settings don't suit its use, the user is told. A shadow's
+topic has the same number of partitions as the live one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidelog.client.admin.admin import Admin
-from tidelog.client.admin.config_types import ConfigResource, ResourceType
-from tidelog.client.admin.offset_types import OffsetSpec
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.admin.types import ConfigResource, NewTopic, OffsetSpec, ResourceType
 from tidelog.client.errors import BrokerError, ClientError
 from tidelog.client.types import TopicPartition
 from tidelog.pipeline.errors import PipelineError
@@ -36,7 +34,7 @@ def prepare_topics(
     *,
     dead_letters: str | None = None,
 ) -> None:
-    """Check what is read and make what is written; `dead_letters` may be another topic than the declared one."""
+    """Check the input topics and create the output topics; `dead_letters` overrides the declared topic."""
     dead_letters = dead_letters or pipeline.dead_letters
     partitions = {topic.name: len(topic.partitions) for topic in admin.list_topics()}
     for name, declared in pipeline.inputs.items():
@@ -45,7 +43,7 @@ def prepare_topics(
             if topic not in partitions:
                 raise PipelineError(
                     f"pipeline {pipeline.name!r}: input {name!r} reads topic {topic}, which does not exist; "
-                    f"make it with 'tidelog topics create {topic}'"
+                    f"create it with 'tidelog topics create {topic}'"
                 )
     for name, streamed in pipeline.topic_inputs.items():
         if streamed.pattern and not _matching(streamed.pattern, partitions):
@@ -71,7 +69,7 @@ def _new_topic(output: TopicOutput, partitions: Mapping[str, int]) -> NewTopic:
 def _create(admin: Admin, topics: list[NewTopic]) -> None:
     created = admin.create_topics(topics)
     for error in created.errors.values():
-        # Another run may have been faster.
+        # Another run may have created it first.
         if not isinstance(error, BrokerError) or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
             raise error
     admin.wait_for_topics([topic.name for topic in topics])
@@ -82,19 +80,19 @@ def _check_compacted(admin: Admin, output: TopicOutput, tell: Callable[[str], No
     try:
         entry = admin.describe_configs(resource, ["cleanup.policy"])[resource].get("cleanup.policy")
     except ClientError as error:
-        tell(f"whether topic {output.topic} is compacted can't be told: {error}")
+        tell(f"can't check whether topic {output.topic} is compacted: {error}")
         return
     if entry is not None and "compact" not in (entry.value or ""):
         tell(
-            f"topic {output.topic} is written by upsert but not compacted: it keeps every update until retention "
-            f"deletes it, also the last of a key; see 'tidelog configs'"
+            f"topic {output.topic} is written with upserts but is not compacted: it keeps every update until retention "
+            f"deletes it, including the last one of a key; see 'tidelog configs'"
         )
 
 
 def resolve_start(admin: Admin, declared: TopicInput, known: Offsets) -> Offsets:
-    """Where the first run of an input begins, as numbers, so that it can be told again later.
+    """Where the first run of an input starts, as fixed offsets that can be stored.
 
-    What is known stays; partitions that were added since then begin at the earliest.
+    Known offsets are kept; partitions added since then start at the earliest.
     """
     topics = {topic.name: topic for topic in admin.list_topics()}
     names = _matching(declared.pattern, topics) if declared.pattern else declared.topics
@@ -120,7 +118,7 @@ def resolve_start(admin: Admin, declared: TopicInput, known: Offsets) -> Offsets
         earliest = _listed(admin, [each for each in partitions if each not in committed], OffsetSpec.EARLIEST)
         return _nested({each: committed[each].offset if each in committed else earliest[each] for each in partitions})
     raise PipelineError(
-        f"starting={starting!r} is not 'earliest', 'latest', 'group:<id>' or offsets as {{'topic': {{0: 17}}}}"
+        f"starting={starting!r} is not 'earliest', 'latest', 'group:<id>' or offsets such as {{'topic': {{0: 17}}}}"
     )
 
 
@@ -129,7 +127,7 @@ def _matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def end_offsets(admin: Admin, topics: Iterable[str]) -> Offsets:
-    """Where these topics end for readers of committed records; topics that are gone are left out."""
+    """The end offsets of these topics for read_committed consumers; deleted topics are left out."""
     described = admin.describe_topics(list(topics))
     for error in described.errors.values():
         if not isinstance(error, BrokerError) or error.code not in _MISSING:

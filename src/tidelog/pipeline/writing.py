@@ -1,8 +1,8 @@
-"""Starting the query of a pipeline with its outputs behind it.
+"""Starts the query of a pipeline with its outputs.
 
-What always holds: one topic in append mode is written by the sink of the format itself. For tables, for several outputs
-and in other modes, which Spark allows to no sink in Python, each micro-batch is handed to every output in turn, and
-each keeps its own mark of (query id, batch id), so that a batch that is repeated is written only where it is missing.
+What always holds: a single topic in append mode is written by the `tidelog` sink itself. For tables, several outputs,
+and other modes, which Spark doesn't support for Python sinks, each micro-batch is passed to every output in turn. Each
+output keeps its own marker of (query id, batch id), so a repeated batch is written only where it is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tidelog.pipeline.declaration import Pipeline
 
 BatchWriter = Callable[["DataFrame", str, int], bool]
-"""Writes a batch under (app id, batch id); False when it was there already, and nothing was done."""
+"""Writes a batch under (app id, batch id); returns False if it had already been written."""
 
 
 def start_query(
@@ -31,7 +31,7 @@ def start_query(
     bootstrap: str,
     trigger: dict[str, Any],
 ) -> StreamingQuery:
-    """The query, running."""
+    """Start the query."""
     name = f"{pipeline.name} v{pipeline.version}"
     only = outputs[0]
     if len(outputs) == 1 and isinstance(only, TopicOutput) and pipeline.output_mode == "append":
@@ -43,7 +43,7 @@ def start_query(
 
 
 def prepare_outputs(rows: DataFrame, outputs: Sequence[Output], bootstrap: str) -> list[BatchWriter]:
-    """What writes batches to each output; tables are made. Raises what is wrong with one before anything runs."""
+    """A batch writer for each output; creates tables. Raises DeclarationError before anything runs."""
     for output in outputs:
         check_columns(rows, output, f"output {output.name!r}")
         if isinstance(output, TopicOutput):
@@ -52,7 +52,7 @@ def prepare_outputs(rows: DataFrame, outputs: Sequence[Output], bootstrap: str) 
 
 
 class _Fan:
-    """Hands a micro-batch to every output."""
+    """Passes a micro-batch to every output."""
 
     def __init__(self, writers: Sequence[BatchWriter]) -> None:
         self._writers = writers
@@ -65,7 +65,7 @@ class _Fan:
         try:
             written = [write(batch, query_id, batch_id) for write in self._writers]
             if not any(written):
-                # The plan must run all the same: the state of the query moves on with it.
+                # The plan must still run, because it advances the state of the query.
                 batch.write.format("noop").mode("overwrite").save()
         finally:
             if is_shared:

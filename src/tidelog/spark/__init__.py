@@ -1,6 +1,6 @@
 """Topics as DataFrames: a source and a sink for Spark 4, with the columns and options of Spark's own `kafka` format.
 
-They are Python data sources: no jar is resolved. Importing this package imports pyspark; nothing else of tidelog does.
+Both are Python data sources, so no jar is needed. Only this package of tidelog imports pyspark.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 __all__ = ["TidelogDataSource", "register", "use_this_python"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("tidelog")` known to a session, for reading and writing, batches and streams."""
+    """Register `format("tidelog")` with a session, for reading and writing, in batches and streams."""
     spark.dataSource.register(TidelogDataSource)
     _warn_of_other_python()
 
 
 def _warn_of_other_python() -> None:
-    """Spark runs its Python processes with `python3` of the path, which in an environment that is not activated is
-    another one: there they end with a traceback that names no cause."""
+    """Spark starts its Python processes with `python3` from the PATH. If this environment is not activated, that is a
+    different interpreter, and the processes fail with a traceback that doesn't show the cause."""
     if VARIABLE in os.environ:
         return
     found = shutil.which("python3")
     if found is None or os.path.dirname(found) != os.path.dirname(sys.executable):
-        log.warning(
-            "Spark will run %s, which may lack tidelog; before the session is made, call "
-            "tidelog.spark.use_this_python(), or set PYSPARK_PYTHON=%s",
+        logger.warning(
+            "Spark will run %s, which may not have tidelog installed; call tidelog.spark.use_this_python() before you "
+            "create the session, or set PYSPARK_PYTHON=%s",
             found or "python3",
             sys.executable,
         )

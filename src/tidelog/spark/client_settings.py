@@ -1,18 +1,18 @@
-"""The settings of the clients that the driver and the tasks make, from the options that begin with `kafka.`.
+"""Client settings for the driver and the tasks, taken from the options that start with `kafka.`.
 
-What always holds: the user's settings go before the source's own; a setting that no client has is refused when the
-query is planned, not in a task. Reading is `read_committed` unless `kafka.isolation.level` says otherwise.
+What always holds: the user's settings override the source's defaults; unknown client settings are rejected when the
+query is planned, not in a task. Reads are `read_committed` unless `kafka.isolation.level` says otherwise.
 """
 
 from __future__ import annotations
 
-from tidelog.client.admin.offset_types import IsolationLevel
 from tidelog.client.admin.settings import ADMIN_SETTINGS
+from tidelog.client.admin.types import IsolationLevel
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import ConfigError
 from tidelog.spark.options import KAFKA_PREFIX, OptionError, Options
 
-# Measured with records of 100 bytes: smaller answers cost more requests than they save in memory.
+# Measured with records of 100 bytes: with smaller responses, the extra requests cost more than the memory they save.
 _FETCH_BYTES = 8 * 1024 * 1024
 _TASK_DEFAULTS = {
     "isolation.level": "read_committed",
@@ -27,22 +27,22 @@ def isolation_level(options: Options) -> IsolationLevel:
 
 
 def for_tasks(options: Options) -> dict[str, str]:
-    """What a task reads with. The group is left out: only the driver publishes for it."""
+    """Settings for the consumer of a task, without the group: only the driver publishes offsets."""
     settings = {**_TASK_DEFAULTS, **options.kafka}
     settings.pop("group.id", None)
     try:
         ConsumerSettings.read(settings, {})
     except ConfigError as error:
-        raise OptionError(f"one of the options that begin with {KAFKA_PREFIX}: {error}") from error
+        raise OptionError(f"one of the options that start with {KAFKA_PREFIX}: {error}") from error
     return settings
 
 
 def for_driver(options: Options) -> dict[str, str]:
-    """What the driver asks with: the settings that its client has too."""
+    """Settings for the driver's admin client: those that it supports."""
     settings = {"client.id": _TASK_DEFAULTS["client.id"], **options.kafka}
     return {name: text for name, text in settings.items() if name in ADMIN_SETTINGS.rows}
 
 
 def group_id(options: Options) -> str | None:
-    """The group to publish for."""
+    """The group under which the query publishes its offsets."""
     return options.get("group.id") or options.kafka.get("group.id") or None

@@ -1,8 +1,8 @@
-"""The columns that the source gives: those of Spark's own `kafka` format, or some of them.
+"""The columns that the source returns: those of Spark's own `kafka` format, or a subset.
 
-What always holds: what is yielded has exactly the Arrow types that Spark expects for the schema of the DataFrame. A
-schema of the user's may leave columns out, in any order, and may have `key` and `value` as strings: the bytes are then
-taken for UTF-8 as they are, as Spark's cast does, without a check.
+What always holds: batches have exactly the Arrow types that Spark expects for the schema of the DataFrame. A schema
+given by the user may leave out or reorder columns, and may declare `key` and `value` as strings. Their bytes are then
+used as UTF-8 without being checked, as in Spark's cast.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def full_schema(*, include_headers: bool) -> StructType:
 
 
 def check_schema(schema: StructType) -> None:
-    """Raise OptionError unless the source can give this."""
+    """Raise OptionError unless the source can return this schema."""
     for column in schema.fields:
         wanted = COLUMNS.get(column.name)
         if wanted is None:
@@ -64,7 +64,7 @@ def check_schema(schema: StructType) -> None:
             "cast or parse it after the read"
         )
     if not schema.fields:
-        raise OptionError(f"the schema has no column; name some of {', '.join(COLUMNS)}")
+        raise OptionError(f"the schema has no columns; list some of {', '.join(COLUMNS)}")
 
 
 def _plain(kind: DataType) -> str:
@@ -73,12 +73,12 @@ def _plain(kind: DataType) -> str:
 
 @lru_cache(maxsize=64)
 def arrow_schema(schema_json: str) -> pa.Schema:
-    """What Spark expects of the first batch, for a schema as JSON."""
+    """The Arrow schema that Spark expects for a schema given as JSON."""
     return to_arrow_schema(StructType.fromJson(json.loads(schema_json)), timezone="UTC")
 
 
 def project(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
-    """The columns that are wanted, in the types that are wanted; of the records nothing is copied."""
+    """The columns and types of the target schema; record data is not copied."""
     arrays = []
     for wanted in target:
         array = batch.column(wanted.name)
@@ -89,10 +89,10 @@ def project(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def _headers_as(array: pa.ListArray, wanted: pa.ListType) -> pa.ListArray:
-    """The same lists, but null where a record has no header, as Spark's own format has it."""
+    """The same lists, but null for records without headers, as in Spark's own format."""
     elements = array.values
     structs = pa.StructArray.from_arrays(elements.flatten(), fields=list(wanted.value_type))
-    # Arrow takes no mask beside offsets that are a slice of others: these are copied.
+    # Arrow doesn't accept a mask together with sliced offsets, so we copy the offsets.
     ends = array.offsets
     copied = ends.buffers()[1].slice(4 * ends.offset, 4 * len(ends)).to_pybytes()
     offsets = pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(copied)])

@@ -1,4 +1,4 @@
-"""The format `tidelog` as Spark sees it: which class reads and which writes. All work is done by those."""
+"""The entry point of the format `tidelog`: it tells Spark which classes read and write, and does nothing itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TidelogDataSource(DataSource):
         return "tidelog"
 
     def schema(self) -> StructType:
-        """The columns of Spark's own `kafka` format; `schema(...)` of the reader may name fewer of them."""
+        """The columns of Spark's own `kafka` format; the reader's `schema(...)` may list fewer."""
         from tidelog.spark.columns import full_schema
         from tidelog.spark.options import option_of
 

@@ -1,19 +1,19 @@
-"""What the source raises besides the errors of options and of the client."""
+"""Errors raised by the source, other than those about options and those of the client."""
 
 from __future__ import annotations
 
 
 class SourceError(Exception):
-    """What was asked for can't be read; the text says what to change."""
+    """The requested data can't be read; the message says what to change."""
 
 
 class DataLossError(SourceError):
-    """Records that were to be read are gone, and `failOnDataLoss` is true."""
+    """Records are gone before they were read, and `failOnDataLoss` is true."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"{reason}. Records may be lost: they were deleted before they were read, by retention or with their "
-            "topic. To go on with what is left, set the option failOnDataLoss to false"
+            f"{reason}. Records may be lost: retention, or the deletion of their topic, may have removed them before "
+            "they were read. To continue with the remaining records, set the option failOnDataLoss to false"
         )
         self.reason = reason
 

@@ -1,8 +1,8 @@
-"""Filters on topic, partition, offset and timestamp, as a narrower range of offsets. Pure, save for one question.
+"""Turns filters on topic, partition, offset and timestamp into narrower ranges of offsets. Does no I/O.
 
-What always holds: nothing is left out that a filter would keep, whatever the order of timestamps: a lower bound of time
-becomes the first offset at or after it, which brokers know exactly; an upper bound of time leaves out nothing, because
-a younger offset may hold an older record. Spark applies every filter again.
+What always holds: no record that a filter would keep is left out, even if timestamps are out of order. A lower bound on
+the timestamp becomes the first offset at or after it, which brokers know exactly. An upper bound is ignored, because a
+higher offset may hold an earlier timestamp. Spark applies every filter again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What filters say about the offsets to read."""
+    """How filters narrow down the offsets to read."""
 
     filters: tuple[Filter, ...] = ()
 
     def keeps(self, topic_partition: TopicPartition) -> bool:
-        """Whether any record of the partition can pass, by its topic and its number alone."""
+        """Whether records of the partition can pass, judging by topic and partition number alone."""
         values = {"topic": topic_partition.topic, "partition": topic_partition.partition}
         return all(_passes(each, values) for each in self.filters)
 
     def narrow(self, each: OffsetRange) -> OffsetRange:
-        """The part of the range in which offsets can pass; its size may be 0."""
+        """The part of the range whose offsets can pass; it may be empty."""
         start, end = each.start, each.end
         for low, high in (_bounds(filter_, "offset") for filter_ in self.filters):
             start = start if low is None else max(start, low)
@@ -55,7 +55,7 @@ class Narrowing:
 
     @property
     def timestamp_min_ms(self) -> int | None:
-        """All records that pass are of this time or later."""
+        """The lowest timestamp that can pass, or None if there is no lower bound."""
         return max(
             (low for low, _ in (_bounds(each, "timestamp") for each in self.filters) if low is not None), default=None
         )
@@ -67,7 +67,7 @@ def _column(each: Filter) -> str | None:
 
 
 def _passes(each: Filter, values: dict[str, Any]) -> bool:
-    """Whether these values may pass; True for whatever is not understood."""
+    """Whether these values may pass; True for filters that aren't supported."""
     inner = each.child if isinstance(each, Not) else each
     column = _column(inner)
     if column not in values or not isinstance(inner, _COMPARISONS):
@@ -95,7 +95,7 @@ def _compare(each: Filter, value: Any) -> bool:
 
 
 def _bounds(each: Filter, column: str) -> tuple[int | None, int | None]:
-    """Least and greatest whole number that passes, None where none is known."""
+    """The lowest and highest integer that can pass, or None if there is no such bound."""
     if _column(each) != column or not isinstance(each, _COMPARISONS):
         return None, None
     try:
@@ -116,10 +116,10 @@ def _bounds(each: Filter, column: str) -> tuple[int | None, int | None]:
 
 
 def _number(value: object) -> int | Fraction:
-    """A whole number as it is, a time as milliseconds; raises TypeError for anything else."""
+    """An integer unchanged, or a time in milliseconds; raises TypeError for anything else."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
-            raise TypeError("a time without a zone says nothing certain")
+            raise TypeError("a time without a time zone is ambiguous")
         return Fraction((value - _EPOCH) // datetime.timedelta(microseconds=1), 1000)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -127,11 +127,11 @@ def _number(value: object) -> int | Fraction:
 
 
 class PushedFilters:
-    """The method `pushFilters` of a reader, for sessions in which Spark pushes filters and for those in which not.
+    """A reader's `pushFilters` method that works whether or not filter pushdown is enabled in the session.
 
-    Spark refuses a reader that has a method of its own while `spark.sql.python.filterPushdown.enabled` is off, which is
-    the default; and a planner is not told the setting. It looks at the method's function, so this one names the one of
-    the base class; where the setting is on, it is called and takes the filters.
+    By default `spark.sql.python.filterPushdown.enabled` is off, and Spark then rejects a reader that overrides the
+    method; the reader can't find out the setting. Spark checks the method's `__func__`, so ours claims to be that of
+    the base class. If pushdown is enabled, Spark calls the method, and it takes the filters.
     """
 
     class _Bound:

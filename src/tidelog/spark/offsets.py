@@ -1,7 +1,7 @@
-"""Offsets as options and checkpoints hold them: JSON by topic and partition, and the bounds that options name.
+"""Offsets in options and checkpoints: JSON by topic and partition, and the start and end bounds that options define.
 
-What always holds: the JSON is that of Spark's own `kafka` source, so a checkpoint of one can be read by the other; a
-bound says what was asked for and is not resolved yet. Pure: nobody is asked here.
+What always holds: the JSON is the same as that of Spark's own `kafka` source, so each can read the other's checkpoints;
+a bound is what the user asked for, not yet resolved to offsets. Does no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Offsets = dict[TopicPartition, int]
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """As a checkpoint holds them, in a fixed order."""
+    """The form used in checkpoints, in a fixed order."""
     rows: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):
         rows.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
@@ -39,7 +39,7 @@ def offsets_from_json(rows: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def parse_numbers(option: str, text: str) -> Offsets:
-    """Numbers by topic and partition, as `{"topicA":{"0":23}}`."""
+    """Numbers by topic and partition, such as `{"topicA":{"0":23}}`."""
     example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
     rows = _object(option, text, example)
     found: Offsets = {}
@@ -54,7 +54,7 @@ def parse_numbers(option: str, text: str) -> Offsets:
 
 
 def parse_partitions(option: str, text: str) -> frozenset[TopicPartition]:
-    """Partitions by topic, as `{"topicA":[0,1]}`."""
+    """Partitions by topic, such as `{"topicA":[0,1]}`."""
     example = '{"topicA":[0,1],"topicB":[0,1]}'
     rows = _object(option, text, example)
     found: set[TopicPartition] = set()
@@ -63,7 +63,7 @@ def parse_partitions(option: str, text: str) -> frozenset[TopicPartition]:
             raise _bad_json(option, text, example)
         found |= {TopicPartition(topic, partition) for partition in partitions}
     if not found:
-        raise OptionError(f"option {option}={text!r} names no partition; expected as {example}")
+        raise OptionError(f"option {option}={text!r} lists no partitions; expected JSON like {example}")
     return frozenset(found)
 
 
@@ -78,12 +78,12 @@ def _object(option: str, text: str, example: str) -> dict[str, Any]:
 
 
 def _bad_json(option: str, text: str, example: str) -> OptionError:
-    return OptionError(f"option {option}={text!r}: expected JSON as {example}")
+    return OptionError(f"option {option}={text!r}: expected JSON like {example}")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where to begin or to end; exactly one of the fields says it."""
+    """Where to start or stop reading; exactly one of the fields is set."""
 
     option: str  # what the user set, for messages
     everywhere: int | None = None  # EARLIEST or LATEST
@@ -91,29 +91,29 @@ class Bound:
     timestamp: int | None = None
     timestamps: Mapping[TopicPartition, int] = field(default_factory=dict)
     group_id: str | None = None
-    is_latest_if_none: bool = False  # for times: begin at the latest where no record is so young
+    is_latest_if_none: bool = False  # for timestamps: use the latest offset if no record is that recent
 
 
 def read_start(options: Options) -> Bound:
-    """Where reading begins; by time goes before by offsets."""
+    """Where to start reading; timestamps take precedence over offsets."""
     none_is_latest = options.get("startingOffsetsByTimestampStrategy") == "latest"
     is_stream = options.use is Use.STREAM_READ
     bound = _by_time(options, "startingTimestamp", "startingOffsetsByTimestamp", is_latest_if_none=none_is_latest)
     if bound is None:
         bound = _by_offset(options, "startingOffsets", LATEST if is_stream else EARLIEST)
     if not is_stream:
-        _refuse_end(bound, LATEST, "latest", "a batch would be empty: it begins at the earliest or at an offset")
+        _refuse_end(bound, LATEST, "latest", "the batch would be empty; use earliest or an offset")
     return bound
 
 
 def read_end(options: Options) -> Bound:
-    """Where a batch ends."""
+    """Where a batch stops reading."""
     bound = _by_time(options, "endingTimestamp", "endingOffsetsByTimestamp", is_latest_if_none=True)
     if bound is None:
         bound = _by_offset(options, "endingOffsets", LATEST)
     if bound.group_id is not None:
         raise OptionError("option endingOffsets: expected latest or JSON; group:ID is for startingOffsets")
-    _refuse_end(bound, EARLIEST, "earliest", "a batch would be empty: it ends at the latest or at an offset")
+    _refuse_end(bound, EARLIEST, "earliest", "the batch would be empty; use latest or an offset")
     return bound
 
 
@@ -139,12 +139,12 @@ def _by_offset(options: Options, option: str, default: int) -> Bound:
     if lower.startswith(GROUP_PREFIX):
         group_id = text[len(GROUP_PREFIX) :].strip()
         if not group_id:
-            raise OptionError(f"option {option}={text!r} names no group; expected as group:billing")
+            raise OptionError(f"option {option}={text!r} has no group id; expected something like group:billing")
         return Bound(option, group_id=group_id)
     offsets = parse_numbers(option, text)
     wrong = [each for each in offsets.values() if each < EARLIEST]
     if wrong:
-        raise OptionError(f"option {option}: {wrong[0]} is no offset; -2 is the earliest and -1 the latest")
+        raise OptionError(f"option {option}: {wrong[0]} is not an offset; use -2 for the earliest, -1 for the latest")
     return Bound(option, offsets=offsets)
 
 
@@ -157,7 +157,7 @@ def _refuse_end(bound: Bound, end: int, name: str, reason: str) -> None:
 
 
 def check_named(bound: Bound, assigned: Iterable[TopicPartition]) -> None:
-    """Raise OptionError unless a bound by partition names exactly the partitions that are read."""
+    """Raise OptionError unless a bound by partition lists exactly the partitions that are read."""
     named = set(bound.offsets or bound.timestamps)
     if not named:
         return
@@ -167,10 +167,10 @@ def check_named(bound: Bound, assigned: Iterable[TopicPartition]) -> None:
     missing, extra = wanted - named, named - wanted
     problems = []
     if missing:
-        problems.append(f"says nothing of {_listed(missing)}")
+        problems.append(f"lacks {_listed(missing)}")
     if extra:
-        problems.append(f"names {_listed(extra)}, which is not read or does not exist")
-    hint = "use -2 for the earliest and -1 for the latest" if bound.offsets else "it must name every partition"
+        problems.append(f"includes {_listed(extra)}, which is not read or does not exist")
+    hint = "use -2 for the earliest and -1 for the latest" if bound.offsets else "it must include every partition"
     raise OptionError(f"option {bound.option} {' and '.join(problems)}; {hint}")
 
 

@@ -1,9 +1,9 @@
-"""The options of the format `tidelog`: one table for reading and writing, and how options are read.
+"""The options of the format `tidelog`: one table for reading and writing, and the code that parses them.
 
-What always holds: names are those of Spark's own `kafka` format where it has the option, in any case of letters; an
-unknown name or a bad value raises OptionError, which names the nearest right name or what would be accepted. Options
-that begin with `kafka.` are settings of the client by their Kafka names; those that the source or the sink must decide
-itself are refused with the reason. What an option means is decided by whoever asks for it, not here.
+What always holds: options have the same names as in Spark's own `kafka` format, where it has them, and are
+case-insensitive; an unknown name or a bad value raises OptionError, which suggests the closest name or says what is
+accepted. Options that start with `kafka.` are client settings by their Kafka names; those that the source or the sink
+controls are rejected with the reason. This module doesn't act on options; the code that uses them does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from tidelog.common.settings import nearest_name
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 KAFKA_PREFIX = "kafka."
 
 
 class OptionError(ValueError):
-    """An option is unknown, missing, or has a value that can't be used; the text says which would be right."""
+    """An option is unknown, missing or invalid; the message says what would be valid."""
 
 
 class Use(enum.Enum):
-    """What a DataFrame is made for."""
+    """What a DataFrame is used for."""
 
     BATCH_READ = "batch read"
     STREAM_READ = "stream read"
@@ -48,14 +48,14 @@ EVERYWHERE = READS | WRITES
 
 
 class Kind(enum.Enum):
-    """How the text of an option is read; the value is what documentation calls it."""
+    """How the text of an option is parsed; the value is its name in the documentation."""
 
     STRING = "text"
-    INT = "whole number"
+    INT = "integer"
     BOOLEAN = "true or false"
     MILLISECONDS = "milliseconds"
-    DURATION = "time, as 30s or 15m; a bare number is milliseconds"
-    BYTES = "bytes, as 1048576 or 64m"
+    DURATION = "duration, such as 30s or 15m; a plain number is in milliseconds"
+    BYTES = "bytes, such as 1048576 or 64m"
     JSON = "JSON"
 
 
@@ -67,10 +67,10 @@ class Option:
     kind: Kind
     help: str
     uses: frozenset[Use]
-    default: str | None = None  # as text, for the page too; None: nothing
+    default: str | None = None  # as text, also for the documentation; None: no default
     at_least: int | None = None
     choices: tuple[str, ...] = ()
-    # Set where another use must not pass over it in silence: why it can't be given there.
+    # If other uses must reject the option instead of ignoring it: the reason.
     refused_elsewhere: str | None = None
 
     def parse(self, text: str) -> Any:
@@ -116,38 +116,37 @@ _PARSERS: Mapping[Kind, Callable[[str], Any]] = {
     Kind.JSON: str,
 }
 
-# Ending anywhere makes no sense for a query that goes on for ever.
-_ENDLESS = "a streaming query has no end; stop it, or use Trigger.AvailableNow to end at what is there now"
+# An ending offset makes no sense for a query that runs forever.
+_ENDLESS = "a streaming query has no end; stop it, or use Trigger.AvailableNow to process what is available and stop"
 
 SOURCE_OPTIONS: tuple[Option, ...] = (
-    Option("subscribe", Kind.STRING, "The topics to read, with commas between them.", READS),
+    Option("subscribe", Kind.STRING, "The topics to read, comma-separated.", READS),
     Option(
         "subscribePattern",
         Kind.STRING,
-        "A regular expression: every topic whose whole name it matches is read, also those that are made later.",
+        "A regular expression. Every topic whose whole name matches is read, including topics created later.",
         READS,
     ),
     Option(
         "assign",
         Kind.JSON,
-        'The partitions to read, as `{"topicA":[0,1],"topicB":[2]}`. Exactly one of subscribe, subscribePattern and '
-        "assign is given.",
+        'The partitions to read, such as `{"topicA":[0,1],"topicB":[2]}`. Set exactly one of subscribe, '
+        "subscribePattern and assign.",
         READS,
     ),
     Option(
         "startingOffsets",
         Kind.STRING,
-        'Where a batch, or a new query, begins: earliest, latest (streams only), `{"topicA":{"0":23,"1":-2}}` with -2 '
-        "for the earliest and -1 for the latest, or group:ID for what that group has committed (the earliest where it "
-        "has not). A query that is restarted goes on from its checkpoint, and partitions that are added begin at the "
-        "earliest. Default: earliest in batches, latest in streams.",
+        'Where a batch or a new query starts: earliest, latest (streams only), `{"topicA":{"0":23,"1":-2}}` with -2 '
+        "for the earliest and -1 for the latest, or group:ID for the committed offsets of that group (the earliest if "
+        "it has none). A restarted query resumes from its checkpoint, and new partitions start at the earliest. "
+        "Default: earliest in batches, latest in streams.",
         READS,
     ),
     Option(
         "endingOffsets",
         Kind.STRING,
-        "Where a batch ends (the offset is not read any more): latest, or JSON as for startingOffsets, with -1 for the "
-        "latest.",
+        "Where a batch ends (exclusive): latest, or JSON as for startingOffsets, with -1 for the latest.",
         BATCH_READS,
         default="latest",
         refused_elsewhere=_ENDLESS,
@@ -155,34 +154,36 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "startingTimestamp",
         Kind.MILLISECONDS,
-        "Begin every partition at the first record of this time or later, in milliseconds since 1970. Goes before "
-        "startingOffsetsByTimestamp, which goes before startingOffsets.",
+        "Start each partition at the first record with this timestamp or later, in milliseconds since 1970. Takes "
+        "precedence over startingOffsetsByTimestamp, which takes precedence over startingOffsets.",
         READS,
     ),
     Option(
         "endingTimestamp",
         Kind.MILLISECONDS,
-        "End every partition at the first record of this time or later; at the latest where there is none.",
+        "End each partition at the first record with this timestamp or later, or at the latest offset if there is no "
+        "such record.",
         BATCH_READS,
         refused_elsewhere=_ENDLESS,
     ),
     Option(
         "startingOffsetsByTimestamp",
         Kind.JSON,
-        'As startingTimestamp, by partition: `{"topicA":{"0":1700000000000,"1":1700000000000}}`.',
+        'Like startingTimestamp, but per partition: `{"topicA":{"0":1700000000000,"1":1700000000000}}`.',
         READS,
     ),
     Option(
         "endingOffsetsByTimestamp",
         Kind.JSON,
-        "As endingTimestamp, by partition.",
+        "Like endingTimestamp, but per partition.",
         BATCH_READS,
         refused_elsewhere=_ENDLESS,
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
         Kind.STRING,
-        "What to do where no record is as young as the starting time: fail with error, or begin at the latest.",
+        "What to do if a partition has no record at or after the starting timestamp: fail (error), or start at the "
+        "latest offset (latest).",
         READS,
         default="error",
         choices=("error", "latest"),
@@ -190,21 +191,21 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "maxOffsetsPerTrigger",
         Kind.INT,
-        "How many offsets a micro-batch covers at most; shared out by how much each partition has waiting.",
+        "The maximum number of offsets per micro-batch, divided among partitions in proportion to their backlog.",
         STREAM_READS,
         at_least=1,
     ),
     Option(
         "minOffsetsPerTrigger",
         Kind.INT,
-        "A micro-batch waits until so many offsets are there, but not longer than maxTriggerDelay.",
+        "A micro-batch waits until this many offsets are available, but no longer than maxTriggerDelay.",
         STREAM_READS,
         at_least=1,
     ),
     Option(
         "maxTriggerDelay",
         Kind.DURATION,
-        "How long minOffsetsPerTrigger may hold up a micro-batch.",
+        "How long minOffsetsPerTrigger may delay a micro-batch.",
         STREAM_READS,
         default="15m",
         at_least=0,
@@ -212,30 +213,31 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "maxBytesPerTrigger",
         Kind.BYTES,
-        "About how many bytes, as the broker stores them, a micro-batch covers; estimated from the average size of "
-        "what each partition holds.",
+        "The approximate size of a micro-batch in bytes, as stored by the broker; estimated from the average size of "
+        "an offset in each partition.",
         STREAM_READS,
         at_least=1,
     ),
     Option(
         "maxOffsetsPerTriggerFile",
         Kind.STRING,
-        "A file on the driver with a whole number that is read before every micro-batch: how many offsets it covers "
-        "at most. 0: none for now (with Trigger.AvailableNow, one); a file that is missing or empty: no limit.",
+        "A file on the driver that contains the maximum number of offsets per micro-batch. It is read before every "
+        "micro-batch. 0 pauses the query (with Trigger.AvailableNow, it means 1); if the file is missing or empty, "
+        "there is no limit.",
         STREAM_READS,
     ),
     Option(
         "minPartitions",
         Kind.INT,
-        "About how many tasks to read with, if there are fewer partitions: large ones are split.",
+        "The approximate minimum number of tasks. If there are fewer partitions, large ones are split.",
         READS,
         at_least=1,
     ),
     Option(
         "maxRecordsPerPartition",
         Kind.INT,
-        "How many offsets a task reads at most: larger ranges are split, and order holds within a split. The default "
-        "keeps all cores of a cluster busy with one large partition.",
+        "The maximum number of offsets per task. Larger ranges are split, and order is kept within a split. With the "
+        "default, a single large partition keeps all cores of a cluster busy.",
         READS,
         default="1000000",
         at_least=1,
@@ -243,25 +245,23 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "failOnDataLoss",
         Kind.BOOLEAN,
-        "Whether to fail when records are gone before they were read, because they were deleted or their topic was; "
-        "false: go on with what is left and log a warning.",
+        "Whether to fail if records are gone before they were read, because they or their topic were deleted. If "
+        "false, log a warning and continue with the remaining records.",
         READS,
         default="true",
     ),
-    Option(
-        "includeHeaders", Kind.BOOLEAN, "Whether there is a column with the records' headers.", READS, default="false"
-    ),
+    Option("includeHeaders", Kind.BOOLEAN, "Whether to add a column with the record headers.", READS, default="false"),
     Option(
         "group.id",
         Kind.STRING,
-        "The group under which the query publishes how far it is, so that lag tools see it. It decides nothing: "
-        "a query goes on from its checkpoint. `kafka.group.id` means the same.",
+        "The group under which the query publishes its offsets, so that lag tools can see its progress. It doesn't "
+        "affect where a query resumes: that is always its checkpoint. `kafka.group.id` means the same.",
         STREAM_READS,
     ),
     Option(
         "groupIdPrefix",
         Kind.STRING,
-        "Accepted for Spark's own format and without effect: no group is made up here.",
+        "Accepted for compatibility with Spark's own format. It has no effect, because no group ids are generated.",
         READS,
     ),
     Option(
@@ -275,7 +275,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "fetchOffset.numRetries",
         Kind.INT,
-        "How often the driver asks again when offsets can't be had, or are lower than those already read.",
+        "How many times the driver retries if it can't get offsets, or gets offsets lower than those already read.",
         READS,
         default="3",
         at_least=0,
@@ -283,7 +283,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "fetchOffset.retryIntervalMs",
         Kind.MILLISECONDS,
-        "The pause before it asks again.",
+        "The pause before each retry.",
         READS,
         default="10",
         at_least=0,
@@ -291,8 +291,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         "partition.metadata.cache.ttl.ms",
         Kind.MILLISECONDS,
-        "For how long the driver of a stream takes the list of topics and partitions as it was told before it asks "
-        "again; -1: it asks every time.",
+        "How long the driver of a stream caches the list of topics and partitions; -1: it is fetched every time.",
         STREAM_READS,
         default="1000",
         at_least=-1,
@@ -300,41 +299,41 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
 )
 
 SINK_OPTIONS: tuple[Option, ...] = (
-    Option("topic", Kind.STRING, "The topic of all rows; goes before the column topic.", WRITES),
+    Option("topic", Kind.STRING, "The topic for all rows; takes precedence over the topic column.", WRITES),
     Option(
         "delivery",
         Kind.STRING,
-        "exactly-once: rows become visible to readers of committed records once, whatever is retried or killed; "
-        "at-least-once: rows are visible at once, and twice after a retry. Default: exactly-once in streams, inside "
-        "foreachBatch and with txnAppId; at-least-once in other batch writes.",
+        "exactly-once: each row becomes visible to `read_committed` consumers once, regardless of retries and crashes. "
+        "at-least-once: rows are visible immediately, and appear again after a retry. Default: exactly-once in "
+        "streams, inside foreachBatch and with txnAppId; at-least-once in other batch writes.",
         WRITES,
         choices=("exactly-once", "at-least-once"),
     ),
     Option(
         "txnAppId",
         Kind.STRING,
-        "Whose version txnVersion is: the same version of the same application is written once, and passed over when "
-        "it is written again. Default inside foreachBatch: the id of the query.",
+        "The application that txnVersion belongs to. A version of an application is written only once; writing it "
+        "again has no effect. Default inside foreachBatch: the query id.",
         BATCH_WRITES,
     ),
     Option(
         "txnVersion",
         Kind.INT,
-        "The version of the application's data; versions must grow. Default inside foreachBatch: the id of the batch.",
+        "The version of the application's data; versions must increase. Default inside foreachBatch: the batch id.",
         BATCH_WRITES,
         at_least=0,
     ),
     Option(
         "transactionalIdPrefix",
         Kind.STRING,
-        "What the transactional ids and the group of exactly-once writes begin with, for access rules.",
+        "The prefix of the transactional ids and the group used by exactly-once writes, for access rules.",
         WRITES,
         default="tidelog-spark",
     ),
     Option(
         "topicTimeoutMs",
         Kind.MILLISECONDS,
-        "How long a task waits to hear of a topic before it fails, because there is none of the name.",
+        "How long a task waits for a topic to exist before it fails.",
         WRITES,
         default="10000",
         at_least=0,
@@ -343,43 +342,44 @@ SINK_OPTIONS: tuple[Option, ...] = (
 
 OPTIONS: Mapping[str, Option] = {option.name.lower(): option for option in (*SOURCE_OPTIONS, *SINK_OPTIONS)}
 
-# Spark hands these to every source and sink, or they are for another part of it.
+# Spark passes these to every source and sink, or they concern other parts of Spark.
 _NOT_OURS = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "mergeschema", "outputmode", "header", "inferschema"}
 )
 
-# Client settings that the source decides, and why.
+# Client settings that the source controls, and why.
 _OWNED_BY_SOURCE: Mapping[str, str] = {
-    "auto.offset.reset": "set startingOffsets to say where a new query begins; a restarted one goes on from its "
+    "auto.offset.reset": "set startingOffsets to choose where a new query starts; a restarted query resumes from its "
     "checkpoint",
     "key.deserializer": "keys are bytes; cast or parse the column key",
-    "value.deserializer": "values are bytes; cast or parse the column value, or name it a string in schema()",
-    "enable.auto.commit": "Spark decides when a batch is done; set group.id to have its offsets published",
-    "interceptor.classes": "records go to Spark without a Python object each, so nothing can look at them on the way",
-    "group.instance.id": "a query is no member of its group: it only publishes its offsets there",
-    "group.protocol": "a query is no member of its group: it only publishes its offsets there",
+    "value.deserializer": "values are bytes; cast or parse the column value, or declare it as a string in schema()",
+    "enable.auto.commit": "Spark decides when a batch is done; set group.id to publish its offsets",
+    "interceptor.classes": "records are passed to Spark without creating Python objects, so interceptors can't see "
+    "them",
+    "group.instance.id": "a query is not a member of its group; it only publishes its offsets there",
+    "group.protocol": "a query is not a member of its group; it only publishes its offsets there",
 }
 
-# Client settings that the sink decides, and why.
+# Client settings that the sink controls, and why.
 _OWNED_BY_SINK: Mapping[str, str] = {
-    "transactional.id": "every attempt of a task has one of its own; transactionalIdPrefix is what they begin with",
-    "key.serializer": "keys are bytes or text; make them so with to_json, to_avro or a cast",
-    "value.serializer": "values are bytes or text; make them so with to_json, to_avro or a cast",
-    "interceptor.classes": "rows are written without a Python object each, so nothing can look at them on the way",
-    "partitioner.class": "the key decides, as with Java's clients; give the DataFrame a column partition to decide it",
+    "transactional.id": "every attempt of a task has its own; set transactionalIdPrefix to change how they start",
+    "key.serializer": "keys are bytes or text; convert them with to_json, to_avro or a cast",
+    "value.serializer": "values are bytes or text; convert them with to_json, to_avro or a cast",
+    "interceptor.classes": "rows are written without creating Python objects, so interceptors can't see them",
+    "partitioner.class": "the key decides, as in Java's clients; to choose partitions yourself, add a column partition",
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of one read or write, parsed; names in the case of the table."""
+    """The parsed options of one read or write; names are spelled as in the table."""
 
     use: Use
     values: Mapping[str, Any] = field(default_factory=dict)
-    kafka: Mapping[str, str] = field(default_factory=dict)  # client settings, without their prefix
+    kafka: Mapping[str, str] = field(default_factory=dict)  # client settings, without the prefix
 
     def get(self, name: str) -> Any:
-        """The value given, or the default, or None. The name must be one of the table."""
+        """The value set by the user, or the default, or None. The name must be in the table."""
         row = OPTIONS[name.lower()]
         if row.name in self.values:
             return self.values[row.name]
@@ -390,7 +390,7 @@ class Options:
 
 
 def read_options(given: Mapping[str, str], use: Use) -> Options:
-    """Read what the user has set with option(); raises OptionError for what can't be right."""
+    """Parse the options set by the user; raises OptionError if one is invalid."""
     values: dict[str, Any] = {}
     kafka: dict[str, str] = {}
     for name, text in given.items():
@@ -408,18 +408,18 @@ def read_options(given: Mapping[str, str], use: Use) -> Options:
         elif row.refused_elsewhere is not None and use.is_read:
             raise OptionError(f"option {row.name} can't be used in a {use.value}: {row.refused_elsewhere}")
         elif use.is_read and row.uses & READS:
-            log.warning("option %s has no effect in a %s", row.name, use.value)
+            logger.warning("option %s has no effect in a %s", row.name, use.value)
     if use.is_read:
         _refuse(kafka, _OWNED_BY_SOURCE, "source")
     else:
         _refuse(kafka, _OWNED_BY_SINK, "sink")
     if not kafka.get("bootstrap.servers", "").strip():
-        raise OptionError("option kafka.bootstrap.servers is missing: the brokers' addresses, as 127.0.0.1:9092")
+        raise OptionError("option kafka.bootstrap.servers is missing; set it to addresses such as 127.0.0.1:9092")
     return Options(use, values, kafka)
 
 
 def option_of(given: Mapping[str, str], name: str) -> Any:
-    """One option, before it is known what the others are for."""
+    """The value of one option, without checking the others."""
     row = OPTIONS[name.lower()]
     text = next((text for key, text in given.items() if key.lower() == row.name.lower()), row.default)
     return None if text is None else row.parse(text)
@@ -428,7 +428,7 @@ def option_of(given: Mapping[str, str], name: str) -> Any:
 def _refuse(kafka: Iterable[str], owned: Mapping[str, str], owner: str) -> None:
     for name in kafka:
         if name in owned:
-            raise OptionError(f"option {KAFKA_PREFIX}{name} is decided by the {owner}: {owned[name]}")
+            raise OptionError(f"option {KAFKA_PREFIX}{name} is controlled by the {owner}: {owned[name]}")
 
 
 def _unknown(name: str, use: Use) -> str:
@@ -438,6 +438,6 @@ def _unknown(name: str, use: Use) -> str:
         near = OPTIONS[near.lower()].name
         return f"format tidelog has no option {name!r} in a {use.value}; did you mean {near!r}?"
     return (
-        f"format tidelog has no option {name!r} in a {use.value}; client settings begin with {KAFKA_PREFIX!r}, and it "
-        f"takes: {', '.join(sorted(usable))}"
+        f"format tidelog has no option {name!r} in a {use.value}; client settings start with {KAFKA_PREFIX!r}, and "
+        f"the other options are: {', '.join(sorted(usable))}"
     )

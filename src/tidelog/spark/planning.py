@@ -1,7 +1,7 @@
-"""Which offsets a batch covers and how they are split into tasks. Pure: numbers in, numbers out.
+"""Plans which offsets a batch covers and how they are split into tasks. Does no I/O.
 
-What always holds: the splits of a range lie behind one another and cover it exactly; a limit never moves a partition
-beyond where it ends now, nor back before where it began.
+What always holds: the splits of a range are contiguous and cover it exactly; a limited batch never ends beyond the
+current end of a partition, nor before its own start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidelog.spark.offsets import Offsets
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of one partition, without the end."""
+    """Offsets of one partition; the end is exclusive."""
 
     topic_partition: TopicPartition
     start: int
@@ -29,19 +29,19 @@ class OffsetRange(NamedTuple):
 def split_ranges(
     ranges: Iterable[OffsetRange], *, records_max: int | None, splits_min: int | None
 ) -> list[OffsetRange]:
-    """Ranges of at most `records_max` offsets, and about `splits_min` of them where they can be split so far."""
+    """Ranges of at most `records_max` offsets, and about `splits_min` of them if there are enough offsets."""
     parts = [part for each in ranges if each.size > 0 for part in _split_by_size(each, records_max)]
     if splits_min is None or len(parts) >= splits_min:
         return parts
-    # Those that are too small to be split count as one each; the others share what is left of the wish.
+    # Ranges too small to split count as one each; the rest of the target is divided among the others.
     total = sum(part.size for part in parts)
     small = {part for part in parts if _share(part.size, total, splits_min) == 1}
     rest = total - sum(part.size for part in small)
-    wish = max(splits_min - len(small), 1)
+    target = max(splits_min - len(small), 1)
     return [
         split
         for part in parts
-        for split in divide(part, 1 if part in small else _share(part.size, rest, wish))
+        for split in divide(part, 1 if part in small else _share(part.size, rest, target))
         if split.size > 0
     ]
 
@@ -50,20 +50,20 @@ def _split_by_size(each: OffsetRange, records_max: int | None) -> list[OffsetRan
     return divide(each, 1 if records_max is None else math.ceil(each.size / records_max))
 
 
-def _share(size: int, total: int, wish: int) -> int:
-    return max(round(size / total * wish), 1)
+def _share(size: int, total: int, target: int) -> int:
+    return max(round(size / total * target), 1)
 
 
 def divide(each: OffsetRange, count: int) -> list[OffsetRange]:
-    """Parts of nearly the same size."""
+    """Split a range into parts of nearly equal size."""
     bounds = [each.start + each.size * number // count for number in range(count + 1)]
     return [OffsetRange(each.topic_partition, bounds[number], bounds[number + 1]) for number in range(count)]
 
 
 def limit_rows(rows_max: int, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> Offsets:
-    """Where the next batch ends if it may cover so many offsets: every partition gets its share of what waits.
+    """Where the next batch ends if it may cover `rows_max` offsets, shared in proportion to each partition's backlog.
 
-    A partition with little waiting gets one at least, as in Spark's own source, so there may be a few more.
+    As in Spark's own source, a partition with a small backlog gets at least one, so the total may be slightly higher.
     """
     waiting = {key: end[key] - start[key] for key in end if key in start and end[key] > start[key]}
     total = sum(waiting.values())
@@ -82,9 +82,9 @@ def limit_bytes(
     end: Mapping[TopicPartition, int],
     offset_bytes: Mapping[TopicPartition, float],
 ) -> Offsets:
-    """Where the next batch ends if it may cover about so many bytes, by the average bytes an offset of each partition.
+    """Where the next batch ends if it may cover about `bytes_max`, estimated from the average bytes per offset.
 
-    At least one offset is covered, or a large record would never be read.
+    It covers at least one offset, or a large record would never be read.
     """
     waiting = {key: end[key] - start[key] for key in end if key in start and end[key] > start[key]}
     total = sum(size * offset_bytes.get(key, 0.0) for key, size in waiting.items())
@@ -97,5 +97,5 @@ def limit_bytes(
 
 
 def count_waiting(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> int:
-    """How many offsets lie between."""
+    """The number of offsets between start and end."""
     return sum(max(end[key] - start[key], 0) for key in end if key in start)

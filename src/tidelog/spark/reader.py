@@ -1,7 +1,7 @@
-"""Batch reads: which offsets a DataFrame covers is decided when it is planned, and the tasks read exactly those.
+"""Batch reads. Planning determines which offsets a DataFrame covers, and the tasks read exactly those.
 
-What always holds: planning asks the cluster once and leaves no connection behind; the reader that tasks get holds
-settings only.
+What always holds: planning queries the cluster once and leaves no connection open; the reader that is sent to tasks
+holds only settings.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_SPLITS_AT_ONCE = 8  # each may hold an answer of a fetch
+_SPLITS_AT_ONCE = 8  # each may hold a fetch response in memory
 
 
 class SplitPartition(InputPartition):
-    """A split as Spark hands it to a task."""
+    """A split, in the form in which Spark passes it to a task."""
 
     def __init__(self, split: Split) -> None:
         super().__init__(split)
@@ -45,7 +45,7 @@ class SplitPartition(InputPartition):
 
 @dataclass(frozen=True)
 class TaskReading:
-    """How tasks read: all that they need to know besides their split."""
+    """How tasks read: everything they need besides their split."""
 
     settings: Mapping[str, str]
     schema_json: str
@@ -63,10 +63,10 @@ class TaskReading:
         )
 
     def read(self, *partitions: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one split after another; the first records of those that follow are on their way meanwhile."""
+        """The rows of the splits, one after another, while the first records of the next splits are being fetched."""
         splits = [each.split for each in partitions if isinstance(each, SplitPartition)]
         if not splits:
-            return  # Spark makes a partition of its own where there are none
+            return  # Spark adds a partition of its own if there are none
         target = arrow_schema(self.schema_json)
         with CLIENTS.client(self.settings) as client:
             readers = [
@@ -88,7 +88,7 @@ class TaskReading:
 
 
 def make_splits(ranges: list[OffsetRange], options: Options, view: TopicView) -> list[InputPartition]:
-    """The ranges as tasks read them."""
+    """The splits that tasks read to cover the ranges."""
     ids = view.topic_ids()
     splits = split_ranges(
         ranges, records_max=options.get("maxRecordsPerPartition"), splits_min=options.get("minPartitions")
@@ -106,7 +106,7 @@ def make_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceReade
 class BatchReader(DataSourceReader):
     """One batch read."""
 
-    pushFilters = PushedFilters()  # noqa: N815  # Spark calls it so
+    pushFilters = PushedFilters()  # noqa: N815  # Spark's name
 
     def __init__(self, schema: StructType, options: Options) -> None:
         self._options = options
@@ -114,10 +114,10 @@ class BatchReader(DataSourceReader):
         self._start = read_start(options)
         self._end = read_end(options)
         self._narrowing = Narrowing()
-        TopicView(options)  # so that mistakes are told when the DataFrame is made
+        TopicView(options)  # so that mistakes are reported when the DataFrame is created
 
     def take_filters(self, filters: list[Filter]) -> None:
-        """Filters that Spark applies after the read, so that less need be read."""
+        """Use filters that Spark applies after the read to read less."""
         self._narrowing = Narrowing(tuple(filters))
 
     def partitions(self) -> list[InputPartition]:
@@ -136,13 +136,13 @@ class BatchReader(DataSourceReader):
         end = view.resolve(self._end, latest=latest)
         for key in view.partitions():
             if not (key in latest and key in start and key in end):
-                raise SourceError(f"partition {key} was deleted while the read was planned; read again")
+                raise SourceError(f"partition {key} was deleted while the read was being planned; try again")
         end = self._clamped(end, latest)
         for key in start:
             if start[key] > end[key]:
                 raise SourceError(
-                    f"partition {key} is to be read from offset {start[key]} ({self._start.option}) to {end[key]} "
-                    f"({self._end.option}; it ends at {latest[key]} now): the start lies behind the end"
+                    f"can't read partition {key} from offset {start[key]} ({self._start.option}) to {end[key]} "
+                    f"({self._end.option}; it currently ends at {latest[key]}): the start is after the end"
                 )
         return [OffsetRange(key, start[key], end[key]) for key in sorted(start)]
 
@@ -156,21 +156,21 @@ class BatchReader(DataSourceReader):
         narrowed = []
         for each in ranges:
             found = first.get(each.topic_partition, -1)
-            if found >= 0:  # else no record of the partition is so young
+            if found >= 0:  # otherwise no record of the partition is that recent
                 narrowed.append(each._replace(start=max(each.start, found)))
         return narrowed
 
     def _clamped(self, end: Offsets, latest: Offsets) -> Offsets:
-        """Nothing beyond what can be read now: a task would only wait for it."""
+        """Limit the end to what can be read now; a task would otherwise wait for records that may never come."""
         for key, offset in end.items():
             if offset > latest[key]:
                 reason = (
-                    f"partition {key} ends at offset {latest[key]} now, and {self._end.option} wants it read up to "
-                    f"{offset}"
+                    f"partition {key} currently ends at offset {latest[key]}, but {self._end.option} asks for offsets "
+                    f"up to {offset}"
                 )
                 if self._options.get("failOnDataLoss"):
                     raise DataLossError(reason)
-                log.warning("%s; reading what is there because failOnDataLoss is false", reason)
+                logger.warning("%s; reading what is available because failOnDataLoss is false", reason)
         return {key: min(offset, latest[key]) for key, offset in end.items()}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

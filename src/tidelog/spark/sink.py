@@ -1,7 +1,8 @@
-"""The sink as Spark sees it: a writer of streams and one of batches.
+"""The writers that Spark calls: one for streams and one for batches.
 
-What always holds: columns and options are checked when a writer is made, on the driver. Tasks write in `sink_tasks`;
-commits and aborts, which Spark runs in a process beside the driver that serves many batches, are done in `sink_driver`.
+What always holds: columns and options are checked on the driver, when a writer is created. Tasks write rows through
+`sink_tasks`. `sink_driver` does commits and aborts, which Spark runs in a process beside the driver that it keeps for
+many batches.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """A DataFrame that is written once."""
+    """One write of a DataFrame."""
 
     def __init__(self, settings: SinkSettings) -> None:
         self._settings = settings
@@ -85,13 +86,13 @@ class BatchSink(DataSourceArrowWriter):
 
 
 def _reports(messages: _Messages) -> list[TaskReport | None]:
-    """What the tasks reported; None stands for one that failed."""
+    """The reports of the tasks; None for a task that failed."""
     return [message if isinstance(message, TaskReport) else None for message in messages]
 
 
 def _write(settings: SinkSettings, batches: Iterator[pa.RecordBatch]) -> TaskReport:
     context = TaskContext.get()
-    assert context is not None, "rows are written by tasks of Spark"
+    assert context is not None, "only Spark tasks write rows"
     properties = context._localProperties or {}
     is_repeated = context.attemptNumber() > 0 or properties.get("spark.speculation", "").lower() == "true"
     return write_rows(settings, properties, context.partitionId(), batches, is_repeated=is_repeated)

@@ -1,7 +1,7 @@
-"""The columns of rows that are written: checked by name and type on the driver, taken apart by topic in tasks.
+"""The columns of rows to write: checked by name and type on the driver, split by topic in tasks.
 
-What always holds: the columns and their types are those of Spark's own `kafka` format; others are passed over. A row
-never becomes a Python object.
+What always holds: the columns and their types are those of Spark's own `kafka` format; others are ignored. Rows never
+become Python objects.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _EXPECTED: dict[str, tuple[str, ...]] = {
     "headers": (_HEADERS,),
 }
 _FROM_ANOTHER_TYPE = {
-    "key": "as CAST(key AS STRING), or to_json(struct(...)) AS key",
-    "value": "as CAST(value AS STRING), or to_json(struct(...)) AS value",
-    "topic": "as CAST(topic AS STRING)",
-    "partition": "as CAST(partition AS INT)",
-    "headers": "as array(struct('name' AS key, CAST('text' AS BINARY) AS value)) AS headers",
+    "key": "CAST(key AS STRING), or to_json(struct(...)) AS key",
+    "value": "CAST(value AS STRING), or to_json(struct(...)) AS value",
+    "topic": "CAST(topic AS STRING)",
+    "partition": "CAST(partition AS INT)",
+    "headers": "array(struct('name' AS key, CAST('text' AS BINARY) AS value)) AS headers",
 }
 
 
 class ColumnError(ValueError):
-    """A DataFrame lacks a column that the sink needs, or has one of a type that it can't write."""
+    """A DataFrame lacks a required column, or has one whose type the sink can't write."""
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
-    """Raise what is wrong with the columns of a DataFrame that is to be written."""
+    """Raise ColumnError or OptionError if the columns of a DataFrame can't be written."""
     names = [field.name for field in schema.fields]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ColumnError(f"column {twice[0]!r} is there twice; select the one to write")
+        raise ColumnError(f"column {twice[0]!r} occurs twice; select the one to write")
     if "value" not in names:
-        raise ColumnError(f"there is no column 'value' to write; there are: {', '.join(names) or 'none'}")
+        raise ColumnError(f"there is no 'value' column to write; the columns are: {', '.join(names) or 'none'}")
     if topic is None and "topic" not in names:
-        raise OptionError("no topic to write to: set option topic, or give the DataFrame a column 'topic'")
+        raise OptionError("no topic to write to: set the option topic, or add a 'topic' column to the DataFrame")
     for field in schema.fields:
         expected = _EXPECTED.get(field.name)
         if expected is None:
@@ -54,13 +54,13 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         found = _type_name(field.dataType)
         if found not in expected:
             raise ColumnError(
-                f"column {field.name!r} is of type {found}; it must be {' or '.join(expected)}, "
+                f"column {field.name!r} has type {found}, but must be {' or '.join(expected)}; use "
                 f"{_FROM_ANOTHER_TYPE[field.name]}"
             )
 
 
 def _type_name(kind: DataType) -> str:
-    """The type without what does not matter to the sink: whether a part may be null, and a string's collation."""
+    """The name of the type without what the sink ignores: nullability, and the collation of strings."""
     from pyspark.sql.types import ArrayType, CharType, StringType, StructType, VarcharType
 
     if isinstance(kind, ArrayType):
@@ -73,7 +73,7 @@ def _type_name(kind: DataType) -> str:
 
 
 def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic, in their order. A topic that is given goes before the column."""
+    """The rows of each topic, in order. `topic`, if given, takes precedence over the column."""
     import pyarrow.compute as pc
 
     if topic is not None:
@@ -83,7 +83,7 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
     if column.null_count:
         raise ColumnError(
             f"column 'topic' is null in {column.null_count} of {batch.num_rows} rows; give every row a topic, or set "
-            "option topic for all"
+            "the option topic for all rows"
         )
     names = pc.unique(column)
     for name in names:

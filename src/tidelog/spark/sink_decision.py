@@ -1,11 +1,11 @@
-"""The decision which attempts count, and where it is kept: as a committed offset of the sink's own group.
+"""The decision about which attempts count, stored as a committed offset of the sink's own group.
 
-The offset is the version (the batch id) and one, its metadata names the winners. It is written in a transaction of the
-driver, whose transactional id is that of the group: taking the id over shuts out every other driver of the same query.
+The offset is the version (the batch id) plus one, and its metadata names the winners. The driver writes it in a
+transaction whose transactional id is the group's name; taking over that id fences every other driver of the same query.
 
-What always holds: a version is decided once; a decision that was read while holding the id can't be followed by one of
-a driver that held it before. Metadata is bounded by brokers, so a long decision goes on in further groups, written in
-the same transaction. It does not end any task's transaction.
+What always holds: a version is decided once; once a driver holds the id and has read the decision, no earlier holder
+can write another one. Brokers limit the size of metadata, so a long decision continues in additional groups, written in
+the same transaction. This module doesn't end the transactions of tasks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 from tidelog.client.errors import BrokerError, ClientError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
+from tidelog.client.network.offset_requests import NAMES_UP_TO, STABLE_FROM, build_offset_fetch
 from tidelog.client.network.routing import Coordinator, KeyType
 from tidelog.client.producer.coordinator_asking import ask_coordinator
 from tidelog.client.producer.foreign_transactions import (
@@ -37,21 +38,16 @@ from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, Topic
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k09_offset_fetch import (
     OFFSET_FETCH,
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
     OffsetFetchResponse,
 )
 from tidelog.spark.sink_identity import NAME_BYTES, TaskName, WriteIdentity
 
-NOTHING_DECIDED = -1  # the version of a record that only says whom not to decide for
+NOTHING_DECIDED = -1  # the version of a record that only lists deposed runs
 _FORMAT = 1
-_METADATA_BYTES_MAX = 4000  # brokers take 4096 by default, offset.metadata.max.bytes
-_CHUNK_BYTES = _METADATA_BYTES_MAX * 3 // 4 - 3  # in base64
+_METADATA_BYTES_MAX = 4000  # brokers accept 4096 by default, offset.metadata.max.bytes
+_CHUNK_BYTES = _METADATA_BYTES_MAX * 3 // 4 - 3  # before encoding as base64
 _DEPOSED_MAX = 64
-_TRANSACTION_TIMEOUT_MS = 60_000  # of the driver's own, which is open for as long as two requests take
-_STABLE_FROM = 7
-_SEVERAL_GROUPS_FROM = 8
-_TOPIC_NAMES_UP_TO = 9
+_TRANSACTION_TIMEOUT_MS = 60_000  # of the driver's own transaction, which is open only for two requests
 
 
 class Winner(NamedTuple):
@@ -71,24 +67,23 @@ class Decision:
     """Which attempts count for a version."""
 
     version: int
-    topic: str  # a topic that was written to: offsets belong to one
+    topic: str  # one of the topics written to, because an offset must belong to a topic
     run: str
     write_id: str = ""
     winners: Sequence[Winner] = ()
-    # Runs, or single writes, whose transactions may have been aborted: nothing of theirs may win any more. The latest
-    # come last.
+    # Runs, or single writes, whose transactions may have been aborted, so they can no longer win. Latest last.
     deposed: Sequence[str] = field(default=())
 
     def winner_of(self, partition: int) -> Winner | None:
         return next((winner for winner in self.winners if winner.partition == partition), None)
 
     def with_deposed(self, runs: Sequence[str]) -> tuple[str, ...]:
-        """Its deposed runs and these, as many as are remembered."""
+        """Its deposed runs plus these, dropping the oldest beyond the limit."""
         return tuple(dict.fromkeys([*self.deposed, *runs]))[-_DEPOSED_MAX:]
 
 
 def is_second_write(identity: WriteIdentity, decision: Decision) -> bool:
-    """Whether the decision is about another write of the same batch: a run does not repeat a batch."""
+    """Whether the decision is about another write of the same batch, since a run never repeats a batch."""
     return (
         identity.is_implied
         and decision.version == identity.version
@@ -97,11 +92,11 @@ def is_second_write(identity: WriteIdentity, decision: Decision) -> bool:
     )
 
 
-# As bytes
+# Encoding
 
 
 def encode_decision(decision: Decision) -> bytes:
-    """Everything but version and topic, which the offset tells."""
+    """Everything except the version and the topic, which are in the committed offset itself."""
     out = bytearray([_FORMAT])
     out += bytes.fromhex(decision.run)
     write_id = bytes.fromhex(decision.write_id)
@@ -126,16 +121,16 @@ def encode_decision(decision: Decision) -> bytes:
 
 
 def decode_decision(version: int, topic: str, data: bytes) -> Decision:
-    """The reverse; raises ValueError for what is no decision."""
+    """The reverse of encode_decision; raises ValueError if the data is not a decision."""
     try:
         return _decode(version, topic, data)
     except (IndexError, struct.error) as error:
-        raise ValueError(f"the decision of version {version} is cut short") from error
+        raise ValueError(f"the decision of version {version} is truncated") from error
 
 
 def _decode(version: int, topic: str, data: bytes) -> Decision:
     if data[0] != _FORMAT:
-        raise ValueError(f"the decision of version {version} is of the unknown format {data[0]}; use a newer tidelog")
+        raise ValueError(f"the decision of version {version} has unknown format {data[0]}; use a newer tidelog")
     reader = _Reader(data, 1)
     run = reader.name()
     write_id = reader.raw(reader.byte()).hex()
@@ -195,7 +190,7 @@ def _unzigzag(number: int) -> int:
 
 
 def split_metadata(data: bytes) -> list[str]:
-    """The decision as texts that brokers keep; the first begins with how many there are."""
+    """The decision as texts small enough for brokers; the first starts with the number of texts."""
     chunks = [data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES)]
     texts = [base64.b64encode(chunk).decode() for chunk in chunks]
     return [f"{len(texts)} {texts[0]}", *texts[1:]]
@@ -209,11 +204,11 @@ def _group_names(base: str) -> Iterator[str]:
         number += 1
 
 
-# At the broker
+# Storage on the broker
 
 
 class DecisionLog:
-    """The decisions of one base; used on the event loop of the cluster's connections."""
+    """The decisions of one base. Use it only on the event loop of the cluster's connections."""
 
     def __init__(self, cluster: Cluster, base: str, *, timeout_s: float) -> None:
         self._cluster = cluster
@@ -221,14 +216,14 @@ class DecisionLog:
         self._timeout_s = timeout_s
         self._groups: dict[str, Coordinator] = {}
         self._writer: Asker | None = None
-        # The last decision, if it was carried out here and nobody is known to have taken over since.
+        # The last decision, if it was carried out here and no other driver is known to have taken over since.
         self.mine: Decision | None = None
-        self.lists_by_pattern = True  # until brokers say that they can't
-        self.looked_for_orphans_s = float("-inf")  # when, by the monotonic clock
+        self.lists_by_pattern = True  # until a broker turns out not to support it
+        self.looked_for_orphans_s = float("-inf")  # time of the last look, by the monotonic clock
         self._transaction_coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, base)
 
     async def take_over(self) -> None:
-        """Shut out every other driver of the same base; what they were deciding is decided or undone now."""
+        """Fence every other driver of the same base; a decision they were writing is now either complete or undone."""
         self.mine = None
         producer = await fence(
             self._cluster,
@@ -239,9 +234,9 @@ class DecisionLog:
         self._writer = Asker(self._base, *producer)
 
     async def read(self, *, stable: bool) -> Decision | None:
-        """The last decision. With `stable` it waits for one that is being written; without, the one before it counts.
+        """The last decision. If one is being written, `stable` waits for it; otherwise the previous one is returned.
 
-        After `take_over`, none is being written.
+        After `take_over`, no decision is being written.
         """
         first = await self._fetch(self._base, stable=stable)
         if not first:
@@ -259,7 +254,7 @@ class DecisionLog:
             found = (await self._fetch(group, stable=stable)).get(TopicPartition(topic, 0))
             if found is not None and found.offset == offset:
                 return found.metadata
-        raise ValueError(f"the decision of version {offset - 1} is not whole: group {group!r} has another one")
+        raise ValueError(f"the decision of version {offset - 1} is incomplete: group {group!r} holds another one")
 
     async def _fetch(self, group: str, *, stable: bool) -> Mapping[TopicPartition, OffsetAndMetadata]:
         async def ask(connection: Connection) -> Mapping[TopicPartition, OffsetAndMetadata]:
@@ -271,9 +266,9 @@ class DecisionLog:
         return self._groups.setdefault(group, Coordinator(self._cluster, KeyType.GROUP, group))
 
     async def write(self, decision: Decision) -> None:
-        """Decide; raises ProducerFencedError when another driver took over, and then nothing was decided by this.
+        """Write a decision. Raises ProducerFencedError if another driver took over; nothing was written then.
 
-        After any other error it is not known whether it was.
+        After any other error, it is unknown whether the decision was written.
         """
         assert self._writer is not None, "take_over comes first"
         writer = self._writer
@@ -315,16 +310,12 @@ class DecisionLog:
 async def _fetch_offsets(
     connection: Connection, group: str, *, stable: bool
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    version = connection.version_for(OFFSET_FETCH, at_most=_TOPIC_NAMES_UP_TO)
-    if version < _STABLE_FROM:
+    version = connection.version_for(OFFSET_FETCH, at_most=NAMES_UP_TO)
+    if version < STABLE_FROM:
         raise ClientError(
-            f"broker at {connection.address} can't tell stable offsets; exactly-once needs Apache Kafka 2.5 or later"
+            f"broker at {connection.address} can't return stable offsets; exactly-once needs Apache Kafka 2.5 or later"
         )
-    if version >= _SEVERAL_GROUPS_FROM:
-        request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=group, topics=None)])
-    else:
-        request = OffsetFetchRequest(group_id=group, topics=None)
-    request.require_stable = stable
+    request = build_offset_fetch(version, group, None, require_stable=stable)
     response = await connection.request(OFFSET_FETCH, request, OffsetFetchResponse, version=version)
     found: dict[TopicPartition, OffsetAndMetadata] = {}
     rows = [(topic.name, row) for topic in response.topics for row in topic.partitions]

@@ -1,9 +1,9 @@
-"""What the driver does: decide which attempts count, end their transactions, and abort all others.
+"""The driver's part of a write: decide which attempts count, commit their transactions, and abort all others.
 
-What always holds: the decision is written before the first transaction is committed, and nothing that a decision names
-is ever aborted here. A transaction is aborted only when no decision can name it any more: it is one of the driver's own
-run whose batch is over, or of a run that a written decision has deposed. Doing any of it twice does no harm, so whoever
-comes after a driver that died goes on where it stopped.
+What always holds: the decision is written before the first transaction is committed, and a transaction named by a
+decision is never aborted. A transaction is aborted only when no future decision can name it: either it belongs to the
+driver's own run and its batch is over, or it belongs to a run that a written decision has deposed. Every step can be
+repeated safely, so the successor of a driver that died resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tidelog.client.admin.transaction_types import TransactionListing
 from tidelog.client.admin.transactions import describe_transactions, list_transactions
+from tidelog.client.admin.types import TransactionListing
 from tidelog.client.errors import ClientError, ProducerFencedError, UnsupportedVersionError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.producer.foreign_transactions import Outcome, end_transactions, fence_all
@@ -26,32 +26,32 @@ from tidelog.spark.sink_decision import NOTHING_DECIDED, Decision, DecisionLog, 
 from tidelog.spark.sink_identity import TaskName, TaskReport, WriteIdentity, first_identity, parse_transactional_id
 from tidelog.spark.sink_settings import TWO_PHASE, SinkSettings
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
-_ATTEMPTS_MAX = 3  # at a decision, when other drivers of the same query come between
+_ATTEMPTS_MAX = 3  # to decide, if other drivers of the same query interfere
 _REMEMBERED_BASES_MAX = 64
 _ORPHANS_EVERY_S = 10.0
 _ORPHANS_WAIT_S = 3.0
-_ORPHAN_TIMEOUT_MS = 60_000  # of a transactional id that is taken over to abort what it left
-_TRUSTED_SHARE = 0.5  # of the time-out: a transaction that is open for less is still open, whatever the clocks say
+_ORPHAN_TIMEOUT_MS = 60_000  # of a transactional id that is taken over to abort its transaction
+_TRUSTED_SHARE = 0.5  # of the timeout: a younger transaction is sure to be open, even if clocks differ
 _ONGOING = "Ongoing"
 
 Reports = Sequence[TaskReport | None]
 
 
 class SinkError(Exception):
-    """A batch could not be committed; the text says why, and what happens to it."""
+    """A batch could not be committed; the message says why, and what happens to it."""
 
 
 class SinkDriver:
-    """The commits of one process; keeps what it knows of each query from one batch to the next."""
+    """The commits of one process; remembers what it knows about each query between batches."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
 
     def _log(self, base: str, timeout_s: float) -> DecisionLog:
-        """The decisions of a base, with the place of its driver, which this process may still hold."""
+        """The decisions of a base; this process may still be its current driver from an earlier batch."""
         found = self._logs.pop(base, None) or DecisionLog(self._cluster, base, timeout_s=timeout_s)
         self._logs[base] = found
         if len(self._logs) > _REMEMBERED_BASES_MAX:
@@ -59,7 +59,7 @@ class SinkDriver:
         return found
 
     async def commit(self, settings: SinkSettings, reports: Reports) -> None:
-        """Make what the reports name visible, once; raises when it is not certain that it is."""
+        """Make the reported rows visible exactly once; raises if it isn't certain that they are."""
         identity = first_identity(reports)
         if identity is None:
             return
@@ -69,18 +69,19 @@ class SinkDriver:
         batch = _Batch(self._cluster, settings, identity, reports, decisions)
         if identity.version is None:
             await batch.commit_unnamed()
-        elif not await batch.commit_in_office():
+        elif not await batch.commit_as_current_driver():
             for attempt in range(1, _ATTEMPTS_MAX + 1):
                 try:
                     await batch.commit()
                     return
                 except ProducerFencedError:
-                    # Another driver of the same query took over before the decision: what it decided is found now.
+                    # Another driver of the same query took over before the decision. The next attempt finds what that
+                    # driver decided.
                     if attempt == _ATTEMPTS_MAX:
                         raise
 
     async def abort(self, settings: SinkSettings, reports: Reports) -> None:
-        """Abort what the reports name, except what was decided for all the same."""
+        """Abort the reported transactions, except those that a decision has named nevertheless."""
         identity = first_identity(reports)
         if identity is not None:
             decisions = self._log(identity.base, settings.timeout_s)
@@ -104,12 +105,13 @@ class _Batch:
         self._written = [report for report in reports if report is not None and report.transaction is not None]
         self._is_repeated = any(report is None or report.is_repeated for report in reports)
         self._decisions = decisions
+        self._are_orphans_unknown = False
 
     @property
     def _mine(self) -> list[HandedOver]:
         return [report.transaction for report in self._written if report.transaction is not None]
 
-    # Without a name nobody can repeat it, so nothing has to be remembered
+    # A write without a name can't be repeated, so nothing has to be remembered
 
     async def commit_unnamed(self) -> None:
         await self._check_still_open()
@@ -119,14 +121,15 @@ class _Batch:
         await self._abort_orphans(orphans, self._mine, {self._identity.run})
         lost = [transaction for transaction, outcome in outcomes.items() if outcome is Outcome.LOST]
         if lost:
-            raise SinkError(f"{len(lost)} of {len(outcomes)} tasks' rows were lost: {self._why_lost()}")
+            raise SinkError(f"the rows of {len(lost)} of {len(outcomes)} tasks were lost: {self._why_lost()}")
 
-    # With one
+    # A write with a name
 
-    async def commit_in_office(self) -> bool:
-        """Commit as the driver that made the last decision and that nobody has shut out since; False: it can't be.
+    async def commit_as_current_driver(self) -> bool:
+        """Commit without taking over, if this driver made the last decision and has not been fenced; else False.
 
-        What was decided is known then, and losers are looked for where attempts were repeated, and now and then.
+        The last decision is then known. Losing attempts are looked for only if attempts were repeated, and now and
+        then.
         """
         last = self._decisions.mine
         if last is None or last.run != self._identity.run or last.version >= self._version or not self._written:
@@ -138,13 +141,13 @@ class _Batch:
             decision = self._decision(last, deposed=last.deposed)
             await self._decisions.write(decision)
         except ClientError as error:
-            log.info("%s: deciding again, from the beginning: %s", self._identity, error)
+            logger.info("%s: taking over and deciding again: %s", self._identity, error)
             return False
         finally:
             found = await orphans
         await self._carry_out(decision, self._mine, found)
         if self._other_runs(found):
-            self._decisions.mine = None  # the next commit begins anew, which deposes them
+            self._decisions.mine = None  # the next commit takes over, which deposes them
         return True
 
     async def commit(self) -> None:
@@ -153,8 +156,8 @@ class _Batch:
         if decision is not None and {self._identity.run, self._identity.write_id} & set(decision.deposed):
             await self._end(self._mine, committed=False)
             raise SinkError(
-                f"{self._identity} was aborted, or another driver writes it and has shut this one out: nothing of it "
-                "was written; stop the other if this is the one that should run, and start it again"
+                f"{self._identity} was aborted, or another driver is writing it and has fenced this one. Nothing was "
+                "written. If this is the one that should run, stop the other and restart this one"
             )
         if decision is None or decision.version < self._version:
             await self._decide(decision, orphans)
@@ -164,7 +167,7 @@ class _Batch:
         elif decision.version == self._version:
             await self._finish(decision, orphans)
         else:
-            # A later version was decided, so this one was complete before.
+            # A later version has been decided, so this one was already complete.
             await self._end(self._mine, committed=False)
 
     @property
@@ -173,13 +176,13 @@ class _Batch:
         return self._identity.version
 
     async def _decide(self, last: Decision | None, orphans: Sequence[TaskName]) -> None:
-        """Nobody has decided: all that was written now counts."""
+        """There is no decision yet: everything that was just written counts."""
         if not self._written:
             await self._abort_orphans(orphans, [], {self._identity.run})
             return
         await self._check_still_open()
         if last is not None:
-            # Its driver may have failed to carry it out, and whoever was told so may have gone on all the same.
+            # Its driver may have failed to carry it out, and the query may have continued despite the error.
             await self._end([winner.transaction(self._identity.base) for winner in last.winners], committed=True)
         others = self._other_runs(orphans)
         decision = self._decision(last, deposed=last.with_deposed(others) if last is not None else others)
@@ -187,7 +190,7 @@ class _Batch:
         await self._carry_out(decision, self._mine, orphans)
 
     def _decision(self, last: Decision | None, deposed: Sequence[str]) -> Decision:
-        """For all that was written now."""
+        """A decision for everything that was just written."""
         return Decision(
             version=self._version,
             topic=last.topic if last is not None else min(report.topic for report in self._written),
@@ -198,7 +201,7 @@ class _Batch:
         )
 
     async def _finish(self, decision: Decision, orphans: Sequence[TaskName]) -> None:
-        """It was decided before, by a driver that may have gone before it was carried out."""
+        """Finish an earlier decision, whose driver may have died before it carried it out."""
         base = self._identity.base
         winners = {winner.transaction(base): winner for winner in decision.winners}
         outcomes = await self._end(winners, committed=True)
@@ -208,8 +211,8 @@ class _Batch:
         if missing:
             await self._end(self._mine, committed=False)
             raise SinkError(
-                f"the rows of tasks {_some(missing)} of {self._identity} were decided for and lost: "
-                f"{self._why_lost()}. They are written again when the batch is replayed: restart the query"
+                f"the rows of tasks {_some(missing)} of {self._identity} were lost after the decision to commit them: "
+                f"{self._why_lost()}. Restart the query to replay the batch, which writes them again"
             )
         others = self._other_runs(orphans)
         if again or others:
@@ -228,7 +231,7 @@ class _Batch:
         await self._end([mine for mine in self._mine if _name(mine) not in named], committed=False)
 
     async def _carry_out(self, decision: Decision, winners: Sequence[HandedOver], orphans: Sequence[TaskName]) -> None:
-        """Commit the winners, and abort what can't win any more."""
+        """Commit the winners, and abort attempts that can no longer win."""
         abortable = {self._identity.run, *decision.deposed}
         outcomes, _ = await asyncio.gather(
             self._end(winners, committed=True), self._abort_orphans(orphans, winners, abortable)
@@ -236,12 +239,13 @@ class _Batch:
         lost = [transaction for transaction, outcome in outcomes.items() if outcome is Outcome.LOST]
         if lost:
             raise SinkError(
-                f"the rows of {len(lost)} of {len(outcomes)} tasks of {self._identity} were lost after they were "
-                f"decided for: {self._why_lost()}. They are written again when the batch is replayed: restart the query"
+                f"the rows of {len(lost)} of {len(outcomes)} tasks of {self._identity} were lost after the decision to "
+                f"commit them: {self._why_lost()}. Restart the query to replay the batch, which writes them again"
             )
         if self._identity.write_id:
             await self._wait_until_visible(winners)
-        self._decisions.mine = decision
+        # If attempts of other runs may be open, the next commit takes over, which finds and deposes them.
+        self._decisions.mine = None if self._are_orphans_unknown else decision
 
     async def abort(self) -> None:
         if self._identity.version is None:
@@ -249,8 +253,8 @@ class _Batch:
             await self._end(self._mine, committed=False)
             await self._abort_orphans(orphans, [], {self._identity.run})
             return
-        # The commit before may have decided and failed to hear of it, and may even be at it still, when it was
-        # interrupted and not ended: from here on it can't decide any more.
+        # The previous commit may have decided without getting the response. If it was only interrupted, it may even
+        # still be running; from here on, it can't decide any more.
         orphans = await self._take_over()
         decision = await self._decisions.read(stable=True)
         winners: list[HandedOver] = []
@@ -264,13 +268,13 @@ class _Batch:
         await self._abort_orphans(orphans, winners, {self._identity.run})
 
     def _depose_myself(self, last: Decision | None) -> Decision:
-        """The last decision, which stands, and that nothing of this write may win any more."""
+        """The last decision, unchanged, except that this write can no longer win."""
         if last is None:
             last = Decision(NOTHING_DECIDED, min(report.topic for report in self._written), self._identity.run)
         return replace(last, deposed=last.with_deposed([self._identity.write_id or self._identity.run]))
 
     async def _take_over(self) -> list[TaskName]:
-        """Shut out other drivers; the attempts whose transactions are open."""
+        """Fence other drivers; returns the attempts whose transactions are open."""
         await self._decisions.take_over()
         return await self._orphans()
 
@@ -282,20 +286,32 @@ class _Batch:
         )
 
     async def _wait_until_visible(self, committed: Iterable[HandedOver]) -> None:
-        """Until markers are written, which follow behind the answer: who writes a batch expects to read it then.
+        """Wait until the markers are written, so that the caller of a batch write can read it right away.
 
-        A coordinator that is asked for the same end meanwhile says to ask again.
+        Brokers write markers only after they respond. We end the transactions again, and until the markers are written
+        the coordinator tells us to retry.
         """
         await self._end(committed, committed=True)
 
     async def _orphans(self) -> list[TaskName]:
-        """All attempts of this base whose transactions are open, those of the batch's own reports among them."""
+        """All attempts of this base whose transactions are open, including those reported for this batch."""
         try:
             listings = await self._cluster.retry(self._open_transactions, timeout_s=_ORPHANS_WAIT_S, patient=True)
+        except UnsupportedVersionError as error:
+            # Brokers before Apache Kafka 3.0 can't list transactions; those left open there end by their timeout.
+            logger.info("can't list the open transactions of %s: %s", self._identity.base, error)
+            return []
         except ClientError as error:
-            # Brokers before Apache Kafka 3.0 can't tell, and time-outs end what is left there; one of several that is
-            # away does not hold up a commit: the next one looks again.
-            log.info("can't tell which transactions of %s are open: %s", self._identity.base, error)
+            # An unreachable broker doesn't hold up the commit, but we have to ask again what it knows.
+            self._are_orphans_unknown = True
+            logger.warning(
+                "%s: can't list the open transactions of failed attempts, so none are aborted now; the next batch will "
+                "try again. Until then, read_committed consumers may have to wait, at most "
+                "kafka.transaction.timeout.ms (%d): %s",
+                self._identity.base,
+                self._settings.transaction_timeout_ms,
+                error,
+            )
             return []
         self._decisions.looked_for_orphans_s = time.monotonic()
         names = (parse_transactional_id(self._identity.base, listing.transactional_id) for listing in listings)
@@ -316,7 +332,7 @@ class _Batch:
     async def _abort_orphans(
         self, orphans: Iterable[TaskName], winners: Iterable[HandedOver], runs: Iterable[str]
     ) -> None:
-        """Abort what dead tasks and drivers left open, so that readers of committed records need not wait for it."""
+        """Abort transactions that dead tasks and drivers left open, so that read_committed consumers need not wait."""
         kept = {winner.transactional_id for winner in winners}
         abortable = frozenset(runs)
         ids = [name.of(self._identity.base) for name in orphans if name.run in abortable]
@@ -328,7 +344,7 @@ class _Batch:
         )
 
     async def _check_still_open(self) -> None:
-        """Before anything is decided: whether transactions that are open for long have not timed out by now."""
+        """Before a decision, check that transactions that have been open for long have not timed out."""
         if self._settings.kafka.get(TWO_PHASE, "").lower() == "true":
             return
         oldest_ms = time.time_ns() // 1_000_000 - self._settings.transaction_timeout_ms * _TRUSTED_SHARE
@@ -343,21 +359,21 @@ class _Batch:
         for transactional_id, transaction in old.items():
             told = found.succeeded.get(transactional_id)
             if told is None:
-                log.info("%s: can't tell if it is open: %s", transactional_id, found.errors.get(transactional_id))
+                logger.info("%s: can't tell if it is open: %s", transactional_id, found.errors.get(transactional_id))
             elif told.state != _ONGOING or told.producer_epoch != transaction.producer_epoch:
-                raise SinkError(f"the batch took longer than its transactions may be open: {self._why_lost()}")
+                raise SinkError(f"the batch took longer than its transactions may stay open: {self._why_lost()}")
 
     def _why_lost(self) -> str:
         return (
-            f"brokers abort transactions after kafka.transaction.timeout.ms, {self._settings.transaction_timeout_ms}; "
-            f"raise it, make batches smaller, or set kafka.{TWO_PHASE}=true where brokers offer it"
+            f"brokers abort transactions after kafka.transaction.timeout.ms ({self._settings.transaction_timeout_ms}); "
+            f"raise it, make batches smaller, or set kafka.{TWO_PHASE}=true if your brokers support it"
         )
 
 
 def _second_write(identity: WriteIdentity) -> SinkError:
     return SinkError(
-        f"this batch was written under {identity} before: give each of several writes in one foreachBatch an option "
-        "txnAppId of its own, so that none is taken for the other when the batch is replayed"
+        f"this batch has already been written as {identity}. If foreachBatch writes more than once, give each write "
+        "its own txnAppId option, so that they can be told apart when the batch is replayed"
     )
 
 

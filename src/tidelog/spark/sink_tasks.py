@@ -1,7 +1,7 @@
-"""What a task does: write its rows, in a transaction that is left open for the driver, or at least once.
+"""A task's part of a write: send its rows, either in a transaction that is left open for the driver, or at least once.
 
-What always holds: when a task reports, all its rows are stored. An attempt that fails aborts its own transaction where
-it still can. The producers of this process are made once and used for all its tasks; a process runs one at a time.
+What always holds: when a task reports, all its rows are stored. An attempt that fails aborts its own transaction if it
+still can. A process creates its producers once and uses them for all its tasks, one task at a time.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
     from tidelog.client.producer.arrow_rows import RowsFuture
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _REMEMBERED_RUNS_MAX = 256
-_LONG_TASK_S = 0.5  # a decision made meanwhile is looked for after a task that took as long
+_LONG_TASK_S = 0.5  # after a task this long, check whether the batch has been decided in the meantime
 
 
 _Key = tuple[tuple[str, str], ...]
 
 
 class _Process:
-    """The producers of one process, by their settings; a forked child begins with none."""
+    """The producers of one process, by their settings; a forked child starts with none."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.names = WorkerNames()
         self.producers: dict[_Key, Producer] = {}
-        # The last version of each base and run of which it is known that it was not decided before; some of them.
+        # For some bases and runs: a version that is known to have been undecided when this run started it.
         self.undecided: dict[tuple[str, str], int] = {}
 
 
@@ -66,7 +66,7 @@ def write_rows(
     *,
     is_repeated: bool = False,
 ) -> TaskReport:
-    """Write the rows of one attempt; `properties` are those of the Spark job, `partition` is the task's."""
+    """Write the rows of one attempt. `properties` are those of the Spark job, `partition` is that of the task."""
     identity = settings.identity(properties)
     if identity is None:
         return _write_at_least_once(settings, partition, batches)
@@ -77,7 +77,7 @@ def write_rows(
     if earlier is not None:
         report = _report_decided(settings, producer, identity, earlier, partition)
         if report is not None:
-            for _ in batches:  # Spark's side waits until its rows are taken
+            for _ in batches:  # Spark waits until all rows have been consumed
                 pass
             return report
     checks_at_s = began_s if is_repeated else began_s + _LONG_TASK_S
@@ -104,7 +104,7 @@ def _write_at_least_once(settings: SinkSettings, partition: int, batches: Iterab
 
 
 def _send(settings: SinkSettings, producer: Producer, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
-    """Send all rows and wait until they are stored; how many, and one of their topics."""
+    """Send all rows and wait until they are stored; returns their number and one of their topics."""
     rows, first_topic = 0, ""
     under_way: list[RowsFuture] = []
     for batch in batches:
@@ -126,7 +126,7 @@ def _still_under_way(futures: list[RowsFuture]) -> list[RowsFuture]:
     left = []
     for future in futures:
         if future.done():
-            future.result()  # raises why rows were not stored
+            future.result()  # raises the error if the rows were not stored
         else:
             left.append(future)
     return left
@@ -144,7 +144,7 @@ def _write_in_transaction(
     batches: Iterable[pa.RecordBatch],
     checks_at_s: float,
 ) -> TaskReport:
-    """From `checks_at_s` on another attempt may have been decided for, and this one would only be in readers' way."""
+    """After `checks_at_s`, another attempt may have won; an open transaction of this one would only delay readers."""
     began_ms = time.time_ns() // 1_000_000
     try:
         _start(settings, producer, process.names.claim(identity))
@@ -166,18 +166,19 @@ def _start(settings: SinkSettings, producer: HandoverProducer, transactional_id:
         cause = error.__cause__ if isinstance(error.__cause__, BrokerError) else error
         if isinstance(cause, BrokerError) and cause.code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
             raise ConfigError(
-                f"the broker allows no transaction to be open for {settings.transaction_timeout_ms} ms: set option "
-                "kafka.transaction.timeout.ms to at most its transaction.max.timeout.ms, and to more than a batch takes"
+                f"the broker doesn't allow transactions to stay open for {settings.transaction_timeout_ms} ms: set the "
+                "option kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms, but longer "
+                "than a batch takes"
             ) from error
         raise
 
 
 def _give_up(process: _Process, settings: SinkSettings, producer: HandoverProducer) -> None:
-    """Abort what a failed attempt wrote, so that readers need not wait for its time-out."""
+    """Abort what a failed attempt wrote, so that readers need not wait for its timeout."""
     try:
         producer.give_up()
     except ClientError as error:
-        log.info("a failed attempt could not abort its transaction: %s", error)
+        logger.info("a failed attempt could not abort its transaction: %s", error)
         _discard(process, _key(settings, transactional=True))
 
 
@@ -186,8 +187,8 @@ def _decided(
 ) -> Decision | None:
     """The decision for this version or a later one, if there is one.
 
-    It is looked for once: a run does not repeat a version, so those after one that was undecided are undecided too,
-    unless another driver is at work, whom the driver finds out.
+    It is looked up once per run: a run never repeats a version, so versions after an undecided one are undecided as
+    well. If another driver is running, our driver finds out when it commits.
     """
     if identity.version is None:
         return None
@@ -218,13 +219,13 @@ def _read_decision(settings: SinkSettings, producer: HandoverProducer, identity:
 def _report_decided(
     settings: SinkSettings, producer: HandoverProducer, identity: WriteIdentity, decision: Decision, partition: int
 ) -> TaskReport | None:
-    """What is left to do for a version that was decided before; None when this partition must be written again."""
+    """Finish a version that has already been decided; None if this partition must be written again."""
     if is_second_write(identity, decision):
         return TaskReport(identity, partition, 0, is_second_write=True)
     if decision.version == identity.version:
         winner = decision.winner_of(partition)
         if winner is not None:
-            # Whether it has landed is not known: whoever decided may have gone before it was committed.
+            # We don't know whether it was committed: the driver that decided may have died before it got to that.
             transaction = winner.transaction(identity.base)
             work = end_transactions(producer.cluster, [transaction], committed=True, timeout_s=settings.timeout_s)
             if producer.loop_thread.run(work)[transaction] is Outcome.LOST:
@@ -250,7 +251,7 @@ def _transactional_producer(process: _Process, settings: SinkSettings) -> Handov
 
 
 def _discard(process: _Process, key: _Key) -> None:
-    """Let a producer go that can't go on; the next task makes a new one."""
+    """Close a producer that can't be used any more; the next task creates a new one."""
     producer = process.producers.pop(key, None)
     if producer is not None:
         producer.close(timeout=0)

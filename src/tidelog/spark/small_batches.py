@@ -1,11 +1,11 @@
-"""Micro-batches of few records are read by the driver, so that Spark starts no Python task for them.
+"""Lets the driver read small micro-batches itself, so that Spark doesn't have to start a Python task for them.
 
-A Python task costs Spark more than all else in such a batch. Rows that the driver has read are given to Spark together
-with the plan of the batch, in the way that pyspark has for its simple stream readers. That way is not public: it is one
-reason why pyspark is held to one minor version.
+In a small batch, the Python task costs Spark more than everything else. The driver passes the rows it has read to Spark
+together with the plan of the batch, the way pyspark does for its simple stream readers. That interface is not public,
+which is one reason why pyspark is pinned to one minor version.
 
-What always holds: the rows are those that tasks would read. What is not small, or can't be read now, is left to tasks,
-which try again and say what is wrong.
+What always holds: the rows are the same as tasks would read. Batches that turn out to be large, or can't be read now,
+are left to tasks, which retry and report what is wrong.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tidelog.spark.offsets import Offsets
 from tidelog.spark.planning import count_waiting
 from tidelog.spark.reader import SplitPartition
 
-# What the driver has read is one task, whatever is done with the rows then: more than so many are better shared out.
+# Rows read by the driver form a single task, whatever the query does with them; larger batches should be split up.
 OFFSETS_MAX = 200
 BYTES_MAX = 1 << 20
 
 
 def may_be_small(start: Offsets, end: Offsets) -> bool:
-    """Whether there are records between, and so few that the driver reads them."""
+    """Whether there are new records, but few enough for the driver to read."""
     return start.keys() == end.keys() and 0 < count_waiting(start, end) <= OFFSETS_MAX
 
 
 def read_small(
     splits: Sequence[InputPartition], read: Callable[..., Iterator[pa.RecordBatch]]
 ) -> list[pa.RecordBatch] | None:
-    """The rows of these splits, if they are few; None leaves them to tasks."""
+    """The rows of these splits if there are only a few; None leaves them to tasks."""
     if _offsets(splits) > OFFSETS_MAX:
         return None
     batches: list[pa.RecordBatch] = []
@@ -47,7 +47,7 @@ def read_small(
             batches.append(batch)
     except (ClientError, SourceError):
         return None
-    # Each Arrow batch has its price in the JVM, too.
+    # Each Arrow batch also has a cost in the JVM.
     return [pa.concat_batches(batches)] if batches else None
 
 

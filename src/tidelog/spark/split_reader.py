@@ -1,9 +1,10 @@
-"""Reads the offsets of one split in a task: fetched straight from the partition's leader, decoded by the kernel.
+"""Reads the offsets of one split in a task: fetches them directly from the partition leader and decodes them in the
+compiled kernel.
 
-What always holds: exactly the records of the range that can be read come out, in their order, whatever compaction,
-aborted transactions and markers have left of it; while one answer is decoded and handed to Spark the next is under way;
-a range that does not get on within the time-out fails with an error that says where it stands. Records that are gone
-are an error or a warning, as `failOnDataLoss` says. No Python object is made for a record.
+What always holds: the readable records of the range come out exactly once and in order, whatever gaps compaction,
+aborted transactions and markers have left; the next fetch runs while a response is decoded and passed to Spark; if a
+range makes no progress within the timeout, it fails with an error that says where it is stuck. If records are gone,
+`failOnDataLoss` decides between an error and a warning. No Python objects are created for records.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
+from tidelog.client.consumer.fetch_request import send_fetch
+from tidelog.client.consumer.fetch_session import Wanted, without_session
 from tidelog.client.consumer.offsets_lookup import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import BrokerError, NoSuchPartitionError, RetriableError, error_code
@@ -29,7 +32,7 @@ from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.types import TopicPartition
 from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k01_fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tidelog.protocol.messages.k01_fetch import FetchResponse
 from tidelog.records.arrow import OpenBatch, RecycledMemory, batches_to_arrow
 from tidelog.records.batch import BATCH_HEADER_SIZE, Compression
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, decompress
@@ -37,30 +40,29 @@ from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel_consume import BatchCursor, find_end
 from tidelog.spark.errors import DataLossError, SourceError
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 # Spark copies batches of this size fastest: smaller ones cost calls, larger ones leave the caches.
 ARROW_BYTES_MAX = 4 * 1024 * 1024
-_TOPIC_IDS_FROM = 13
 _COMPRESSION_MASK = 0x07
 _TIMESTAMP_TYPE_BIT = 0x08
 _COMPRESSIONS = tuple(Compression)
-# An answer without records below the partition's end, again and again, means that compaction has left none.
+# Repeated empty responses below the end of the partition mean that compaction has left no records there.
 _EMPTY_ANSWERS_MAX = 2
 _GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
-# A topic that was just made may not be known to every broker yet.
+# A topic that was just created may not be known to every broker yet.
 _GONE_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Offsets of one partition for one task, without the end."""
+    """Offsets of one partition for one task; the end is exclusive."""
 
     topic: str
     partition: int
     start: int
     end: int
-    topic_id: uuid.UUID = ZERO_UUID  # as it was when the batch was planned; zero: not known
+    topic_id: uuid.UUID = ZERO_UUID  # when the batch was planned; zero if unknown
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -68,7 +70,7 @@ class Split:
 
 
 class Answer(NamedTuple):
-    """What a fetch brought; `next_offset` is where the next one begins."""
+    """The result of a fetch; `next_offset` is where the next fetch starts."""
 
     view: memoryview
     aborted: list[tuple[int, int]]
@@ -78,7 +80,7 @@ class Answer(NamedTuple):
 
 
 class SplitClient:
-    """The connections of one worker process for one set of settings; used by one task at a time."""
+    """The connections of a worker process for one set of settings; used by one task at a time."""
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self.settings = settings
@@ -96,7 +98,7 @@ class SplitClient:
     # On the loop
 
     async def fetch(self, split: Split, offset: int, deadline_s: float) -> Answer:
-        """What lies at the offset; retries what may pass until the time is up."""
+        """Fetch from the offset; retries transient errors until the deadline."""
         failures = 0
         gone_since_s: float | None = None
         while True:
@@ -108,8 +110,8 @@ class SplitClient:
                     gone_since_s = gone_since_s or now_s
                     if now_s - gone_since_s >= _GONE_AFTER_S:
                         raise DataLossError(
-                            f"partition {split.topic_partition} does not exist any more, or is one of a topic that was "
-                            "made anew"
+                            f"partition {split.topic_partition} no longer exists, or its topic was deleted and "
+                            "recreated"
                         ) from error
                 elif not isinstance(error, RetriableError):
                     raise
@@ -118,7 +120,7 @@ class SplitClient:
                 if now_s + pause_s >= deadline_s:
                     raise
                 self._cluster.forget(split.topic)
-                log.info("reading %s at offset %d failed, trying again: %s", split.topic_partition, offset, error)
+                logger.info("reading %s at offset %d failed, retrying: %s", split.topic_partition, offset, error)
                 await asyncio.sleep(pause_s)
 
     async def _fetch_once(self, split: Split, offset: int) -> Answer:
@@ -127,38 +129,13 @@ class SplitClient:
         known = cluster.metadata.partition(split.topic_partition)
         topic_id = (await cluster.topic(split.topic)).topic_id
         if split.topic_id not in (ZERO_UUID, topic_id):
-            # What this worker heard of the topic is older than the plan, or the topic was made anew since.
+            # This worker's metadata is older than the plan, or the topic has been recreated since.
             raise BrokerError(ErrorCode.UNKNOWN_TOPIC_ID, subject=f"topic {split.topic}")
         connection = await cluster.connection_to(leader_id)
         size = settings.max_partition_fetch_bytes
-        request = FetchRequest(
-            max_wait_ms=settings.fetch_max_wait_ms,
-            min_bytes=settings.fetch_min_bytes,
-            max_bytes=size,
-            isolation_level=1 if settings.is_read_committed else 0,
-            topics=[
-                FetchTopic(
-                    topic=split.topic,
-                    topic_id=topic_id,
-                    partitions=[
-                        FetchPartition(
-                            partition=split.partition,
-                            current_leader_epoch=-1 if known is None else known.leader_epoch,
-                            fetch_offset=offset,
-                            partition_max_bytes=size,
-                        )
-                    ],
-                )
-            ],
-            rack_id=settings.client_rack,
-        )
-        response = await connection.request(
-            FETCH,
-            request,
-            FetchResponse,
-            version=connection.version_for(FETCH, at_most=None if topic_id != ZERO_UUID else _TOPIC_IDS_FROM - 1),
-            timeout_s=settings.cluster.request_timeout_s + settings.fetch_max_wait_ms / 1000,
-        )
+        epoch = -1 if known is None else known.leader_epoch
+        request = without_session({split.topic_partition: Wanted(offset, size, epoch, topic_id)})
+        response = await send_fetch(connection, settings, request, size)
         return self._read(response, split, offset)
 
     def _read(self, response: FetchResponse, split: Split, offset: int) -> Answer:
@@ -177,7 +154,7 @@ class SplitClient:
         return Answer(memoryview(b""), [], offset, -1, response.throttle_time_ms > 0)
 
     async def bounds(self, split: Split) -> tuple[int, int]:
-        """Where the partition begins and ends now."""
+        """The current start and end of the partition."""
         key = split.topic_partition
         first = await list_offsets(self._cluster, {key: EARLIEST_TIMESTAMP}, is_read_committed=False)
         last = await list_offsets(
@@ -192,7 +169,7 @@ def _raise_for(code: int, split: Split) -> None:
 
 
 class SplitReader:
-    """One reading of one split."""
+    """Reads one split, once."""
 
     def __init__(self, client: SplitClient, split: Split, *, fail_on_data_loss: bool, timeout_s: float) -> None:
         self._client = client
@@ -203,16 +180,16 @@ class SplitReader:
         self._deadline_s = 0.0
         self._empty_answers = 0
         self._checksum = crc32c if client.settings.check_crcs else None
-        self._ratio = 4.0  # how much the last compressed batch has grown, for the next guess
+        self._ratio = 4.0  # compression ratio of the last batch, to estimate the next
         self._begun: concurrent.futures.Future[Answer] | None = None
 
     def begin(self) -> None:
-        """Ask for the first records already now."""
+        """Start fetching the first records."""
         self._deadline_s = time.monotonic() + self._timeout_s
         self._begun = self._begin_fetch(self._position)
 
     def give_up(self) -> None:
-        """What was begun is not wanted."""
+        """Cancel a fetch that has been started."""
         if self._begun is not None:
             self._begun.cancel()
 
@@ -241,18 +218,18 @@ class SplitReader:
         return asyncio.run_coroutine_threadsafe(coroutine, self._client.thread.loop)
 
     def _answer(self, future: concurrent.futures.Future[Answer]) -> Answer | None:
-        """The answer with records; None when the position was moved or the fetch is to be tried again."""
+        """The response if it has records; None if the position was moved or the fetch must be retried."""
         split = self._split
         try:
             answer = future.result(max(self._deadline_s - time.monotonic(), 0.0) + 1.0)
         except concurrent.futures.TimeoutError:
             future.cancel()
-            raise self._stuck("no answer came") from None
+            raise self._stuck("no response") from None
         except DataLossError as error:
             self._lose(error.reason, split.end)
             return None
         except NoSuchPartitionError as error:
-            self._lose(f"partition {split.topic_partition} does not exist any more: {error}", split.end)
+            self._lose(f"partition {split.topic_partition} no longer exists: {error}", split.end)
             return None
         except BrokerError as error:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -263,7 +240,7 @@ class SplitReader:
             self._empty_answers = 0
             return answer
         if answer.end >= split.end and not answer.is_throttled:
-            # All of the range can be read, and nothing is there: compaction has left a gap up to the end.
+            # The whole range can be read but is empty: compaction has left a gap up to the end.
             self._empty_answers += 1
             if self._empty_answers >= _EMPTY_ANSWERS_MAX:
                 self._position = split.end
@@ -276,34 +253,34 @@ class SplitReader:
     def _stuck(self, reason: str) -> SourceError:
         split = self._split
         return SourceError(
-            f"reading {split.topic_partition} from offset {split.start} to {split.end} got no further than "
-            f"{self._position} within {self._timeout_s:g} s: {reason}. A transaction may be open there, or the "
-            "partition was cut back; kafkaConsumer.pollTimeoutMs sets the time"
+            f"reading {split.topic_partition} from offset {split.start} to {split.end} made no progress beyond "
+            f"{self._position} within {self._timeout_s:g} s: {reason}. There may be an open transaction, or the "
+            "partition may have been truncated; kafkaConsumer.pollTimeoutMs sets this timeout"
         )
 
     def _leave_range(self) -> None:
-        """The partition does not hold the position: records before its beginning were deleted, or its end was lost."""
+        """The position is outside the partition: records at its start were deleted, or its end was lost."""
         split = self._split
         first, last = self._client.thread.run(self._client.bounds(split))
         if self._position < first:
             self._lose(
-                f"partition {split.topic_partition} begins at offset {first} now, and {self._position} was to be read",
+                f"partition {split.topic_partition} now starts at offset {first}, but {self._position} was to be read",
                 min(first, split.end),
             )
         elif self._position > last:
             self._lose(
-                f"partition {split.topic_partition} ends at offset {last} now, and {self._position} was to be read",
+                f"partition {split.topic_partition} now ends at offset {last}, but {self._position} was to be read",
                 split.end,
             )
         else:
-            time.sleep(0.05)  # it has grown, or was lifted, between the two questions
+            time.sleep(0.05)  # its start or end has moved between the two requests
             if time.monotonic() >= self._deadline_s:
-                raise self._stuck(f"the broker says that its range is {first} to {last}, and refuses the position")
+                raise self._stuck(f"the broker reports the range {first} to {last}, but rejects the position")
 
     def _lose(self, reason: str, position: int) -> None:
         if self._fail_on_data_loss:
             raise DataLossError(reason)
-        log.warning("%s; going on at offset %d because failOnDataLoss is false", reason, position)
+        logger.warning("%s; continuing at offset %d because failOnDataLoss is false", reason, position)
         self._position = position
 
     # Decoding
@@ -369,7 +346,7 @@ class SplitReader:
         if codec == Compression.NONE:
             return bytes(view)
         if codec >= len(_COMPRESSIONS):
-            raise CorruptBatchError(f"the attributes name compression codec {codec}; known are 0 to 4")
+            raise CorruptBatchError(f"unknown compression codec {codec} in the attributes; known codecs are 0 to 4")
         expected = max(65536, int(len(view) * self._ratio * 1.25))
         records = decompress(_COMPRESSIONS[codec], view, expected_bytes=min(expected, DECOMPRESSED_BYTES_MAX))
         self._ratio = len(records) / max(len(view), 1)

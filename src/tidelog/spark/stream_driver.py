@@ -1,8 +1,8 @@
-"""Which offsets the next micro-batch of a query covers, and how far the query is: the driver's part of a stream.
+"""The driver's part of a stream: determines which offsets the next micro-batch covers, and publishes progress.
 
-What always holds: a batch that is planned again after a restart covers the same offsets; partitions that are added
-begin at the earliest; what is gone is an error or a warning, as `failOnDataLoss` says; with a group, what is published
-is the end of a batch that Spark has committed.
+What always holds: a batch that is planned again after a restart covers the same offsets; new partitions start at the
+earliest offset; if data is gone, `failOnDataLoss` decides between an error and a warning; only the end of a batch that
+Spark has committed is published for the group.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidelog.spark.options import Options
 from tidelog.spark.planning import OffsetRange, count_waiting, limit_bytes, limit_rows
 from tidelog.spark.topic_view import TopicView
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SIZES_AGE_MAX_S = 10.0
 
 
 class StreamDriver:
-    """What lives in the driver's one process for the query."""
+    """The state of a query in the driver process."""
 
     def __init__(self, options: Options, view: TopicView) -> None:
         self._options = options
@@ -40,7 +40,7 @@ class StreamDriver:
         self._last_batch_s = float("-inf")
         self._offset_bytes: dict[TopicPartition, float] = {}
         self._sizes_asked_at_s = float("-inf")
-        self._topic_ids: dict[str, uuid.UUID] = {}  # of the topics that were read last
+        self._topic_ids: dict[str, uuid.UUID] = {}  # when the topics were last read
         group_id = client_settings.group_id(options)
         self._progress = None if group_id is None else GroupProgress(group_id)
 
@@ -48,7 +48,7 @@ class StreamDriver:
         self.view.close()
 
     def publish(self, committed: Offsets) -> None:
-        """Tell the group, unless it is where the query begins and nothing was read yet."""
+        """Publish the offsets for the group, unless the query is at its start and has read nothing."""
         if self._progress is not None and committed != self._initial:
             there = self.view.partitions()
             self._progress.publish(
@@ -58,20 +58,20 @@ class StreamDriver:
     # Where batches begin and end
 
     def initial(self, start: Bound) -> Offsets:
-        """Where a new query begins."""
+        """Where a new query starts."""
         self.view.refresh(age_max_s=self._age_max_s())
         self.view.require_all()
         self._initial = self.view.resolve(start, latest=self._fixed_end)
         return self._initial
 
     def fix_end(self) -> None:
-        """From now on nothing younger than what is there is read."""
+        """From now on, read nothing beyond what is available now."""
         self.view.refresh()
         self._fixed_end = self.view.latest(self.view.partitions())
 
     def next_end(self, start: Offsets, *, has_limit: bool) -> Offsets:
-        """Where the batch ends that begins here; the same as the start when there is nothing for one."""
-        # Spark asks for the next end when the batch before is committed: so this start is what is done.
+        """The end of the batch that starts here; the same as the start if there is nothing to read."""
+        # Spark asks for the next end once it has committed the previous batch, so everything before this start is done.
         self.publish(start)
         end = self._fixed_end if self._fixed_end is not None else self._ask_latest(start)
         self.latest = dict(end)
@@ -83,24 +83,24 @@ class StreamDriver:
         return self._limited(start, end)
 
     def _check_kept(self, start: Offsets, end: Offsets) -> None:
-        """Fail before Spark has noted the end of the batch: so the query can go on once the topic is restored."""
+        """Fail before Spark records the end of the batch, so that the query can resume once the topic is restored."""
         self._check_deleted(start, end)
         for topic in sorted(self._other_topics()):
-            self._lose(f"topic {topic} was deleted and made anew")
+            self._lose(f"topic {topic} was deleted and recreated")
         for key, offset in end.items():
             if start.get(key, 0) > offset:
-                self._lose(f"partition {key} ends at offset {offset} now, and {start[key]} was reached before")
+                self._lose(f"partition {key} ends at offset {offset} now, but {start[key]} had already been reached")
 
     def _check_deleted(self, start: Offsets, end: Offsets) -> None:
         deleted = sorted(start.keys() - end.keys())
         if deleted:
-            self._lose(f"there is no partition {', '.join(str(each) for each in deleted)} any more")
+            self._lose(f"partition {', '.join(str(each) for each in deleted)} no longer exists")
 
     def _age_max_s(self) -> float:
         return float(max(self._options.get("partition.metadata.cache.ttl.ms"), 0)) / 1000
 
     def _ask_latest(self, start: Offsets) -> Offsets:
-        """Asked again when it lies before what was read: a leader that has just taken over may not know better yet."""
+        """Retries if it is lower than what has been read: a leader that has just taken over may lag behind."""
         self.view.refresh(age_max_s=self._age_max_s())
         retries: int = self._options.get("fetchOffset.numRetries")
         for left in range(retries, -1, -1):
@@ -132,7 +132,7 @@ class StreamDriver:
         return limited
 
     def _with_new(self, start: Offsets, end: Offsets) -> Offsets:
-        """The start, and where partitions begin that were added since."""
+        """The start, plus the earliest offsets of partitions added since."""
         added = [key for key in end if key not in start]
         return {**start, **self.view.earliest(added)} if added else start
 
@@ -147,8 +147,8 @@ class StreamDriver:
         if not text:
             return None
         if not text.isdecimal():
-            raise SourceError(f"the file {name} of maxOffsetsPerTriggerFile holds {text[:40]!r}, not a whole number")
-        # A query that ends at what is there now would take an empty batch for its end.
+            raise SourceError(f"the file {name} of maxOffsetsPerTriggerFile contains {text[:40]!r}, not an integer")
+        # With Trigger.AvailableNow, an empty batch would end the query.
         return int(text) if self._fixed_end is None else max(int(text), 1)
 
     def _sizes(self, end: Offsets) -> dict[TopicPartition, float]:
@@ -161,35 +161,35 @@ class StreamDriver:
     # What a batch covers
 
     def ranges(self, start: Offsets, end: Offsets, *, age_max_s: float = 0.0) -> list[OffsetRange]:
-        """The offsets between, after a look at what was added, deleted or made anew.
+        """The offsets to read, after checking which partitions were added, deleted or recreated.
 
-        What is known of topics must not be old for tasks, which compare the ids of topics with those of now.
+        Tasks need fresh metadata, because they compare the planned topic ids with the current ones.
         """
         self.view.refresh(age_max_s=age_max_s)
         self._check_deleted(start, end)
-        anew = self._made_anew(start, end)
-        begin = {**start, **self._added(end.keys() - start.keys()), **self.view.earliest(anew)}
-        # Where a topic was made anew meanwhile, the end is that of the one before.
-        until = {**end, **{key: min(end[key], offset) for key, offset in self.view.latest(anew).items()}}
+        recreated = self._recreated(start, end)
+        begin = {**start, **self._added(end.keys() - start.keys()), **self.view.earliest(recreated)}
+        # If a topic was recreated in the meantime, the planned end is that of the old topic.
+        until = {**end, **{key: min(end[key], offset) for key, offset in self.view.latest(recreated).items()}}
         ranges = [OffsetRange(key, begin[key], until[key]) for key in sorted(end) if key in begin]
         return [each for each in ranges if each.size > 0 and self._is_there(each.topic_partition)]
 
-    def _made_anew(self, start: Offsets, end: Offsets) -> list[TopicPartition]:
-        """Partitions of topics that were deleted and made again, which are read from their beginning."""
+    def _recreated(self, start: Offsets, end: Offsets) -> list[TopicPartition]:
+        """Partitions of topics that were deleted and recreated; they are read from the beginning."""
         other = self._other_topics()
         self._topic_ids.update(self.view.topic_ids())
-        anew = []
+        recreated = []
         for key in sorted(start.keys() & end.keys()):
             if key.topic in other:
-                self._lose(f"topic {key.topic} was deleted and made anew")
-                anew.append(key)
+                self._lose(f"topic {key.topic} was deleted and recreated")
+                recreated.append(key)
             elif start[key] > end[key]:
-                self._lose(f"partition {key} ends at offset {end[key]} now, and {start[key]} was reached before")
-                anew.append(key)
-        return [key for key in anew if key in self.view.partitions()]
+                self._lose(f"partition {key} ends at offset {end[key]} now, but {start[key]} had already been reached")
+                recreated.append(key)
+        return [key for key in recreated if key in self.view.partitions()]
 
     def _other_topics(self) -> set[str]:
-        """Those that have another id than when they were read last."""
+        """Topics whose id has changed since they were last read."""
         now = self.view.topic_ids()
         return {topic for topic, known in self._topic_ids.items() if now.get(topic, known) not in (known, ZERO_UUID)}
 
@@ -198,21 +198,21 @@ class StreamDriver:
         first = self.view.earliest(key for key in keys if key in there)
         for key in sorted(keys):
             if key not in first:
-                self._lose(f"partition {key}, which was new, does not exist any more")
+                self._lose(f"the new partition {key} no longer exists")
             elif first[key] > 0:
-                self._lose(f"partition {key} is new to the query and begins at offset {first[key]} instead of 0")
+                self._lose(f"the new partition {key} starts at offset {first[key]} instead of 0")
         return first
 
     def _is_there(self, key: TopicPartition) -> bool:
         if key in self.view.partitions():
             return True
-        self._lose(f"partition {key} does not exist any more")
+        self._lose(f"partition {key} no longer exists")
         return False
 
     def _lose(self, reason: str) -> None:
         if self._options.get("failOnDataLoss"):
             raise DataLossError(reason)
-        log.warning("%s; going on because failOnDataLoss is false", reason)
+        logger.warning("%s; continuing because failOnDataLoss is false", reason)
 
 
 def _unmoved(start: Offsets, end: Offsets) -> Offsets:

@@ -1,7 +1,7 @@
-"""Streaming reads as Spark asks for them; which offsets a micro-batch covers is decided in `stream_driver`.
+"""Streaming reads, as Spark calls them; `stream_driver` determines which offsets a micro-batch covers.
 
-What always holds: offsets are JSON as Spark's own `kafka` source writes them, so checkpoints of the two can be
-exchanged. The driver keeps one reader for the life of the query; tasks get one that holds settings only.
+What always holds: offsets have the same JSON form as in Spark's own `kafka` source, so each can read the other's
+checkpoints. The driver keeps one reader for the lifetime of the query; the one sent to tasks holds only settings.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-_ROWS_MAX = 2**62  # a limit that says only that there is one
-# The thread that plans ahead would otherwise hold the interpreter while the answer to Spark is being written; Spark
-# then writes to its disk for several times as long before it asks for the plan.
+_ROWS_MAX = 2**62  # a placeholder that only tells Spark that there is a limit
+# Without this pause, the thread that plans ahead would hold the GIL while the response to Spark is being written. Spark
+# then spends several times as long writing to disk before it asks for the plan.
 _ANSWER_FIRST_S = 0.001
-_TOPICS_AGE_MAX_S = 1.0  # of what is known of topics when the driver reads a small batch itself
+_TOPICS_AGE_MAX_S = 1.0  # how old topic metadata may be when the driver reads a small batch itself
 
 
 def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceStreamReader:
@@ -45,14 +45,14 @@ def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSour
 
 
 class _Planned(NamedTuple):
-    """The tasks of a micro-batch, and its rows if the driver has read them itself."""
+    """The tasks of a micro-batch, plus its rows if the driver has read them itself."""
 
     splits: list[InputPartition]
     rows: list[pa.RecordBatch] | None
 
 
 class _Ahead(NamedTuple):
-    """A micro-batch that is being planned before Spark has asked for it."""
+    """A micro-batch that is being planned before Spark asks for it."""
 
     start: Offsets
     end: Offsets
@@ -62,15 +62,15 @@ class _Ahead(NamedTuple):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming read.
 
-    A small batch is planned and read while Spark writes its offsets down. Whatever Spark asks for next waits for that,
-    so that nothing happens at once on the driver.
+    A small batch is planned and read while Spark records its offsets. Spark's next call waits for that, so the driver
+    state is never used concurrently.
     """
 
     def __init__(self, schema: StructType, options: Options) -> None:
         self._options = options
         self._reading = TaskReading.of(schema, options)
         self._start = read_start(options)
-        TopicView(options)  # so that mistakes are told when the query is made
+        TopicView(options)  # so that mistakes are reported when the query is created
         self._driver: StreamDriver | None = None
         self._rows: list[pa.RecordBatch] = []
         self._thread: ThreadPoolExecutor | None = None
@@ -82,7 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _on_driver(self) -> StreamDriver:
         if self._ahead is not None:
-            self._ahead.planned.exception()  # waits, and leaves what went wrong to whoever asks for the plan
+            self._ahead.planned.exception()  # waits; an error is raised later, when Spark asks for the plan
         if self._driver is None:
             self._driver = StreamDriver(self._options, TopicView(self._options))
         return self._driver
@@ -94,14 +94,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         has_limit = not isinstance(limit, ReadAllAvailable)
         begin = offsets_from_json(start)
         end = self._on_driver.next_end(begin, has_limit=has_limit)
-        # Who asks for a number of tasks gets them.
+        # If the user asked for a number of tasks, don't read the batch as one.
         if may_be_small(begin, end) and not self._options.is_given("minPartitions"):
             self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="tidelog-small-batches")
             self._ahead = _Ahead(begin, end, self._thread.submit(self._plan_ahead, self._on_driver, begin, end))
         return offsets_to_json(end)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Which limits there are Spark need not know, as it can't hold several; only that there is one."""
+        """Only tells Spark that there is a limit; it can't represent several, and we apply them ourselves."""
         options = self._options
         rows_max, rows_min = options.get("maxOffsetsPerTrigger"), options.get("minOffsetsPerTrigger")
         if rows_max is not None or options.get("maxOffsetsPerTriggerFile") is not None:
@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
         if self._driver is None or not self._driver.latest:
             return None
-        return offsets_to_json(self._driver.latest)  # nothing to wait for: planning does not change it
+        return offsets_to_json(self._driver.latest)  # no need to wait: planning doesn't change it
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._on_driver.fix_end()
@@ -124,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return splits
         self._rows = rows
         self.__class__ = _ReaderWithRows
-        return splits[:1]  # Spark takes rows that are there already for one task's
+        return splits[:1]  # Spark runs rows that have already been read as one task
 
     def _planned(self, start: Offsets, end: Offsets) -> _Planned:
         driver = self._on_driver
@@ -137,7 +137,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         time.sleep(_ANSWER_FIRST_S)
         splits = self._splits(driver, start, end, age_max_s=_TOPICS_AGE_MAX_S)
         rows = read_small(splits, self._reading.read)
-        # Without rows it is left to tasks, and planned afresh for them: a topic may have been made anew since.
+        # Without rows it is left to tasks, and planned again for them: a topic may have been recreated since.
         return _Planned(splits, rows) if rows is not None else _Planned(self._splits(driver, start, end), None)
 
     def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
@@ -166,9 +166,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _ReaderWithRows(StreamReader, _SimpleStreamReaderWrapper):
-    """What a reader is between `partitions` and `getCache`, when it has read a small batch itself.
+    """The class of a reader between `partitions` and `getCache`, if it has read a small batch itself.
 
-    Spark asks only such a reader for rows, and it does so right after it has asked for partitions.
+    Spark asks only readers of this kind for rows, and it does so right after it has asked for partitions.
     """
 
     def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:

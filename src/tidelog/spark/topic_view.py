@@ -1,8 +1,8 @@
-"""What the driver knows of the topics of a query: which partitions there are, and where they begin and end.
+"""What the driver knows about the topics of a query: which partitions exist, and where they start and end.
 
-What always holds: the list of topics is asked for at most once in the time that the caller allows; offsets are asked
-for all partitions at once, so an idle look costs one round trip to each leader. Errors name what is missing. A broker
-that can't be reached is the client's error, told at once.
+What always holds: the list of topics is fetched at most once within the age that the caller allows; offsets are fetched
+for all partitions at once, so checking an idle topic costs one round trip to each leader. Errors name what is missing.
+If no broker can be reached when the query starts, the client's error is raised immediately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 import re2
 
 from tidelog.client.admin import Admin
-from tidelog.client.admin.offset_types import IsolationLevel
+from tidelog.client.admin.types import IsolationLevel
 from tidelog.client.errors import BrokerError, ClientError, ConnectError
 from tidelog.client.types import TopicMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
@@ -26,23 +26,23 @@ from tidelog.spark.errors import SourceError
 from tidelog.spark.offsets import EARLIEST, LATEST, Bound, Offsets, check_named, parse_partitions
 from tidelog.spark.options import OptionError, Options
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_NEVER_S = 1e9  # longer ago than any age that is allowed
-_PATIENCE_S = 60.0  # for a cluster that was there before; brokers restart in less
+_NEVER_S = 1e9  # longer ago than any allowed age
+_PATIENCE_S = 60.0  # for a cluster that could be reached before; brokers restart in less
 _PAUSE_MAX_S = 1.0
 _HOW_MANY = ("assign", "subscribe", "subscribePattern")
 
 
 class TopicView:
-    """The topics that the options name, as the cluster tells of them."""
+    """The topics selected by the options, as the cluster reports them."""
 
     def __init__(self, options: Options) -> None:
         given = [name for name in _HOW_MANY if options.is_given(name)]
         if len(given) != 1:
-            which = "none is" if not given else f"{' and '.join(given)} are"
-            raise OptionError(f"exactly one of the options {', '.join(_HOW_MANY)} says what is read; {which} given")
+            which = "none of them is" if not given else f"{' and '.join(given)} are"
+            raise OptionError(f"set exactly one of the options {', '.join(_HOW_MANY)}; {which} set")
         self._options = options
         self._assigned = parse_partitions("assign", options.get("assign")) if given == ["assign"] else frozenset()
         self._names = _names(options.get("subscribe")) if given == ["subscribe"] else frozenset()
@@ -68,7 +68,7 @@ class TopicView:
     # Topics
 
     def refresh(self, *, age_max_s: float = 0.0) -> None:
-        """Ask which topics there are, unless that was done so short a time ago."""
+        """Fetch the list of topics, unless it is younger than `age_max_s`."""
         if time.monotonic() - self._asked_at_s < age_max_s:
             return
         told = self._retried(self._ask_topics)
@@ -86,7 +86,7 @@ class TopicView:
         return list(found.succeeded.values())
 
     def partitions(self) -> frozenset[TopicPartition]:
-        """Those that exist now, of those that are to be read."""
+        """The partitions to read that currently exist."""
         there = {
             TopicPartition(topic.name, row.partition) for topic in self._topics.values() for row in topic.partitions
         }
@@ -96,30 +96,30 @@ class TopicView:
         return {name: topic.topic_id for name, topic in self._topics.items()}
 
     def require_all(self) -> None:
-        """Raise SourceError when a topic or partition that is named does not exist."""
+        """Raise SourceError if a topic or partition named in the options doesn't exist."""
         missing = sorted(self._names - self._topics.keys())
         if missing:
-            raise SourceError(f"there is no topic {', '.join(missing)}; make it first, or correct subscribe")
+            raise SourceError(f"there is no topic {', '.join(missing)}; create it first, or correct subscribe")
         absent = sorted(self._assigned - self.partitions())
         if absent:
             listed = ", ".join(str(each) for each in absent)
-            raise SourceError(f"there is no partition {listed}; make it first, or correct assign")
+            raise SourceError(f"there is no partition {listed}; create it first, or correct assign")
 
     # Offsets
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Of the first record that is kept; partitions that were deleted meanwhile are left out, here and below."""
+        """The first available offsets. Here and below, partitions deleted in the meantime are left out."""
         return self._ends(partitions, EARLIEST)
 
     def latest(self, partitions: Iterable[TopicPartition]) -> Offsets:
-        """Behind the last record that can be read now."""
+        """The offsets after the last record that can be read now."""
         return self._ends(partitions, LATEST)
 
     def _ends(self, partitions: Iterable[TopicPartition], end: int) -> Offsets:
         return self._list(dict.fromkeys(partitions, end))
 
     def at_times(self, timestamps: Mapping[TopicPartition, int]) -> Offsets:
-        """The first offset at or after each time; -1 where no record is so young."""
+        """The first offset at or after each timestamp; -1 if no record is that recent."""
         return self._list(timestamps)
 
     def _list(self, wanted: Mapping[TopicPartition, int]) -> Offsets:
@@ -131,13 +131,13 @@ class TopicView:
             for error in found.errors.values():
                 if not _is_gone(error):
                     raise error
-                self._asked_at_s = -_NEVER_S  # what was told of the topics is old
+                self._asked_at_s = -_NEVER_S  # the list of topics is out of date
             return {key: row.offset for key, row in found.succeeded.items()}
 
         return self._retried(ask)
 
     def committed(self, group_id: str, partitions: Iterable[TopicPartition]) -> Offsets:
-        """What a group has committed, where it has."""
+        """The committed offsets of a group, for partitions that have one."""
         wanted = list(partitions)
 
         def ask() -> Offsets:
@@ -147,7 +147,7 @@ class TopicView:
         return self._retried(ask) if wanted else {}
 
     def offset_bytes(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, float]:
-        """How many bytes an offset of each partition takes on disk, on average."""
+        """The average number of bytes on disk per offset, for each partition."""
         wanted = list(partitions)
         sizes: dict[TopicPartition, int] = {}
         for dirs in self.admin.describe_log_dirs(partitions=wanted).raise_for_errors().values():
@@ -159,7 +159,7 @@ class TopicView:
         return {key: size / max(last[key] - first[key], 1) for key, size in sizes.items() if key in last}
 
     def _retried(self, ask: Callable[[], T]) -> T:
-        """Ask again a few times; for longer where no broker can be reached and one could before."""
+        """Retry a few times; for longer if no broker can be reached now but one could be before."""
         retries: int = self._options.get("fetchOffset.numRetries")
         pause_s: float = self._options.get("fetchOffset.retryIntervalMs") / 1000
         patient_until_s = time.monotonic() + (_PATIENCE_S if self._was_reached else 0.0)
@@ -175,7 +175,7 @@ class TopicView:
                     raise
                 else:
                     retries -= 1
-                log.warning("asking for topics and offsets failed, trying again: %s", error)
+                logger.warning("could not get topics and offsets, retrying: %s", error)
                 time.sleep(pause_s)
             else:
                 self._was_reached = True
@@ -184,7 +184,7 @@ class TopicView:
     # Bounds
 
     def resolve(self, bound: Bound, *, latest: Mapping[TopicPartition, int] | None = None) -> Offsets:
-        """The offsets that a bound names; `latest` where that is to be taken as known."""
+        """Resolve a bound to offsets, using `latest` for the latest offsets if given."""
         partitions = self.partitions()
         check_named(bound, partitions)
         if bound.group_id is not None:
@@ -209,7 +209,7 @@ class TopicView:
             if offset < 0 and not bound.is_latest_if_none:
                 raise SourceError(
                     f"partition {key} has no record at or after {times[key]} (option {bound.option}); set "
-                    "startingOffsetsByTimestampStrategy to latest to begin at its end"
+                    "startingOffsetsByTimestampStrategy to latest to start at its end"
                 )
         return {key: offset if offset >= 0 else LATEST for key, offset in found.items()}
 
@@ -221,12 +221,12 @@ def _is_gone(error: ClientError) -> bool:
 def _names(text: str) -> frozenset[str]:
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise OptionError(f"option subscribe={text!r} names no topic")
+        raise OptionError(f"option subscribe={text!r} lists no topics")
     return names
 
 
 def _matcher(text: str) -> Callable[[str], object]:
-    """Whether a whole name matches. RE2 never hangs; what only Python's syntax knows, as look-ahead, is taken too."""
+    """Whether a whole name matches. RE2 never hangs; Python's engine handles what RE2 lacks, such as look-ahead."""
     if not text:
         raise OptionError("option subscribePattern is empty")
     options = re2.Options()
@@ -237,6 +237,6 @@ def _matcher(text: str) -> Callable[[str], object]:
         try:
             return re.compile(text).fullmatch
         except re.error as error:
-            raise OptionError(f"option subscribePattern={text!r} is no regular expression: {error}") from error
+            raise OptionError(f"option subscribePattern={text!r} is not a regular expression: {error}") from error
     matches: Callable[[str], object] = compiled.fullmatch
     return matches

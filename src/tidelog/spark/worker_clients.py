@@ -1,7 +1,7 @@
-"""The clients that a worker process of Spark keeps between tasks, so that a micro-batch need not connect anew.
+"""The clients that a Spark worker process keeps between tasks, so that micro-batches don't have to reconnect.
 
-What always holds: a client is used by one task at a time and only in the process that made it; there are at most
-`CLIENTS_MAX`, those unused for `IDLE_S` are closed when the next task begins, and all when the process ends.
+What always holds: a client is used by one task at a time, and only in the process that created it; there are at most
+`CLIENTS_MAX`; those unused for `IDLE_S` are closed when the next task starts, and all when the process exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Key = tuple[tuple[str, str], ...]
 
 
 class _Kept:
-    """A client that waits for its next task."""
+    """An idle client."""
 
     def __init__(self, key: _Key, client: SplitClient) -> None:
         self.key = key
@@ -42,13 +42,13 @@ class ClientCache:
 
     @contextlib.contextmanager
     def client(self, settings: Mapping[str, str]) -> Iterator[SplitClient]:
-        """A client for the time of one task; after an error it is not kept."""
+        """A client for the duration of one task; it is closed after an error."""
         key = tuple(sorted(settings.items()))
         client = self._take(key) or SplitClient(ConsumerSettings.read(settings, {}))
         try:
             yield client
         except GeneratorExit:
-            self._keep(key, client)  # Spark wanted no more rows
+            self._keep(key, client)  # Spark doesn't need any more rows
             raise
         except BaseException:
             client.close()
@@ -58,7 +58,7 @@ class ClientCache:
     def _take(self, key: _Key) -> SplitClient | None:
         with self._lock:
             if self._pid != os.getpid():
-                # Forked from a process that had some: they are its own.
+                # Forked from a process that had clients; they belong to the parent.
                 self._kept.clear()
                 self._pid = os.getpid()
             now_s = time.monotonic()
@@ -78,7 +78,7 @@ class ClientCache:
         _close(surplus)
 
     def close(self) -> None:
-        """Close all; called when the process ends."""
+        """Close all clients; called when the process exits."""
         with self._lock:
             kept, self._kept = self._kept, []
         if self._pid == os.getpid():

@@ -1,8 +1,8 @@
-"""Which Python runs Spark's workers: this one, with the pyspark that is installed in it.
+"""Makes Spark's workers run this Python interpreter, with the pyspark that is installed in it.
 
-Spark puts its own copy of pyspark before everything else that a worker finds. That copy is a zip without compiled
-modules: each of the seven kinds of Python processes that a query starts compiles pyspark anew, 0.7 s of work where the
-installed one takes 0.2. On one machine both are the same files, so the zip is left out.
+Spark puts its own copy of pyspark first on the workers' path. That copy is a zip without compiled modules, so each of
+the seven kinds of Python processes that a query starts compiles pyspark again, which takes 0.7 s instead of 0.2 s with
+the installed one. On a single machine both are the same files, so we leave out the zip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "PYSPARK_PYTHON"
 _SCRIPT = """\
 #!/bin/sh
 # Runs Spark's Python workers with the installed pyspark instead of the copy that Spark ships to them, which is a zip
-# without compiled modules. Written by tidelog; it is made again when it is missing.
+# without compiled modules. Written by tidelog, which recreates it if it is missing.
 kept=
 IFS=:
 for place in $PYTHONPATH; do
@@ -36,21 +36,21 @@ PYTHONPATH="$kept" exec {python} "$@"
 
 
 def use_this_python() -> None:
-    """Let Spark's workers on this machine run in this environment, where tidelog is; before the session is made.
+    """Make Spark's workers on this machine use this environment, which has tidelog.
 
-    An interpreter that `PYSPARK_PYTHON` names already is kept.
+    Call it before you create the session. If `PYSPARK_PYTHON` is already set, it is left alone.
     """
     if VARIABLE not in os.environ:
         os.environ[VARIABLE] = worker_python()
 
 
 def worker_python() -> str:
-    """What `PYSPARK_PYTHON` is set to: a script that starts this interpreter, or the interpreter itself."""
+    """The value for `PYSPARK_PYTHON`: a script that starts this interpreter, or the interpreter itself."""
     return str(_script() or sys.executable)
 
 
 def _script() -> Path | None:
-    """The script in the user's cache, written if need be; None where it can't be written, or pyspark has no zip."""
+    """The script in the user's cache, created if necessary; None if it can't be written, or pyspark has no zip."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -58,7 +58,7 @@ def _script() -> Path | None:
         return None
     text = _SCRIPT.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable))
     name = f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    with contextlib.suppress(OSError, RuntimeError):  # the latter from a user without a home
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError if the user has no home directory
         file = cache_directory() / name
         if not file.exists():
             _write(file, text)
@@ -67,7 +67,7 @@ def _script() -> Path | None:
 
 
 def _write(file: Path, text: str) -> None:
-    """In one step: other processes may start with it at any time."""
+    """Replace the file atomically: other processes may start it at any time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
     try:

@@ -1,1 +1,1 @@
-"""Event replay: a range of a topic, changed, emitted again."""
+"""Event replay: writes a range of a topic's events again, optionally changed."""

@@ -1,8 +1,8 @@
-"""The functions of a user that a replay applies: found by `file.py:function`, sent to executors by value.
+"""The user functions that a replay applies: given as `file.py:function`, and sent to executors by value.
 
-What always holds: a file runs once, when the replay is prepared, and what it raises is told with its line; the digest
-of the files tells whether a replay that goes on would apply what it began with. Modules beside a file are found by the
-workers, too, and are not part of the digest.
+What always holds: a file runs once, when the replay is prepared, and exceptions are reported with the line; a digest of
+the files shows whether a resumed replay would still apply the same code. Workers also find modules next to the file,
+but these are not part of the digest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Functions:
     transform: Callable[[Any], Any] | None
     map: Callable[[Any], Any] | None
     digest: str | None
-    file: Path | None = None  # beside which executors find what it imports
+    file: Path | None = None  # executors look for imported modules next to it
 
     @property
     def may_refuse(self) -> bool:
@@ -32,7 +32,7 @@ class Functions:
 
     @classmethod
     def load(cls, transform: str | None, map_: str | None) -> Functions:
-        """Load what `file.py:function` names; raises DeclarationError."""
+        """Load functions given as `file.py:function`; raises DeclarationError."""
         digest = hashlib.sha256()
         of_frames, of_events = (None if text is None else _load(text, digest.update) for text in (transform, map_))
         named = map_ or transform
@@ -44,19 +44,19 @@ class Functions:
 def _load(text: str, note: Callable[[bytes], None]) -> Callable[[Any], Any]:
     file, separator, name = text.rpartition(":")
     if not separator or not name.isidentifier():
-        raise DeclarationError(f"{text!r} names no function; write the file and the function, as fixes.py:repair")
+        raise DeclarationError(f"{text!r} is not a function; write FILE:FUNCTION, such as fixes.py:repair")
     path = Path(file).resolve()
     if not path.is_file():
         raise DeclarationError(f"there is no file {file}")
     note(path.read_bytes())
-    # Under a name that nobody else has: workers don't look for it, and get what it defines by value instead.
+    # A unique module name, so that workers don't look for it and get what it defines by value instead.
     spec = importlib.util.spec_from_file_location(f"_tidelog_replay_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise DeclarationError(f"{file} is no Python file; its name is to end in .py")
+        raise DeclarationError(f"{file} is not a Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    # Classes of the file look their module up while they are made.
+    # Classes in the file look up their module while they are being defined.
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
@@ -68,4 +68,4 @@ def _load(text: str, note: Callable[[bytes], None]) -> Callable[[Any], Any]:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # pyspark left it untyped
-    return found  # type: ignore[no-any-return]  # it is callable, which is all that is known
+    return found  # type: ignore[no-any-return]  # all we know is that it is callable

@@ -1,7 +1,7 @@
-"""Quiet hours: the times of day at which a replay may work. Plain arithmetic; whoever waits brings the clock.
+"""Quiet hours: the times of day when a replay may run. Plain arithmetic; the caller supplies the clock.
 
-What always holds: times of day are local, as on the clock on the wall, and hours may run over midnight. Whether it is
-time is asked again and again rather than slept for, so that a clock that is changed, for summer time too, is followed.
+What always holds: times of day are local wall-clock time, and hours may span midnight. Callers poll instead of sleeping
+until the start, so that they follow changes of the clock, including daylight saving time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def parse_time_of_day(text: str) -> datetime.time:
     """`02:00`; raises ValueError."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no time of day; write hours and minutes, as 02:00")
+        raise ValueError(f"{text!r} is not a time of day; write hours and minutes, such as 02:00")
     return datetime.time(int(match[1]), int(match[2]))
 
 
@@ -31,10 +31,10 @@ class QuietHours:
         """`01:00-05:00`; raises ValueError."""
         start, separator, end = text.partition("-")
         if not separator:
-            raise ValueError(f"{text!r} are no hours; write two times of day, as 01:00-05:00")
+            raise ValueError(f"{text!r} is not a range of hours; write two times of day, such as 01:00-05:00")
         hours = cls(parse_time_of_day(start), parse_time_of_day(end))
         if hours.start == hours.end:
-            raise ValueError(f"{text!r} ends when it begins")
+            raise ValueError(f"{text!r} starts and ends at the same time")
         return hours
 
     def contain(self, now: datetime.datetime) -> bool:
@@ -51,7 +51,7 @@ class QuietHours:
 
 
 def next_time(time_of_day: datetime.time, now: datetime.datetime) -> datetime.datetime:
-    """When it is this time of day next; now, when it is that minute."""
+    """The next moment with this time of day; now, if it is that minute."""
     today = now.replace(hour=time_of_day.hour, minute=time_of_day.minute, second=0, microsecond=0)
     if today <= now < today + datetime.timedelta(minutes=1):
         return now

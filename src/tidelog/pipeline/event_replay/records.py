@@ -1,8 +1,8 @@
-"""A user's function over single events, run on the columns that Spark hands to a worker.
+"""Applies a user's function to single events, in a Spark worker.
 
-What always holds: the function is called for one event at a time, in the order of their offsets; an event for which it
-raises is not lost and stops nothing: it becomes a refused row, as it was read, with the error. Runs in Spark's workers,
-so it imports nothing of Spark.
+What always holds: the function is called for one event at a time, in the order of their offsets; if it raises an
+exception, the event is not lost and the replay continues: the event becomes a rejected row, unchanged, with the error.
+This module runs in Spark's workers, so it doesn't import Spark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A record as it was read. Its origin tells where from, and can't be changed."""
+    """A record as it was read. Its origin (topic, partition, offset, timestamp) can't be changed."""
 
     key: bytes | None
     value: bytes | None
@@ -37,7 +37,7 @@ class Event:
         """The same event with another `key`, `value` or `headers`."""
         unknown = changes.keys() - {"key", "value", "headers"}
         if unknown:
-            raise TypeError(f"{min(unknown)} can't be replaced: an event has a key, a value and headers")
+            raise TypeError(f"{min(unknown)} can't be replaced, only the key, the value and the headers")
         return dataclasses.replace(self, **changes)
 
 
@@ -48,11 +48,11 @@ MAPPED_COLUMNS = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, topic string, partition int, "
     "offset long, timestamp timestamp, target_partition int, error string"
 )
-"""What comes out, as Spark writes a schema: the event, where it came from, where it goes to, why it was refused."""
+"""The resulting columns, as a Spark schema: the event, its origin, its target partition, and why it was rejected."""
 
 
 def _schema() -> pa.Schema:
-    """The same in Arrow, but for the times, which are milliseconds until the columns are put together."""
+    """The same in Arrow, except that timestamps are milliseconds until the batch is assembled."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
@@ -72,7 +72,7 @@ def _schema() -> pa.Schema:
 
 
 class _Rows:
-    """Rows to hand back."""
+    """Rows to return to Spark."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, ...]] = []
@@ -108,7 +108,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class EventMapper:
-    """Calls a function for each event; what Spark's `mapInArrow` takes."""
+    """Calls a function for each event; used with Spark's `mapInArrow`."""
 
     function: EventFunction
 
@@ -126,11 +126,11 @@ class EventMapper:
     def _apply(self, event: Event, rows: _Rows) -> None:
         try:
             results = list(_results(self.function(event)))
-        except Exception as error:  # noqa: BLE001 - whatever a user's function raises, the event is kept and told of
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises, the event is kept
             rows.add(event, event, None, f"{type(error).__name__}: {error}"[:ERROR_LETTERS_MAX])
             return
         for result in results:
-            # Another key belongs to another partition, which the sink finds.
+            # A changed key may belong to another partition, which the sink determines.
             rows.add(result, event, event.partition if result.key == event.key else None)
 
 
@@ -140,16 +140,16 @@ def _results(answer: Any) -> Iterable[Event]:
     if isinstance(answer, Event):
         answer = (answer,)
     elif isinstance(answer, (bytes, str)) or not isinstance(answer, Iterable):
-        raise TypeError(f"the function gave {type(answer).__name__}: expected an event, several of them, or None")
+        raise TypeError(f"the function returned {type(answer).__name__}: expected an event, several of them, or None")
     for each in answer:
         if not isinstance(each, Event):
-            raise TypeError(f"the function gave {type(each).__name__} among its events")
+            raise TypeError(f"the function returned {type(each).__name__} among its events")
         _check(each)
         yield each
 
 
 def _check(event: Event) -> None:
-    """Find here, where the event is known, what would fail a whole batch later."""
+    """Catch mistakes here, where we know the event; later they would fail a whole batch."""
     for name in ("key", "value"):
         content = getattr(event, name)
         if content is not None and not isinstance(content, bytes):

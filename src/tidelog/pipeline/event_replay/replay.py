@@ -1,11 +1,12 @@
-"""Event replay: a fixed range of a topic's records, changed if need be, written to another topic once and in order.
+"""Event replay: writes a fixed range of a topic's records to another topic, optionally changed, exactly once and in
+order.
 
-A replay goes chunk by chunk: the chunk is noted on disk, Spark reads exactly its offsets and writes the rows under the
-replay's id and the chunk's number, and the chunk is noted as done. The sink writes what has one id and number once, so
-a replay that is interrupted anywhere, also by kill -9, goes on with the chunk that was noted last.
+A replay proceeds in chunks: it records the chunk on disk, Spark reads exactly its offsets and writes the rows under the
+replay's id and the chunk's number, and the replay records the chunk as done. The sink writes each id and number only
+once, so a replay that is interrupted at any point, even by kill -9, resumes with the chunk it recorded last.
 
-What always holds: the range is fixed when the replay begins; one process at a time works on a replay; between two
-chunks it obeys the rate, the quiet hours and whoever wants it to stop.
+What always holds: the range is fixed when the replay starts; only one process at a time works on a replay; between
+chunks, it observes the rate, the quiet hours and requests to stop.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidelog.client.admin.admin import Admin
-from tidelog.client.admin.offset_types import OffsetSpec
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.admin.types import NewTopic, OffsetSpec
 from tidelog.client.types import TopicPartition
 from tidelog.pipeline.errors import PipelineError, QueryFailedError
 from tidelog.pipeline.event_replay.functions import Functions
@@ -37,7 +37,7 @@ from tidelog.pipeline.failures import reason_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_S = 0.2  # how soon a replay that waits notices that it may go on, or is to stop
+WAIT_S = 0.2  # how soon a waiting replay notices that it may continue, or must stop
 CHUNK_ATTEMPTS = 3
 RETRY_AFTER_S = 2.0
 DEAD_LETTER_PARTITIONS = 1
@@ -45,12 +45,12 @@ LOG_FILE = "spark.log"
 
 
 class ReplayStoppedError(Exception):
-    """Somebody wants the replay to end here; the same command goes on later."""
+    """The replay was asked to stop; the same command resumes it later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How a replay works: none of it changes what is written."""
+    """How a replay runs; none of this changes what is written."""
 
     bootstrap: str
     state_dir: Path
@@ -81,9 +81,9 @@ Watch = Callable[[ReplayProgress], None]
 
 
 class EventReplay:
-    """One replay. Use it with `with`, which gives the replay's lock back.
+    """One replay. Use it in a `with` statement, which releases the replay's lock.
 
-    `prepare` asks brokers only; `run` starts Spark, unless it is given a session, which it leaves running.
+    `prepare` only talks to brokers; `run` starts Spark, unless it was given a session, which it leaves running.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class EventReplay:
         self._is_stopping = is_stopping
         self._spark = spark
         self._now = now
-        # What can be seen to be wrong without a broker is told without one.
+        # Report mistakes that can be found without a broker right away.
         for bound in (spec.first, spec.last):
             parse_bound(bound, _now_ms())
         self._functions = Functions.load(spec.transform, spec.map)
@@ -120,13 +120,13 @@ class EventReplay:
     # Before
 
     def prepare(self, *, keep: bool = True) -> ReplayState:
-        """Where the replay stands, or what a new one will do; a new one is kept on disk unless `keep` is false."""
+        """The state of the replay, or of a new one; a new one is saved on disk unless `keep` is false."""
         with Admin(bootstrap_servers=self.options.bootstrap) as admin:
             partitions = self._partitions(admin)
             cluster_id = admin.describe_cluster().cluster_id
             if keep:
                 self._cleanup.enter_context(_locked(self._store.directory, self.name))
-            state = self._known(cluster_id, may_begin_anew=keep)
+            state = self._known(cluster_id, may_start_over=keep)
             is_new = state is None
             if state is None:
                 state = self._resolve(admin, cluster_id)
@@ -157,36 +157,36 @@ class EventReplay:
         assert self._plan is not None  # prepare comes first
         return self._plan.keep_partitions
 
-    def _known(self, cluster_id: str | None, *, may_begin_anew: bool) -> ReplayState | None:
+    def _known(self, cluster_id: str | None, *, may_start_over: bool) -> ReplayState | None:
         state = self._store.load()
         if state is None:
             return None
         if self.options.again:
             if state.finished_ms is None:
-                raise PipelineError(f"replay {self.name} is not finished; run it without --again to go on")
-            if may_begin_anew:
+                raise PipelineError(f"replay {self.name} is not finished; run it without --again to resume it")
+            if may_start_over:
                 self._store.set_aside(state)
             return None
         difference = state.difference_from(self.spec, cluster_id, self._functions.digest)
         if difference is not None:
-            raise PipelineError(f"replay {self.name} can't go on: {difference}; give another --name")
+            raise PipelineError(f"replay {self.name} can't be resumed: {difference}; choose another --name")
         return state
 
     def _partitions(self, admin: Admin) -> dict[str, int]:
-        """How many partitions both topics have; one that is missing is made if that is wanted, else refused."""
+        """The number of partitions of both topics; a missing one is an error, unless it may be created."""
         topic, into = self.spec.topic, self.spec.into
         if topic == into and not self.options.same_topic:
             raise PipelineError(
-                f"{topic} would be replayed into itself, and its readers would get each event once more; "
-                "if that is meant, say --same-topic: the range is fixed, so it ends"
+                f"{topic} would be replayed into itself, and its readers would get each event again; "
+                "if you want that, add --same-topic (the range is fixed, so the replay will end)"
             )
         described = {each.name: len(each.partitions) for each in admin.list_topics(include_internal=True)}
         if topic not in described:
-            raise PipelineError(f"there is no topic {topic} to replay; tidelog topics list shows those there are")
+            raise PipelineError(f"there is no topic {topic} to replay; 'tidelog topics list' shows all topics")
         if into not in described:
             if not self.options.create:
                 raise PipelineError(
-                    f"there is no topic {into}; say --create, or run: tidelog topics create {into} "
+                    f"there is no topic {into}; add --create, or run: tidelog topics create {into} "
                     f"--partitions {described[topic]}"
                 )
             described[into] = described[topic]
@@ -209,7 +209,7 @@ class EventReplay:
         keys = [TopicPartition(self.spec.topic, each.partition) for each in described.partitions]
 
         def ask(wanted: Mapping[TopicPartition, Any]) -> dict[int, int]:
-            # The end of what is committed: an open transaction is not waited for.
+            # Use the end of the committed records, so that we don't wait for open transactions.
             found = admin.list_offsets(wanted, isolation_level="read_committed")
             return {key.partition: listed.offset for key, listed in found.items()}
 
@@ -227,7 +227,7 @@ class EventReplay:
     # The work
 
     def run(self, watch: Watch) -> ReplayState:
-        """Replay to the end; raises ReplayStoppedError when it is to stop before."""
+        """Replay to the end; raises ReplayStoppedError if it is asked to stop before that."""
         assert self._state is not None  # prepare comes first
         state = self._state
         if state.finished_ms is None:
@@ -259,7 +259,7 @@ class EventReplay:
             self._store.save(state)
 
     def _write(self, spark: SparkSession, state: ReplayState) -> Counts:
-        """Write the chunk that was begun; a broker that restarts meanwhile is given time to come back."""
+        """Write the current chunk; if a broker restarts in the meantime, wait for it to come back."""
         from py4j.protocol import Py4JError
         from pyspark.errors import AnalysisException, PySparkException
 
@@ -267,12 +267,12 @@ class EventReplay:
             try:
                 return self._write_once(spark, state)
             except AnalysisException as error:
-                raise QueryFailedError(f"the rows can't be made: {reason_of(str(error))}", str(error)) from None
+                raise QueryFailedError(f"Spark rejected the query: {reason_of(str(error))}", str(error)) from None
             except (PySparkException, Py4JError) as error:
                 if attempt == CHUNK_ATTEMPTS:
                     message = (
-                        f"the replay has stopped at a chunk that fails: {reason_of(str(error))}; the same command goes "
-                        f"on from there (all of it is in {self._store.directory / LOG_FILE})"
+                        f"the replay has stopped because a chunk failed: {reason_of(str(error))}; run the same command "
+                        f"to resume there (full log: {self._store.directory / LOG_FILE})"
                     )
                     raise QueryFailedError(message, str(error)) from None
                 self._wait(RETRY_AFTER_S * attempt)
@@ -303,7 +303,7 @@ class EventReplay:
         return Counts(read.get["rows"], changed.get["rows"] - refused, refused)
 
     def sample(self, rows_max: int) -> list[dict[str, Any]]:
-        """The first few rows as they would be written; nothing is written."""
+        """The first few rows as they would be written, without writing anything."""
         assert self._state is not None
         assert self._plan is not None
         chunk = next_chunk(self._state.done, self._state.ranges, max(rows_max * 100, 1000))
@@ -321,7 +321,7 @@ class EventReplay:
         from tidelog.pipeline.session import is_local, prepare_session, settings_for, start_session
         from tidelog.pipeline.shipping import shipping_settings
 
-        # Spark takes Ctrl-C for itself; here whoever started the replay decides what it means.
+        # Spark installs its own handler for Ctrl-C; we restore that of the caller.
         on_interrupt = signal.getsignal(signal.SIGINT)
         file, master = self._functions.file, self.options.master
         if is_local(master):
@@ -378,27 +378,27 @@ class EventReplay:
 
 
 def _end_java() -> None:
-    """Spark leaves its Java process running for a next session, which may be a day away."""
+    """Stop Spark's Java process, which it leaves running for the next session; that may be a day away."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
     if gateway is not None:
         gateway.shutdown()
-        gateway.proc.stdin.close()  # at which it ends
+        gateway.proc.stdin.close()  # which makes it exit
         gateway.proc.wait()
         SparkContext._gateway = SparkContext._jvm = None
 
 
 @contextlib.contextmanager
 def _locked(directory: Path, name: str) -> Iterator[None]:
-    """A process that dies loses the lock, so nothing has to be cleaned up."""
+    """Hold the replay's lock. A process that dies loses it, so there is nothing to clean up."""
     directory.mkdir(parents=True, exist_ok=True)
     file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PipelineError(f"another process works on replay {name}") from None
+            raise PipelineError(f"another process is working on replay {name}") from None
         yield
     finally:
         os.close(file)

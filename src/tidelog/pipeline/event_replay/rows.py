@@ -1,9 +1,8 @@
-"""The rows of one chunk of a replay on Spark: read, filtered, changed by the user's functions, ready to be written.
+"""The rows of one chunk of a replay on Spark: reads, filters and transforms them, and prepares them for writing.
 
-What always holds: every row that is written tells in its headers where it came from; the key and all headers that an
-event had are kept unless a function changes them; rows of a partition stay in their order, as each partition is read by
-one task and nothing here moves rows between tasks. Rows that a function refuses go to the dead letters, in the same
-transaction as the rest.
+What always holds: the headers of every row that is written show where it came from; an event keeps its key and headers
+unless a function changes them; rows of a partition stay in order, because each partition is read by one task and no row
+moves between tasks. Rejected rows go to the dead letters, in the same transaction as the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 HEADER_PREFIX = "tidelog.replay."
 ERROR_MESSAGE = "tidelog.error.message"  # as in the dead letters of pipelines
-# One task a partition, however much of it: rows of a partition that several tasks write lose their order.
+# One task per partition, however large: rows of a partition that several tasks write would lose their order.
 _RECORDS_PER_TASK = 2**53
 
 _ORIGIN_COLUMNS = ("topic", "partition", "offset", "timestamp")
@@ -31,7 +30,7 @@ _NEEDED_COLUMNS = ("value", *_ORIGIN_COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """What is done to the rows of every chunk."""
+    """What to do with the rows of every chunk."""
 
     name: str
     topic: str
@@ -41,7 +40,7 @@ class RowPlan:
     filter: str | None = None
     transform: Callable[[Any], Any] | None = None
     map: EventFunction | None = None
-    client: Mapping[str, str] = field(default_factory=dict)  # options of source and sink, with their prefix
+    client: Mapping[str, str] = field(default_factory=dict)  # options for the source and the sink, with their prefix
 
     def read(self, spark: SparkSession, chunk: Ranges) -> DataFrame:
         """The records of a chunk, with the columns of the source."""
@@ -58,7 +57,7 @@ class RowPlan:
         )
 
     def changed(self, rows: DataFrame) -> DataFrame:
-        """The rows after filter, transform and map, with a column `error` for those that are refused."""
+        """The rows after filter, transform and map, with a column `error` that is set for rejected rows."""
         from pyspark.sql import functions as f
 
         if self.filter is not None:
@@ -79,12 +78,12 @@ class RowPlan:
         assert self.transform is not None
         result = self.transform(rows)
         if not isinstance(result, DataFrame):
-            raise PipelineError(f"the transform gave {type(result).__name__}, not a DataFrame")
+            raise PipelineError(f"the transform returned {type(result).__name__}, not a DataFrame")
         missing = [name for name in _NEEDED_COLUMNS if name not in result.columns]
         if missing:
             raise PipelineError(
-                f"the transform has dropped the column {missing[0]}: keep {', '.join(_NEEDED_COLUMNS)}, so that each "
-                "event can tell where it came from; df.withColumn keeps all"
+                f"the transform has dropped the column {missing[0]}: keep {', '.join(_NEEDED_COLUMNS)}, which record "
+                "where each event came from; df.withColumn keeps all columns"
             )
         if "key" not in result.columns:
             result = result.withColumn("key", f.lit(None).cast("binary"))

@@ -1,9 +1,9 @@
-"""What is kept of a replay on disk, so that the same command goes on where it stopped.
+"""The state of a replay on disk, from which the same command resumes it.
 
-What always holds: `replay.json` is replaced as a whole, and forced to disk, before a chunk begins and after it is done,
-so that after any crash it names the one chunk that may or may not have been written. That chunk is written again under
-the same number, by which the sink knows what it has already. What a replay does is fixed when it begins; how fast, when
-and on which cluster it works is not.
+What always holds: `replay.json` is replaced atomically and synced to disk before a chunk starts and after it is done,
+so after any crash it names the one chunk that may or may not have been written. That chunk is written again under the
+same number, by which the sink recognizes it. What a replay does is fixed when it starts; how fast, when and on which
+cluster it runs is not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tidelog.common.durable_files import make_directory, replace_file, sync_path
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.event_replay.range import OffsetRange, Ranges, total
 
@@ -41,14 +42,14 @@ class ReplaySpec:
     by_key: bool = False
 
     def default_name(self) -> str:
-        """The same for the same command, and another for another."""
+        """A name that is the same for the same command, and different for any other."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"{self.topic}-into-{self.into}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LETTERS]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows so far: read from the topic, written, refused by the user's function."""
+    """Rows so far: read from the topic, written, and rejected by the user's function."""
 
     read: int = 0
     written: int = 0
@@ -65,12 +66,12 @@ class ReplayState:
     name: str
     spec: ReplaySpec
     cluster_id: str | None
-    code_digest: str | None  # of the files that --transform and --map name
+    code_digest: str | None  # of the files given with --transform and --map
     ranges: Ranges
     begun_ms: int
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     done: dict[int, int] = field(default_factory=dict)
-    chunk: Ranges | None = None  # under way, or left so by a crash
+    chunk: Ranges | None = None  # in progress, or left that way by a crash
     chunk_number: int = 0
     counts: Counts = field(default_factory=Counts)
     finished_ms: int | None = None
@@ -92,24 +93,31 @@ class ReplayState:
         self.chunk_number += 1
 
     def end_chunk(self, counts: Counts) -> None:
-        assert self.chunk is not None  # it was begun
+        assert self.chunk is not None  # begin_chunk comes first
         for partition, each in self.chunk.items():
             self.done[partition] = each.end
         self.chunk = None
         self.counts += counts
 
     def difference_from(self, spec: ReplaySpec, cluster_id: str | None, code_digest: str | None) -> str | None:
-        """Why this can't be the replay that is asked for now, in words; None when it is."""
+        """Why this is not the replay that is requested now, as a message; None if it is."""
         for row in dataclasses.fields(ReplaySpec):
             before, now = getattr(self.spec, row.name), getattr(spec, row.name)
             if before != now:
                 name = {"first": "from", "last": "to"}.get(row.name, row.name.replace("_", "-"))
-                return f"it began with {name} {before or 'left out'}, not {now or 'left out'}"
+                return f"it was started with {_option(name, before)}, not {_option(name, now)}"
         if self.cluster_id is not None and cluster_id is not None and self.cluster_id != cluster_id:
-            return f"it began on cluster {self.cluster_id}, and this is {cluster_id}"
+            return f"it was started on cluster {self.cluster_id}, and this is {cluster_id}"
         if self.code_digest != code_digest:
-            return "the file of its function has changed since it began"
+            return "the file of its function has changed since it was started"
         return None
+
+
+def _option(name: str, value: object) -> str:
+    """An option as the user wrote it; flags have no value of their own."""
+    if value is None or value is False:
+        return f"no --{name}"
+    return f"--{name}" if value is True else f"--{name} {value}"
 
 
 class ReplayStore:
@@ -120,42 +128,27 @@ class ReplayStore:
         self.path = self.directory / _FILE
 
     def load(self) -> ReplayState | None:
-        """None: no such replay has begun."""
+        """The saved state, or None if there is no such replay."""
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             if document["format"] != FORMAT:
-                raise PipelineError(f"{self.path} was written by another version of tidelog; give another --name")
+                raise PipelineError(f"{self.path} was written by another version of tidelog; choose another --name")
             return _state(document)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
-            raise PipelineError(f"{self.path} can't be read ({error}); remove it, or give another --name") from None
+            raise PipelineError(f"{self.path} can't be read ({error}); remove it, or choose another --name") from None
 
     def save(self, state: ReplayState) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".new")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(_document(state), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self.path)
-        _force(self.directory)
+        make_directory(self.directory)
+        replace_file(self.path, json.dumps(_document(state), indent=1))
 
     def set_aside(self, state: ReplayState) -> Path:
-        """Keep what is known of a replay under another name, so that its own is free for a new one."""
+        """Move the saved state to another file, so that a new replay can use the name."""
         kept = self.path.with_name(f"replay-{state.begun_ms}.json")
         self.path.rename(kept)
-        _force(self.directory)
+        sync_path(self.directory)
         return kept
-
-
-def _force(directory: Path) -> None:
-    """A file's new name is on disk only when its directory is."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _document(state: ReplayState) -> dict[str, Any]:

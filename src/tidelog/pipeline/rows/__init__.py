@@ -1,1 +1,1 @@
-"""Values of records as rows of Spark's, and rows as records."""
+"""Converts record values to Spark rows, and rows to records."""

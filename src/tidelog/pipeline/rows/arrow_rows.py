@@ -1,7 +1,7 @@
-"""Values that Python code parses, as Arrow arrays of rows: what Avro and Protobuf share. Runs on executors.
+"""Parses values in Python into Arrow arrays of rows; shared by Avro and Protobuf. Runs on executors.
 
-What always holds: a value that can't be parsed has an error in its row and never fails the task; a schema registry that
-can't be reached does, as that is no fault of the value, and Spark tries the task again.
+What always holds: a value that can't be parsed gets an error in its row and never fails the task. An unreachable schema
+registry does fail the task, because the value is not at fault, and Spark retries the task.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Convert = Callable[[Any], Any]
 def parse_values(
     values: pa.Array, parse: Callable[[bytes], dict[str, Any]], kind: pa.StructType, error: str
 ) -> pa.Array:
-    """A struct for each value: its fields, and why it could not be parsed in the field `error`."""
+    """A struct for each value: its fields, plus a field `error` that says why it could not be parsed."""
     rows: list[dict[str, Any] | None] = []
     errors: list[str | None] = []
     for value in values.to_pylist():
@@ -42,7 +42,7 @@ def parse_values(
         try:
             rows.append(parse(value))
             errors.append(None)
-        except Exception as failure:  # noqa: BLE001 - parsers raise errors of many kinds for bytes that are not theirs
+        except Exception as failure:  # noqa: BLE001 - parsers raise many kinds of errors for invalid bytes
             _raise_if_not_the_values_fault(failure)
             rows.append(None)
             errors.append(_described(failure))
@@ -76,17 +76,17 @@ def _raise_if_not_the_values_fault(failure: BaseException) -> None:
 
 def _described(failure: BaseException) -> str:
     words = " ".join(str(failure).split())[:_MESSAGE_LENGTH_MAX]
-    return f"{type(failure).__name__}: {words or 'the bytes are not of this schema'}"
+    return f"{type(failure).__name__}: {words or 'the bytes do not match the schema'}"
 
 
 def registry_text(registry: str | Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A registry's settings as something that can be compared and sent to executors."""
+    """The settings of a registry in a form that is hashable and can be sent to executors."""
     settings = {"url": registry} if isinstance(registry, str) else dict(registry)
     return tuple(sorted(settings.items()))
 
 
 @lru_cache(maxsize=8)
 def registry_client(settings: tuple[tuple[str, Any], ...]) -> SchemaRegistry:
-    """One client a process for each registry."""
+    """One client per process and registry."""
     given = dict(settings)
     return SchemaRegistry(given.pop("url"), **given)

@@ -1,7 +1,7 @@
-"""Avro values as rows and rows as Avro values, by fastavro on executors.
+"""Converts Avro values to rows and rows to Avro values, with fastavro on executors.
 
-What always holds: columns follow from the reader's schema on the driver, before anything runs; what Spark has no type
-for (a union of several types, a schema that contains itself) is refused there.
+What always holds: the columns are derived from the reader's schema on the driver, before anything runs; schemas for
+which Spark has no type (a union of several types, a recursive schema) are rejected there.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def avro_reader(format_: Avro, topics: Sequence[str], where: str) -> tuple[Struc
 
 
 def avro_writer(format_: Avro, topic: str, where: str) -> Callable[[pa.Array], pa.Array]:
-    """The function that makes values of rows."""
+    """The function that converts rows to values."""
     text = _schema_text(format_, topic, where)
     spark_type(text, where)
     registry = None if format_.registry is None else registry_text(format_.registry)
@@ -91,7 +91,7 @@ def _schema_text(format_: Avro, topic: str, where: str) -> str:
         try:
             text = registry_client(registry_text(format_.registry)).latest(subject).schema.text
         except ClientError as error:
-            raise DeclarationError(f"{where}: the schema of {subject} can't be had: {error}") from error
+            raise DeclarationError(f"{where}: can't get the schema of {subject}: {error}") from error
     try:
         fastavro.parse_schema(json.loads(text))
     except Exception as error:
@@ -114,7 +114,7 @@ class AvroReader:
 
 @dataclass(frozen=True)
 class AvroWriter:
-    """Makes values on executors."""
+    """Creates values on executors."""
 
     schema: str
     registry: tuple[tuple[str, Any], ...] | None
@@ -138,19 +138,19 @@ def _parser(schema: str, registry: tuple[tuple[str, Any], ...] | None) -> Callab
         buffer = io.BytesIO(data)
         row = fastavro.schemaless_reader(buffer, parsed, None)
         if buffer.tell() != len(data):
-            raise ValueError(f"{len(data) - buffer.tell()} bytes are left behind the record")
+            raise ValueError(f"there are {len(data) - buffer.tell()} extra bytes after the record")
         made: dict[str, Any] = convert(row)
         return made
 
     return parse
 
 
-# Times that are numbers in Arrow too: they need not become Python objects on the way, which takes a third of the time.
+# Times that are numbers in Arrow as well, so they don't have to become Python objects, which takes a third of the time.
 _NUMBERS = frozenset({"timestamp-micros", "local-timestamp-micros", "date"})
 
 
 def _with_numbers(schema: Any) -> Any:
-    """The schema with such times as plain numbers."""
+    """The schema with these times as plain numbers."""
     if isinstance(schema, list):
         return [_with_numbers(each) for each in schema]
     if not isinstance(schema, dict):
@@ -189,7 +189,7 @@ def _maker(
 
 
 def _with_maps(value: Any) -> Any:
-    """Arrow gives a map as a list of pairs, Avro wants a dict."""
+    """Arrow returns a map as a list of pairs, but Avro expects a dict."""
     if isinstance(value, dict):
         return {name: _with_maps(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -203,7 +203,7 @@ def spark_type(text: str, where: str) -> StructType:
     """The columns of a record schema."""
     schema = json.loads(text)
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise DeclarationError(f"{where}: the Avro schema is to be a record, so that it has columns")
+        raise DeclarationError(f"{where}: the Avro schema must be a record, so that it has columns")
     made = _type_of(schema, {}, where)
     assert isinstance(made, StructType)
     return made
@@ -218,10 +218,10 @@ def _type_of(schema: Any, named: dict[str, Any], where: str) -> DataType:
         if schema in named:
             known = named[schema]
             if known is None:
-                raise DeclarationError(f"{where}: {schema} contains itself, for which Spark has no type")
+                raise DeclarationError(f"{where}: {schema} contains itself, and Spark has no type for that")
             assert isinstance(known, DataType)
             return known
-        raise DeclarationError(f"{where}: the Avro type {schema!r} is not known")
+        raise DeclarationError(f"{where}: unknown Avro type {schema!r}")
     logical = schema.get("logicalType")
     if logical == "decimal":
         return DecimalType(int(schema["precision"]), int(schema.get("scale", 0)))
@@ -253,7 +253,7 @@ def _union_type(members: list[Any], named: dict[str, Any], where: str) -> DataTy
     if len(plain) == len(real) and plain in _WIDER:
         return _PLAIN[_WIDER[plain]]
     raise DeclarationError(
-        f"{where}: Spark has no type for the union {json.dumps(members)}; read it with Raw() and map=, or give a "
+        f"{where}: Spark has no type for the union {json.dumps(members)}; read it with Raw() and map=, or use a "
         f"reader's schema without it"
     )
 
@@ -264,7 +264,7 @@ def _name(schema: dict[str, Any]) -> str:
 
 
 def _conversion(schema: Any) -> Convert | None:
-    """What makes Arrow's values of fastavro's; None where they are the same."""
+    """A function that converts fastavro's values to Arrow's; None if they are the same."""
     if isinstance(schema, list):
         found = [made for each in schema if each != "null" and (made := _conversion(each)) is not None]
         if not found:

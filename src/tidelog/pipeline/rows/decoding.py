@@ -1,8 +1,8 @@
-"""How values become columns: an expression of Spark's for each format.
+"""Parses values into columns, with a Spark expression for each format.
 
-What always holds: whether a value can be parsed is decided by the same expression wherever it is asked; a value that
-can't be has an error, never an exception. JSON and text are parsed by Spark itself, Avro and Protobuf by functions over
-Arrow arrays on executors (`avro_rows`, `protobuf_rows`), as pyspark comes without jars for them.
+What always holds: the same expression always decides whether a value can be parsed; a value that can't be parsed gives
+an error, never an exception. Spark itself parses JSON and text; Avro and Protobuf are parsed by functions over Arrow
+arrays on executors (`avro_rows`, `protobuf_rows`), because pyspark doesn't include the jars for them.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tidelog.pipeline.formats import Avro, Format, Json, Protobuf, Raw, Text
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-# Why a row was refused, as "Class: words"; null for good rows. No column of a user's can be called so.
+# Why a row was rejected, as "Class: message"; null for good rows. User columns can't have this name.
 ERROR = "__tidelog_error"
 PARSED = "__tidelog_parsed"
 _UNPARSED = "__tidelog_unparsed"
 NOT_UTF8 = "UnicodeDecodeError: the value is not UTF-8"
-TOMBSTONE = "NullValueError: the value is null, a tombstone; tombstones='skip' or 'keep' of the input allows them"
+TOMBSTONE = "NullValueError: the value is null (a tombstone); to allow these, set tombstones='skip' or 'keep'"
 
 
 def over_arrays(function: Callable[..., Any], made: DataType) -> Callable[..., Column]:
-    """A function over Arrow arrays as one over columns."""
+    """Turns a function over Arrow arrays into one over columns."""
     with warnings.catch_warnings():
-        # pyspark would rather guess the kind of a function from its type hints.
+        # pyspark warns that it would rather infer the kind of a function from its type hints.
         warnings.simplefilter("ignore", UserWarning)
         return arrow_udf(function, made, ArrowUDFType.SCALAR)
 
 
 class Decoder:
-    """What one format makes of a value."""
+    """How one format parses values."""
 
-    # How the source is to give the value: as text it need not be copied before it is parsed.
+    # The type in which the source should return the value; a string doesn't have to be copied before it is parsed.
     value_type = "binary"
     has_key = False
 
@@ -48,18 +48,18 @@ class Decoder:
         self.schema = schema
 
     def parsed(self, value: Column) -> Column | None:
-        """An expression that is worked out once for a row and given to the two below; None for none."""
+        """An expression that is evaluated once per row and passed to `columns` and `error`; None if there is none."""
         return None
 
     def columns(self, value: Column, parsed: Column) -> list[Column]:
         raise NotImplementedError
 
     def error(self, value: Column, parsed: Column) -> Column | None:
-        """Why this value can't be parsed, null where it can; None where every value can."""
+        """Why this value can't be parsed, null if it can; None if every value can be parsed."""
         raise NotImplementedError
 
     def explain(self, value: Column, error: Column) -> Column:
-        """The error in more words; asked only for dead letters."""
+        """A more detailed error; used only for dead letters."""
         return error
 
 
@@ -80,7 +80,7 @@ class JsonDecoder(Decoder):
 
     def error(self, value: Column, parsed: Column) -> Column | None:
         unparsed = parsed.isNull() | parsed.getField(_UNPARSED).isNotNull() | ~sf.is_valid_utf8(value.cast("string"))
-        error = sf.when(unparsed, sf.lit("JsonError: the value is no JSON object of this schema"))
+        error = sf.when(unparsed, sf.lit("JsonError: the value is not a JSON object of this schema"))
         for name in self._required:
             missing = sf.lit(f"MissingFieldError: {name} is NOT NULL, but missing or null")
             error = error.when(parsed.getField(name).isNull(), missing)
@@ -120,7 +120,7 @@ class RawDecoder(Decoder):
 
 
 class FunctionDecoder(Decoder):
-    """A function over Arrow arrays that gives the columns and the error of each value."""
+    """Parses with a function over Arrow arrays that returns the columns and the error of each value."""
 
     def __init__(self, schema: StructType, function: Any) -> None:
         super().__init__(schema)
@@ -137,7 +137,7 @@ class FunctionDecoder(Decoder):
 
 
 def decoder_of(format_: Format | None, topics: Sequence[str], where: str) -> Decoder:
-    """What reads this format."""
+    """The decoder for this format."""
     if isinstance(format_, Json):
         return JsonDecoder(format_, where)
     if isinstance(format_, Text):
@@ -152,18 +152,18 @@ def decoder_of(format_: Format | None, topics: Sequence[str], where: str) -> Dec
         from tidelog.pipeline.rows.protobuf_rows import protobuf_reader
 
         return FunctionDecoder(*protobuf_reader(format_, topics, where))
-    raise DeclarationError(f"{where}: {type(format_).__name__} is no format to read with")
+    raise DeclarationError(f"{where}: {type(format_).__name__} is not a format for reading")
 
 
 def struct_type(schema: object, where: str) -> StructType:
-    """The columns that a user gave as DDL or as a StructType."""
+    """The columns of a schema given as DDL or as a StructType."""
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise DeclarationError(f"{where}: a schema is DDL, as 'id long, name string', or a StructType")
+        raise DeclarationError(f"{where}: a schema must be DDL, such as 'id long, name string', or a StructType")
     try:
         parsed = cast(StructType, StructType.fromDDL(schema))
-    except Exception as error:  # noqa: BLE001 - Spark tells of bad DDL by errors of several kinds
+    except Exception as error:  # noqa: BLE001 - Spark reports bad DDL with several kinds of errors
         reason = " ".join(str(error).split("JVM stacktrace")[0].split())
         raise DeclarationError(f"{where}: the schema {schema!r} can't be read: {reason[:300]}") from None
     for field in parsed.fields:

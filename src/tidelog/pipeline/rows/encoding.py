@@ -1,7 +1,7 @@
-"""How rows become records: key, value and headers as expressions of Spark's.
+"""Converts rows to records: key, value and headers, as Spark expressions.
 
-What always holds: equal keys give equal bytes in every version of a pipeline; a null field stands as null in JSON, so
-that readers see that it is known to be nothing.
+What always holds: equal keys give equal bytes in every version of a pipeline; a null field is written as null in JSON,
+so that readers can tell it from a missing one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _HEADERS_TYPE = "array<struct<key:string,value:binary>>"
 
 
 def records_of(rows: DataFrame, output: TopicOutput) -> DataFrame:
-    """The columns that the sink takes: key (where declared), value, and headers (where declared)."""
+    """The columns for the sink: the value, plus key and headers if declared."""
     where = f"output {output.name!r}"
     check_columns(rows, output, where)
     columns = []
@@ -40,22 +40,22 @@ def records_of(rows: DataFrame, output: TopicOutput) -> DataFrame:
 
 
 def check_columns(rows: DataFrame, output: object, where: str) -> None:
-    """Refuse an output whose columns the transform does not give."""
+    """Raise DeclarationError if the transform doesn't return the columns that an output needs."""
     named = [("key", column) for column in getattr(output, "key", ())]
     named += [(kind, name) for kind in ("deleted", "headers") if (name := getattr(output, kind, None)) is not None]
     for kind, column in named:
         if column not in rows.columns:
             raise DeclarationError(
-                f"{where}: {kind} names the column {column!r}, but transform gives {', '.join(rows.columns)}"
+                f"{where}: {kind} uses the column {column!r}, but transform returns {', '.join(rows.columns)}"
             )
     deleted = getattr(output, "deleted", None)
     if deleted is not None and not isinstance(rows.schema[deleted].dataType, BooleanType):
         kind_text = rows.schema[deleted].dataType.simpleString()
-        raise DeclarationError(f"{where}: deleted={deleted!r} is to be a column of booleans, not {kind_text}")
+        raise DeclarationError(f"{where}: deleted={deleted!r} must be a boolean column, not {kind_text}")
 
 
 def _key(schema: StructType, output: TopicOutput) -> Column:
-    """One plain column as its text, and several as JSON in the order of the declaration."""
+    """A single plain column as text, and several as JSON in the order of the declaration."""
     if len(output.key) == 1:
         kind = schema[output.key[0]].dataType
         column = sf.col(f"`{output.key[0]}`")
@@ -76,7 +76,9 @@ def _value(rows: DataFrame, output: TopicOutput, where: str) -> Column:
     if isinstance(output.format, Text | Raw):
         if "value" not in rows.columns:
             kind = type(output.format).__name__
-            raise DeclarationError(f"{where}: {kind}() writes the column 'value', but transform gives {rows.columns}")
+            raise DeclarationError(
+                f"{where}: {kind}() writes the column 'value', but transform returns {', '.join(rows.columns)}"
+            )
         return sf.col("value")
     if isinstance(output.format, Avro):
         from tidelog.pipeline.rows.avro_rows import avro_writer
@@ -86,4 +88,4 @@ def _value(rows: DataFrame, output: TopicOutput, where: str) -> Column:
         from tidelog.pipeline.rows.protobuf_rows import protobuf_writer
 
         return over_arrays(protobuf_writer(output.format, output.topic, where), BinaryType())(fields)
-    raise DeclarationError(f"{where}: {type(output.format).__name__} is no format to write with")
+    raise DeclarationError(f"{where}: {type(output.format).__name__} is not a format for writing")

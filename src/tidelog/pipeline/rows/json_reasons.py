@@ -1,4 +1,4 @@
-"""Why a value is no JSON object of a schema, in words for people; runs on executors, for dead letters alone."""
+"""Explains why a value is not a JSON object of a schema. Runs on executors, for dead letters only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SHOWN_LENGTH_MAX = 60
 
 @dataclass(frozen=True)
 class JsonReasons:
-    """The reasons for a schema, which is Spark's as JSON."""
+    """Finds reasons for one schema, which is a Spark schema as JSON."""
 
     schema_json: str
 
     def explain(self, values: pa.Array, errors: pa.Array) -> pa.Array:
-        """A reason for every value whose error says no more than that it could not be parsed."""
+        """A reason for every value whose error says only that it could not be parsed."""
         reasons = [
             self.reason(value.as_py()) if (error.as_py() or "").startswith("JsonError:") else error.as_py()
             for value, error in zip(values, errors, strict=True)
@@ -58,7 +58,7 @@ def _fields(schema_json: str) -> list[dict[str, Any]]:
 
 
 def _problem(kind: Any, found: object) -> str | None:
-    """What Spark does not take for this type; text that could be a date or a number is left to Spark's own rules."""
+    """Why Spark doesn't accept a value for this type; text that could be a date or number is left to Spark's rules."""
     if found is None:
         return None
     name = kind["type"] if isinstance(kind, dict) else str(kind)

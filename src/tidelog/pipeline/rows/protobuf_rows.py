@@ -1,7 +1,7 @@
-"""Protobuf messages as rows and rows as messages, on executors.
+"""Converts Protobuf messages to rows and rows to messages, on executors.
 
-What always holds: a message travels to executors as its descriptors, so that a generated module is needed only where
-the pipeline is declared; columns follow from the descriptor on the driver, before anything runs.
+What always holds: a message type is sent to executors as descriptors, so a generated module is needed only where the
+pipeline is declared; the columns are derived from the descriptor on the driver, before anything runs.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def protobuf_reader(
 
 
 def protobuf_writer(format_: Protobuf, topic: str, where: str) -> Callable[[pa.Array], pa.Array]:
-    """The function that makes values of rows."""
+    """The function that converts rows to values."""
     files, name = describe(format_, where)
     registry = None if format_.registry is None else registry_text(format_.registry)
     return ProtobufWriter(files, name, registry, topic).write
 
 
 def describe(format_: Protobuf, where: str) -> tuple[bytes, str]:
-    """The files of a message, those it needs first, and its full name."""
+    """The descriptor files of a message, dependencies first, and its full name."""
     if isinstance(format_.message, str):
         assert isinstance(format_.descriptor, bytes), "the declaration asks for it and reads the file"
         try:
@@ -89,7 +89,7 @@ def describe(format_: Protobuf, where: str) -> tuple[bytes, str]:
         return format_.descriptor, format_.message
     descriptor = getattr(format_.message, "DESCRIPTOR", None)
     if descriptor is None:
-        raise DeclarationError(f"{where}: Protobuf(message={format_.message!r}) is no generated class of a message")
+        raise DeclarationError(f"{where}: Protobuf(message={format_.message!r}) is not a generated message class")
     files: dict[str, FileDescriptorProto] = {}
     _collect(descriptor.file, files)
     return FileDescriptorSet(file=list(files.values())).SerializeToString(), str(descriptor.full_name)
@@ -129,7 +129,7 @@ class ProtobufReader:
 
 @dataclass(frozen=True)
 class ProtobufWriter:
-    """Makes values on executors."""
+    """Creates values on executors."""
 
     files: bytes
     message: str
@@ -152,7 +152,7 @@ def _parser(files: bytes, name: str, has_prefix: bool) -> Callable[[bytes], dict
 
 
 def _message_conversion(descriptor: Any) -> Callable[[Any], dict[str, Any]]:
-    """What makes a dict of a message of this type."""
+    """A function that converts messages of this type to dicts."""
     fields = [(each.name, each.has_presence, _field_conversion(each)) for each in descriptor.fields]
 
     def convert(message: Any) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _maker(
 
 
 def _present(row: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    """The fields of a row as a message takes them: null is a field that is not set."""
+    """The fields of a row, in the form that a message takes them; a null field is left unset."""
     made = {}
     for name, value in row.items():
         field = descriptor.fields_by_name.get(name)
@@ -253,7 +253,7 @@ def _is_map(field: FieldDescriptor) -> bool:
 def spark_type(descriptor: Any, where: str, above: frozenset[str] = frozenset()) -> StructType:
     """The columns of a message."""
     if descriptor.full_name in above:
-        raise DeclarationError(f"{where}: {descriptor.full_name} contains itself, for which Spark has no type")
+        raise DeclarationError(f"{where}: {descriptor.full_name} contains itself, and Spark has no type for that")
     inside = above | {descriptor.full_name}
     return StructType([StructField(each.name, _field_type(each, where, inside)) for each in descriptor.fields])
 

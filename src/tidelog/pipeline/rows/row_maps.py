@@ -1,8 +1,8 @@
-"""The user's own function over rows, guarded: what it refuses becomes a dead letter. Runs on executors.
+"""Applies a user's function to rows, and turns exceptions into dead letters. Runs on executors.
 
-What always holds: a row comes out of it as what the function made of it, or with an error that names what was raised,
-or not at all if the function said so; rows that had an error before are not shown to the function. What the function
-gives is checked against its schema here, so that a wrong type is the fault of that row and not of the query.
+What always holds: each row becomes what the function returns for it, or a row with an error that names the exception,
+or nothing if the function drops it; rows that already have an error are not passed to the function. The result is
+checked against its schema here, so that a wrong type affects only that row and not the whole query.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def apply_map(
     carried: Sequence[str],
     error: str,
 ) -> DataFrame:
-    """Rows with the columns that the function makes of those given; carried columns and the error stay beside."""
+    """Rows with the columns that the function returns, plus the carried columns and the error."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -50,7 +50,7 @@ def apply_map(
 
 @dataclass(frozen=True)
 class GuardedMap:
-    """A function of the user's, as mapInArrow calls it."""
+    """A user's function, wrapped for mapInArrow."""
 
     function: Callable[[Any], Any]
     is_of_batches: bool
@@ -65,7 +65,7 @@ class GuardedMap:
                 yield self.map(batch)
 
     def map(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that come out, in order."""
+        """The resulting rows, in order."""
         found = _Found()
         errors = batch.column(self.error)
         is_good = pc.is_null(errors)
@@ -84,7 +84,7 @@ class GuardedMap:
             try:
                 made = self.function(row)
                 rows = _rows_of(made)
-            except Exception as error:  # noqa: BLE001 - whatever the user's function raises refuses the row
+            except Exception as error:  # noqa: BLE001 - any exception of the user's function rejects the row
                 found.refuse(index, described(error))
             else:
                 for each in rows:
@@ -96,7 +96,7 @@ class GuardedMap:
         try:
             frame = self.function(given.to_pandas())
             made = pa.RecordBatch.from_pandas(frame, schema=self.made, preserve_index=False).to_pylist()
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises refuses the row
+        except Exception as error:  # noqa: BLE001 - any exception of the user's function rejects the row
             if len(indexes) == 1:
                 found.refuse(indexes[0], described(error))
                 return
@@ -104,7 +104,7 @@ class GuardedMap:
             self._map_frames(given.slice(0, half), indexes[:half], found)
             self._map_frames(given.slice(half), indexes[half:], found)
             return
-        # A function of whole frames may drop or add rows: which came from which is known when none did.
+        # A function of whole frames may drop or add rows; only if it didn't do we know which row came from which.
         is_one_to_one = len(made) == len(indexes)
         for position, row in enumerate(made):
             found.keep(indexes[position if is_one_to_one else 0], row)
@@ -127,13 +127,13 @@ class GuardedMap:
                 pa.array([row], kind)
             except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
                 found.rows[position] = None
-                found.errors[position] = f"TypeError: what map gave does not fit its schema: {error}"[
+                found.errors[position] = f"TypeError: what map returned does not fit its schema: {error}"[
                     :_MESSAGE_LENGTH_MAX
                 ]
 
 
 class _Found:
-    """What became of the rows of a batch."""
+    """The results for the rows of a batch."""
 
     def __init__(self) -> None:
         self.indexes: list[int] = []
@@ -158,11 +158,11 @@ def _rows_of(made: object) -> list[dict[str, Any]]:
         return [made]
     if isinstance(made, list) and all(isinstance(each, dict) for each in made):
         return made
-    raise TypeError(f"map is to give a dict, a list of dicts, or None, not {type(made).__name__}")
+    raise TypeError(f"map must return a dict, a list of dicts, or None, not {type(made).__name__}")
 
 
 def described(error: BaseException) -> str:
-    """Class and words, with the line of the user's file."""
+    """Class and message, with the line in the user's file."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH_MAX] + where

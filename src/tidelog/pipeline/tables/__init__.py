@@ -1,1 +1,1 @@
-"""Tables that pipelines write: directories of Parquet and Delta, PostgreSQL, SQLite."""
+"""Tables that pipelines write to: Parquet and Delta directories, PostgreSQL, SQLite."""

@@ -1,20 +1,20 @@
-"""A table of Parquet files with snapshots that any reader can read, written exactly once.
+"""A table of Parquet files, written exactly once, with snapshots that any reader can read.
 
     place/
       files/                 all data files
       snapshots/00000012/    hard links to the files of one snapshot
-      manifests/00000012     what that snapshot holds, and the writers' marks
+      manifests/00000012     the contents of that snapshot, and the writers' markers
       current                a symbolic link to the snapshot that readers see
 
-What always holds: a snapshot never changes; a commit makes the next one beside the others and moves `current` to it by
-a rename, which is the moment when the commit happens. So whoever reads `current` as a plain directory sees whole
-batches, each once, also while small files are joined. The manifest holds the mark of each writer, the last batch that
-it has committed, so that a batch that is repeated changes nothing. One process writes at a time, which the run's lock
-sees to; what it left half done is removed by the next.
+What always holds: a snapshot never changes; a commit creates the next one beside the others and moves `current` to it
+with a rename, which is the moment of the commit. A reader that opens `current` as a plain directory therefore sees
+whole batches, each exactly once, even during compaction. The manifest holds the marker of each writer, the last batch
+that it has committed, so a repeated batch changes nothing. The run's lock makes sure that only one process writes at a
+time; if it dies, the next one removes what it left behind.
 
-A reader that lists `current` and opens the files later by the same path may find that a file was joined into another
-meanwhile: an error, never wrong rows. One that resolves the link first (os.path.realpath) reads one snapshot, which is
-kept for `KEPT_S`.
+A reader that lists `current` and opens the files later by the same path may find that a file has been compacted away:
+it gets an error, never wrong rows. A reader that resolves the link first (os.path.realpath) reads one snapshot, which
+is kept for `KEPT_S`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.pipeline.tables.table_pointer import replace_link, sync_directory
+from tidelog.common.durable_files import make_directory, replace_file, replace_link, sync_path
 
 KEPT_S = 600.0
 _SNAPSHOTS_KEPT_MIN = 3
@@ -43,11 +43,11 @@ ROWS_AT_ONCE = 65_536
 
 @dataclass(frozen=True)
 class Manifest:
-    """What one snapshot holds."""
+    """The contents of one snapshot."""
 
     number: int = 0
     files: tuple[str, ...] = ()
-    # By writer, the last batch that it has committed.
+    # The last batch that each writer has committed.
     marks: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -60,7 +60,7 @@ class Manifest:
 
 
 class ParquetTable:
-    """The table in one place. `on_step` is called between the steps of a commit, for tests that end it there."""
+    """The table in one location. `on_step` is called between the steps of a commit, for tests that kill it there."""
 
     def __init__(self, place: Path, on_step: Callable[[str], None] | None = None) -> None:
         self.place = place
@@ -73,7 +73,7 @@ class ParquetTable:
     # Reading
 
     def manifest(self) -> Manifest:
-        """What readers see now."""
+        """The snapshot that readers see now."""
         try:
             target = os.readlink(self.current)
         except FileNotFoundError:
@@ -90,10 +90,9 @@ class ParquetTable:
     # Writing
 
     def open(self) -> None:
-        """Make the directories, and remove what a writer that died has left."""
-        self.files.mkdir(parents=True, exist_ok=True)
-        self.snapshots.mkdir(exist_ok=True)
-        self.manifests.mkdir(exist_ok=True)
+        """Create the directories, and clean up after a writer that died."""
+        for directory in (self.files, self.snapshots, self.manifests):
+            make_directory(directory)
         manifest = self.manifest()
         for directory in self.snapshots.iterdir():
             if not directory.name.isdigit() or int(directory.name) > manifest.number:
@@ -103,7 +102,7 @@ class ParquetTable:
                 file.unlink()
         known = set(manifest.files)
         for file in self.files.iterdir():
-            # A hard link more than this one: a snapshot that is still kept has it.
+            # With another hard link, the file belongs to a snapshot that is still kept.
             if file.name not in known and file.stat().st_nlink == 1:
                 file.unlink()
         for staging in self.place.glob("staging-*"):
@@ -117,7 +116,7 @@ class ParquetTable:
         return batch_id <= self.manifest().marks.get(app_id, -1)
 
     def append(self, paths: Iterable[Path], app_id: str, batch_id: int) -> bool:
-        """Commit finished files as one batch; False when that batch was committed before."""
+        """Commit finished files as one batch; returns False if that batch had already been committed."""
         manifest = self.manifest()
         if batch_id <= manifest.marks.get(app_id, -1):
             return False
@@ -128,7 +127,7 @@ class ParquetTable:
     def upsert(
         self, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int, removed: pa.Table | None = None
     ) -> bool:
-        """Commit rows over those with the same key; keys of `removed` are taken out. The table is written anew."""
+        """Replace rows with the same key, and delete the keys in `removed`. This rewrites the table."""
         manifest = self.manifest()
         if batch_id <= manifest.marks.get(app_id, -1):
             return False
@@ -144,10 +143,10 @@ class ParquetTable:
         return True
 
     def compact(self, compact_files: int, target_file_bytes: int) -> int:
-        """Join small files of about the same size, when there are so many; how many were joined.
+        """Compact small files if there are `compact_files` of about the same size; returns how many were compacted.
 
-        By sizes, so that a row is copied once for each power of `compact_files` that the table grows by, and not again
-        and again with every batch.
+        Grouping by size means that a row is copied once for each power of `compact_files` that the table grows by, and
+        not with every batch.
         """
         manifest = self.manifest()
         tiers: dict[int, list[str]] = {}
@@ -168,15 +167,15 @@ class ParquetTable:
         return f"part-{time.time_ns()}-{secrets.token_hex(4)}.parquet"
 
     def _take(self, path: Path) -> str:
-        """Move a finished file into the table's own directory; nobody sees it yet."""
-        _sync_file(path)
+        """Move a finished file into the table's directory, where readers don't see it yet."""
+        sync_path(path)
         name = self._new_name()
         os.rename(path, self.files / name)
         self._step("file")
         return name
 
     def _commit(self, manifest: Manifest, files: tuple[str, ...], marks: Mapping[str, int]) -> None:
-        sync_directory(self.files)
+        sync_path(self.files)
         following = Manifest(manifest.number + 1, files, marks)
         directory = self.snapshots / f"{following.number:08d}"
         temporary = self.snapshots / f"new-{secrets.token_hex(6)}"
@@ -184,21 +183,19 @@ class ParquetTable:
         for name in files:
             os.link(self.files / name, temporary / name)
         self._step("links")
-        sync_directory(temporary)
-        # Nobody reads it under this name before `current` leads to the snapshot.
-        (self.manifests / directory.name).write_text(following.to_json(), encoding="utf-8")
-        _sync_file(self.manifests / directory.name)
-        sync_directory(self.manifests)
+        sync_path(temporary)
+        # No reader uses this manifest before `current` points to the snapshot.
+        replace_file(self.manifests / directory.name, following.to_json())
         self._step("manifest")
         os.rename(temporary, directory)
-        sync_directory(self.snapshots)
+        sync_path(self.snapshots)
         self._step("snapshot")
         replace_link(self.current, f"snapshots/{directory.name}")
         self._step("current")
         self._forget(following)
 
     def _forget(self, manifest: Manifest) -> None:
-        """Remove snapshots that are old, and the files that only they had."""
+        """Remove old snapshots, and the files that only they contained."""
         old = sorted(directory for directory in self.snapshots.iterdir() if directory.name.isdigit())
         limit = time.time() - KEPT_S
         for directory in old[:-_SNAPSHOTS_KEPT_MIN]:
@@ -225,30 +222,22 @@ def _has_rows(path: Path) -> bool:
 
 def _write(rows: pa.Table, path: Path) -> None:
     pq.write_table(rows, path, compression=COMPRESSION)
-    _sync_file(path)
+    sync_path(path)
 
 
 def _join(paths: Sequence[Path], into: Path) -> None:
-    """All rows of some files as one file, a piece at a time."""
+    """Write all rows of some files to one file, one batch at a time."""
     schema = pa.unify_schemas([pq.read_schema(path) for path in paths])
     with pq.ParquetWriter(into, schema, compression=COMPRESSION) as writer:
         for path in paths:
             file = pq.ParquetFile(path)
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
                 writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-    _sync_file(into)
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(into)
 
 
 def without_keys(rows: pa.Table, keys: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows whose key is not among those given. A null is a value like any other here."""
+    """The rows whose key is not among those given. Null counts as a value like any other."""
     if not keys.num_rows or not rows.num_rows:
         return rows
     found = {tuple(row.values()) for row in keys.select(list(key)).to_pylist()}
@@ -257,7 +246,7 @@ def without_keys(rows: pa.Table, keys: pa.Table, key: Sequence[str]) -> pa.Table
 
 
 def last_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """One row for each key: the last of several."""
+    """One row for each key: the last one."""
     if rows.num_rows < 2:
         return rows
     last = {tuple(row.values()): index for index, row in enumerate(rows.select(list(key)).to_pylist())}
@@ -267,7 +256,7 @@ def last_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def split_deleted(rows: pa.Table, deleted: str | None) -> tuple[pa.Table, pa.Table | None]:
-    """Rows to keep and rows to remove, without the column that tells them apart."""
+    """Rows to keep and rows to remove, without the `deleted` column."""
     if deleted is None:
         return rows, None
     flag = pc.fill_null(rows[deleted].combine_chunks(), False)

@@ -1,4 +1,4 @@
-"""A table in PostgreSQL: rows come in by COPY and are merged by one statement."""
+"""A table in PostgreSQL: rows are loaded with COPY and merged with one statement."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class PostgresTable(SqlTable):
             cursor.execute(f"INSERT INTO {quoted(place)} ({columns}) SELECT {columns} FROM {_LOADED}{tail}")
 
     def _replace_view(self, cursor: Any, place: str) -> None:
-        """Grants stay where the columns allow it: then the view is changed instead of made anew."""
+        """Change the view instead of recreating it if the columns allow it, so that grants are kept."""
         kind = cursor.execute(
             "SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", (quoted(self.table),)
         ).fetchone()
         if kind is not None and kind[0] != "v":
             raise PipelineError(
-                f"PostgreSQL has a table {self.table} already, which is no view of this output; rename it, or choose "
-                f"another name"
+                f"PostgreSQL already has a table {self.table}, which is not a view of this output; rename it, or "
+                f"choose another name"
             )
         body = f"VIEW {quoted(self.table)} AS SELECT * FROM {quoted(place)}"
         try:
@@ -93,7 +93,7 @@ class PostgresTable(SqlTable):
 
 
 def type_name(kind: pa.DataType) -> str:
-    """PostgreSQL's type for one of Arrow's; what is nested becomes JSON."""
+    """The PostgreSQL type for an Arrow type; nested types become JSON."""
     if pa.types.is_boolean(kind):
         return "boolean"
     if pa.types.is_integer(kind):

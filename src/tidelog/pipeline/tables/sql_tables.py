@@ -1,8 +1,8 @@
-"""What tables in PostgreSQL and SQLite have in common: marks, views, statements.
+"""What tables in PostgreSQL and SQLite have in common: markers, views, statements.
 
-What always holds: the rows of a batch, the mark (writer, batch) and nothing else are one transaction of the database;
-a batch whose mark is there already changes nothing. The declared name is a view of one version's table, and which one
-it is stands in `tidelog_tables`, changed in the same transaction as the view.
+What always holds: the rows of a batch and the marker (writer, batch), and nothing else, are written in one database
+transaction; a batch whose marker is already there changes nothing. The declared name is a view of one version's table;
+`tidelog_tables` records which one, and changes in the same transaction as the view.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ TABLES = "tidelog_tables"
 
 
 class SqlTable(ABC):
-    """One declared table in a database. Use it with `with`."""
+    """One declared table in a database. Use it in a `with` statement."""
 
     table: str
     key: Sequence[str]
-    # The database's word for each type of Arrow's, and how a placeholder is written.
-    placeholder: str
+    placeholder: str  # of a parameter in the database's SQL
 
     def __init__(self, table: str, key: Sequence[str], on_step: Callable[[str], None] | None = None) -> None:
         self.table = table
@@ -38,14 +37,14 @@ class SqlTable(ABC):
 
     @abstractmethod
     def _transaction(self) -> Any:
-        """A context manager that gives a cursor; commits at its end, rolls back on an error."""
+        """A context manager that returns a cursor; it commits at the end, and rolls back on an error."""
 
     @abstractmethod
     def type_name(self, kind: pa.DataType) -> str: ...
 
     @abstractmethod
     def columns_of(self, cursor: Any, table: str) -> list[str]:
-        """The columns of a table, empty when there is none."""
+        """The columns of a table; empty if it doesn't exist."""
 
     @abstractmethod
     def _load(self, cursor: Any, place: str, rows: pa.Table, *, is_upsert: bool) -> None: ...
@@ -62,10 +61,9 @@ class SqlTable(ABC):
     def place(self, version: int) -> str:
         return f"{self.table}__v{version}"
 
-    # Making
-
+    # Creating
     def open(self, version: int, schema: pa.Schema) -> None:
-        """Make what is missing; refuse a table of other columns."""
+        """Create what is missing; raises PipelineError if the table has different columns."""
         place = self.place(version)
         with self._transaction() as cursor:
             cursor.execute(f"CREATE TABLE IF NOT EXISTS {MARKS} (app_id TEXT PRIMARY KEY, batch_id BIGINT NOT NULL)")
@@ -75,8 +73,8 @@ class SqlTable(ABC):
                 cursor.execute(self._create_statement(place, schema))
             elif found != schema.names:
                 raise PipelineError(
-                    f"table {place} has the columns {', '.join(found)}, but transform gives {', '.join(schema.names)}; "
-                    f"give the pipeline a new version and replay it, or drop the table"
+                    f"table {place} has the columns {', '.join(found)}, but transform returns "
+                    f"{', '.join(schema.names)}; give the pipeline a new version and replay it, or drop the table"
                 )
 
     def _create_statement(self, place: str, schema: pa.Schema) -> str:
@@ -121,7 +119,7 @@ class SqlTable(ABC):
         return row is not None and batch_id <= row[0]
 
     def _mark(self, cursor: Any, app_id: str, batch_id: int) -> bool:
-        """Whether this batch is new; who else has it in hand is waited for."""
+        """Whether this batch is new; waits for another transaction that is writing it."""
         found = cursor.execute(
             f"INSERT INTO {MARKS} (app_id, batch_id) VALUES ({self.placeholder}, {self.placeholder}) "
             f"ON CONFLICT (app_id) DO UPDATE SET batch_id = excluded.batch_id "
@@ -131,7 +129,7 @@ class SqlTable(ABC):
         return found is not None
 
     def upsert_tail(self, columns: Sequence[str]) -> str:
-        """What makes an INSERT an upsert."""
+        """The clause that turns an INSERT into an upsert."""
         conflict = ", ".join(quoted(column) for column in self.key)
         changed = [column for column in columns if column not in self.key]
         if not changed:
@@ -140,7 +138,7 @@ class SqlTable(ABC):
         return f" ON CONFLICT ({conflict}) DO UPDATE SET {values}"
 
     def plain(self, value: Any) -> Any:
-        """A value as the database's driver takes it."""
+        """A value in a form that the database driver accepts."""
         if isinstance(value, dict | list):
             return json.dumps(value, default=str, ensure_ascii=False)
         return value
@@ -176,13 +174,13 @@ class SqlTable(ABC):
 
     def drop(self, version: int) -> None:
         if self.current_version() == version:
-            raise PipelineError(f"version {version} of table {self.table} is the one that readers see")
+            raise PipelineError(f"readers currently see version {version} of table {self.table}")
         with self._transaction() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {quoted(self.place(version))}")
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it; a schema before it stays apart."""
+    """A name quoted for SQL; a schema before it is quoted separately."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))
 
 

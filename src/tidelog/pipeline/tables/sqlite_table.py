@@ -1,8 +1,8 @@
 """A table in an SQLite file.
 
-What always holds: the file is in write-ahead mode, so readers are not held up by a batch; a batch is on the disk before
-its checkpoint says that it is done. SQLite has few types: times are text in UTC (ISO 8601), decimals are text, what is
-nested is JSON.
+What always holds: the file uses write-ahead logging, so a batch doesn't block readers; a batch is on disk before the
+checkpoint says that it is done. SQLite has few types: times are stored as text in UTC (ISO 8601), decimals as text, and
+nested values as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SqliteTable(SqlTable):
         super().__init__(output.table, output.key, on_step)
         path = Path(output.path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A batch is written by the thread of its query, whichever that is.
+        # Batches are written by the thread of their query, which may not be this one.
         self._connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")
@@ -93,8 +93,8 @@ class SqliteTable(SqlTable):
         found = cursor.execute("SELECT type FROM sqlite_master WHERE name = ?", (self.table,)).fetchone()
         if found is not None and found[0] != "view":
             raise PipelineError(
-                f"SQLite has a {found[0]} {self.table} already, which is no view of this output; rename it, or choose "
-                f"another name"
+                f"SQLite already has a {found[0]} {self.table}, which is not a view of this output; rename it, or "
+                f"choose another name"
             )
         cursor.execute(f"DROP VIEW IF EXISTS {quoted(self.table)}")
         cursor.execute(f"CREATE VIEW {quoted(self.table)} AS SELECT * FROM {quoted(place)}")

@@ -1,7 +1,7 @@
-"""Micro-batches into tables: what Spark's side of each kind of table does.
+"""Writes micro-batches to tables: the Spark side of each kind of table.
 
-What always holds: a batch that a table has already is not computed for it again; files are written by executors, rows
-for databases, and those that replace others by key, pass through the driver, an Arrow table a batch.
+What always holds: a batch that a table already has is not computed again for it. Executors write files; rows for
+databases and upserted rows pass through the driver, as one Arrow table per batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TableWriter = Callable[["DataFrame", str, int], bool]
 
 
 def table_writer(output: TableOutput, schema: StructType) -> TableWriter:
-    """Make the table if it is missing, and give what writes batches into it."""
+    """Create the table if it is missing, and return a writer for its batches."""
     kept = StructType([field for field in schema.fields if field.name != getattr(output, "deleted", None)])
     columns = to_arrow_schema(kept, timezone="UTC")
     if isinstance(output, ParquetOutput):
@@ -37,7 +37,7 @@ def table_writer(output: TableOutput, schema: StructType) -> TableWriter:
 
 
 def _split(batch: DataFrame, output: Any) -> tuple[pa.Table, pa.Table | None]:
-    """The batch as Arrow: rows to keep, the last of each key, and rows to remove."""
+    """The batch as Arrow: rows to keep, only the last of each key, and rows to remove."""
     rows = batch.toArrow()
     if output.mode == "upsert":
         rows = last_by_key(rows, output.key)
@@ -45,7 +45,7 @@ def _split(batch: DataFrame, output: Any) -> tuple[pa.Table, pa.Table | None]:
 
 
 def _stage(batch: DataFrame, staging: Path) -> list[Path]:
-    """The batch as Parquet files that executors write."""
+    """Have executors write the batch to Parquet files."""
     batch.write.mode("overwrite").option("compression", "zstd").parquet(str(staging))
     return sorted(staging.glob("part-*.parquet"))
 
@@ -56,7 +56,7 @@ class _ParquetWriter:
         self._table = ParquetTable(output.place)
         self._table.open()
         if not self._table.manifest().files:
-            # An empty file, so that readers find the columns before the first row.
+            # An empty file, so that readers see the columns before there are any rows.
             self._table.upsert(columns.empty_table(), output.key, "tidelog", 0)
 
     def __call__(self, batch: DataFrame, query_id: str, batch_id: int) -> bool:
@@ -101,7 +101,7 @@ class _DeltaWriter:
 
 
 class _DatabaseWriter:
-    """Opens a connection for each batch: a server that was restarted meanwhile costs nothing."""
+    """Opens a connection for each batch, so a restart of the server in between does no harm."""
 
     def __init__(self, output: PostgresOutput | SqliteOutput, columns: pa.Schema) -> None:
         self._output = output

@@ -1,1 +1,1 @@
-"""Versions of a pipeline: the registry of what runs, and the switch from one to another."""
+"""Versions of a pipeline: the registry of runs, and switching from one version to another."""

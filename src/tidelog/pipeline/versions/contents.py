@@ -1,8 +1,8 @@
-"""What a topic or a table holds, kept in a file: the last value of every key, or how often each record is there.
+"""The contents of a topic or a table, kept in a file: the last value of every key, or how often each record occurs.
 
-What always holds: memory stays bounded, however many keys there are, since all rows are in an SQLite file with a cache
-of fixed size; rows and the positions up to which a topic was read change together, so that a killed reader goes on
-where it was. Two of them can be compared row by row in the order of their keys. It reads no topic (`topic_reader`).
+What always holds: memory use is bounded, however many keys there are, because all rows are in an SQLite file with a
+fixed-size cache; rows and the positions up to which a topic was read change together, so a killed reader resumes where
+it left off. Two of these can be compared row by row in key order. `topic_reader` reads topics; this module doesn't.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 _CACHE_KIB = 64 * 1024
-# With the default of 1,000 pages a large topic would be synced to disk thousands of times on its way in.
+# With the default of 1,000 pages, loading a large topic would sync to disk thousands of times.
 _CHECKPOINT_PAGES = 16_384
 _FETCHED_AT_ONCE = 1_000
 
@@ -27,11 +27,11 @@ CREATE TABLE IF NOT EXISTS origin(name TEXT PRIMARY KEY, value TEXT);
 """
 
 Same = Callable[[bytes, bytes], bool]
-"""Whether two values that differ in their bytes mean the same."""
+"""Whether two values with different bytes mean the same."""
 
 
 class Row(NamedTuple):
-    """A key with its value, and the partition where it is, -1 for a table's."""
+    """A key with its value and its partition, which is -1 for tables."""
 
     key: bytes
     value: bytes
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What makes one key of the old contents as in the new: `old` is None for an added one, `new` for a missing one."""
+    """The change of one key from the old contents to the new: `old` is None if it was added, `new` if it is missing."""
 
     key: bytes
     old: bytes | None
@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many keys (or records, where there are no keys) are only in the new, changed, only in the old, and alike."""
+    """How many keys (or records, if there are no keys) are only in the new, changed, only in the old, and equal."""
 
     added: int
     changed: int
@@ -63,7 +63,7 @@ class Counts:
 
 
 class Contents:
-    """The rows of one topic or table in the file at `path`; not to be used by two processes at once."""
+    """The rows of one topic or table in the file at `path`; only one process may use it at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -86,13 +86,13 @@ class Contents:
 
     @property
     def origin(self) -> str | None:
-        """What was read, told apart from another of the same name."""
+        """Identifies what was read, as opposed to something else with the same name."""
         row = self._connection.execute("SELECT value FROM origin WHERE name = 'origin'").fetchone()
         return None if row is None else str(row[0])
 
     @property
     def positions(self) -> dict[int, int]:
-        """Up to where each partition was read."""
+        """How far each partition has been read."""
         return dict(self._connection.execute("SELECT partition, position FROM positions"))
 
     def __len__(self) -> int:
@@ -100,14 +100,14 @@ class Contents:
         return int(count)
 
     def begin_anew(self, origin: str) -> None:
-        """Forget everything and note what will be read."""
+        """Delete everything, and record what will be read next."""
         with self._transaction():
             for table in ("rows", "positions", "origin"):
                 self._connection.execute(f"DELETE FROM {table}")
             self._connection.execute("INSERT INTO origin VALUES ('origin', ?)", (origin,))
 
     def put(self, latest: Mapping[bytes, tuple[bytes | None, int]], positions: Mapping[int, int] | None = None) -> None:
-        """Set the values of keys, given with their partitions; None removes a key."""
+        """Set the values and partitions of keys; a value of None removes the key."""
         with self._transaction():
             self._connection.executemany(
                 "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, 1)",
@@ -119,7 +119,7 @@ class Contents:
             self._note(positions)
 
     def count(self, records: Mapping[bytes, int], positions: Mapping[int, int] | None = None) -> None:
-        """Add so many copies of each record, for contents without keys."""
+        """Add copies of records, for contents without keys."""
         with self._transaction():
             self._connection.executemany(
                 "INSERT INTO rows VALUES (?, x'', -1, ?) ON CONFLICT DO UPDATE SET copies = copies + excluded.copies",
@@ -132,19 +132,19 @@ class Contents:
         self._connection.executemany(statement, (positions or {}).items())
 
     def make_durable(self) -> None:
-        """Return when a power cut can't take any of it."""
+        """Sync everything, so that it survives a power cut."""
         self._connection.execute("PRAGMA synchronous=FULL")
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self._connection.execute("PRAGMA synchronous=NORMAL")
 
     def rows(self) -> Iterator[Row]:
-        """All rows in the order of their keys."""
+        """All rows in key order."""
         yield from map(Row._make, _fetch(self._connection, "SELECT key, value, partition FROM rows ORDER BY key"))
 
     # Comparing
 
     def counts(self, new: Contents, same: Same | None = None) -> Counts:
-        """How this one, the old, differs from the new."""
+        """How these contents, the old ones, differ from the new."""
         with self._beside(new, same) as connection:
             added = _number(connection, f"SELECT sum(copies - held) FROM ({_ONLY_NEW})")
             missing = _number(connection, f"SELECT sum(copies - held) FROM ({_ONLY_OLD})")
@@ -160,7 +160,7 @@ class Contents:
         kinds: Iterable[str] = ("added", "changed", "missing"),
         limit: int = -1,
     ) -> Iterator[Change]:
-        """What is to be written to make this one, the old, as the new is; at most `limit` of each kind."""
+        """The changes that turn these contents, the old ones, into the new; at most `limit` of each kind."""
         statements = {
             "added": f"SELECT key, NULL, value, NULL, partition FROM ({_ONLY_NEW}) LIMIT ?",
             "changed": f"SELECT key, old, new, old_partition, new_partition FROM ({_CHANGED}) LIMIT ?",
@@ -172,7 +172,7 @@ class Contents:
 
     @contextmanager
     def _beside(self, new: Contents, same: Same | None) -> Iterator[sqlite3.Connection]:
-        """A connection of its own that sees both files."""
+        """A separate connection that has both files attached."""
         connection = sqlite3.connect(self.path, isolation_level=None)
         try:
             connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")

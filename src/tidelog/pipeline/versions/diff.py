@@ -1,9 +1,10 @@
-"""How the output of one version differs from that of another, by key.
+"""Compares the output of one version with that of another, by key.
 
-What always holds: both sides are read as committed readers see them; live and new may stand at different offsets of
-their inputs, so these are told, and the comparison is repeated for a while to find a moment at which they stand alike.
-Keyed topics are compared by the last value of every key, as JSON where that is their format and else by bytes; tables
-by their key columns; what has no key by whole records and how often each is there. Headers do not count.
+What always holds: both sides are read as a read_committed consumer sees them. The live and the new version may be at
+different offsets of their inputs, so these are reported, and the comparison is repeated for a while to find a moment
+when they are the same. Keyed topics are compared by the last value of every key, as JSON if that is their format and
+otherwise as bytes; tables by their key columns; outputs without a key by whole records and how often each occurs.
+Headers are ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One difference: the key and what it has in the old and in the new output, as JSON values where they are such."""
+    """One difference: the key and its values in the old and the new output, parsed if they are JSON."""
 
     kind: Kind
     key: Any
@@ -44,7 +45,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class OutputDiff:
-    """The differences of one output; `compared` says how, as "keys, values as JSON"."""
+    """The differences in one output; `compared` says how they were found, such as "keys, values as JSON"."""
 
     name: str
     old: str
@@ -56,7 +57,7 @@ class OutputDiff:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The differences of all outputs, and where both versions stood in their inputs."""
+    """The differences in all outputs, and the positions of both versions in their inputs."""
 
     pipeline: str
     old_version: int
@@ -72,7 +73,7 @@ class Diff:
 
 
 class Comparison:
-    """Compares what two versions have written; `directory` holds files for as long as it lasts."""
+    """Compares what two versions have written; keeps temporary files in `directory`."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Comparison:
         self._readers: list[TopicReader] = []
 
     def run(self, *, samples: int, patience_s: float) -> Diff:
-        """Compare at a moment at which both stand alike, or at any one when there was none in the given time."""
+        """Compare when both are at the same position, or at any time if that doesn't happen within `patience_s`."""
         with self._stack:
             return self._run(samples, time.monotonic() + patience_s)
 
@@ -124,7 +125,7 @@ class Comparison:
         return old, new
 
     def _add_reader(self, topic: str, contents: Contents, output: TopicOutput) -> None:
-        """A topic that is not there has nothing: the new version may bring an output."""
+        """A missing topic counts as empty, because the new version may add an output."""
         try:
             reader = TopicReader(self._bootstrap, topic, contents, is_keyed=output.mode == "upsert")
         except (BrokerError, NoSuchPartitionError):
@@ -135,7 +136,7 @@ class Comparison:
         if isinstance(output, TableOutput):
             for pipeline, contents in ((self._old, old), (self._new, new)):
                 contents.begin_anew(output.address)
-                # The new version may bring an output, which the old one has no place for.
+                # The new version may add an output that the old one doesn't have.
                 if any(output.name == declared.name for declared in pipeline.outputs):
                     for rows in _table_rows(output.live(pipeline.version)):
                         _put_rows(contents, rows, output.key)
@@ -185,7 +186,7 @@ def _put_rows(contents: Contents, rows: list[dict[str, Any]], key: Sequence[str]
 
 
 def _json(value: object) -> bytes:
-    """Equal rows are equal bytes; what JSON has no word for is taken as text."""
+    """Equal rows give equal bytes; values that JSON can't represent are written as text."""
     return orjson.dumps(value, default=_as_text, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
 
 

@@ -1,8 +1,8 @@
-"""The process of a version: runs it in the role that the registry gives it, and changes roles with the switches.
+"""Hosts a version in a process: runs it in the role that the registry assigns, and changes roles during a switch.
 
-What always holds: one process a version and state directory (the lock `host`); Spark is started once, so that a version
-that becomes the live one goes on within seconds; a run that was stopped for a switch is followed by what `next_move`
-says, one that was stopped by anybody else by the end of the process.
+What always holds: there is one process per version and state directory (it holds the lock `host`); Spark is started
+once, so a version that becomes live continues within seconds; after a run was stopped for a switch, `next_move` decides
+what comes next; after any other stop, the process ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOOK_S = 0.05
 
 
 class HostedRun(Protocol):
-    """What a host needs of a run; `runner.PipelineRun` is one."""
+    """What a host needs from a run; `runner.PipelineRun` implements it."""
 
     run_id: int | None
 
@@ -43,7 +43,7 @@ Around = Callable[[HostedRun, Role], AbstractContextManager[None]]
 class Host:
     """Runs a version until it is stopped or another one has taken over.
 
-    around: what accompanies each run, as a display or a pace.
+    around: a context manager around each run, for example for a display or a rate limit.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Host:
         self._current: HostedRun | None = None
 
     def run(self, role: Role, *, handle_signals: bool = False) -> None:
-        """Begin in this role, whatever else comes."""
+        """Start in this role, and follow switches from there."""
         name, version = self._pipeline.name, self._pipeline.version
         with (
             RunLock(self._state_dir, name, version, "host"),
@@ -78,13 +78,13 @@ class Host:
                 role = following
 
     def request_stop(self) -> None:
-        """End after the batch that runs; returns at once."""
+        """Request a stop after the current batch; returns immediately."""
         self._is_stopping.set()
         if self._current is not None:
             self._current.request_stop()
 
     def _run_once(self, registry: Registry, role: Role) -> bool:
-        """Run until the run ends; whether it ended for a switch."""
+        """Run until the run ends; returns whether it ended for a switch."""
         run = self._current = self._make_run(role)
         if self._is_stopping.is_set():
             return False
@@ -96,7 +96,7 @@ class Host:
         return registry.run(run.run_id).stop_reason == STOP_REASON
 
     def _following(self, registry: Registry, role: Role) -> Role | None:
-        """Wait for what the switch makes of this version: its next role, or None when another one has taken over."""
+        """Wait until the switch decides about this version: its next role, or None if another one has taken over."""
         name, version = self._pipeline.name, self._pipeline.version
         is_told = False
         while not self._is_stopping.is_set():

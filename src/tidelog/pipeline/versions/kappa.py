@@ -1,8 +1,8 @@
-"""Versions of a pipeline beside each other: which one can take over, and taking over.
+"""Manages the versions of a pipeline: which one can take over, comparing, promoting and rolling back.
 
-What always holds: a version takes over only when it has read about as much as the live one; a version that was live
-before can come back only while what it needs is still there; whatever was begun and not finished is finished by the
-same command, or given up.
+What always holds: a version takes over only once it has nearly caught up with the live one; a previous version can come
+back only while everything it needs still exists; an unfinished switch is finished by running the same command again, or
+abandoned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog import Admin, TopicPartition
-from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.admin.types import OffsetSpec
 from tidelog.pipeline.declaration import Pipeline
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.topics import end_offsets
@@ -30,9 +30,9 @@ from tidelog.pipeline.versions.switch_stage import KEPT, Launch, SwitchStage
 from tidelog.pipeline.versions.switching import Position, Step, abandon, drive
 from tidelog.pipeline.versions.topic_reader import Tell
 
-# So long may a version need for what it is behind; while it does, readers see no updates.
+# How long a version may need to catch up during a switch; in that time, readers see no updates.
 BEHIND_S_MAX = 10.0
-# The rate of a version that has told none, which is little for Spark.
+# Assumed for a version that has not reported a rate; this is slow for Spark.
 _ROWS_PER_S_MIN = 1_000.0
 
 
@@ -67,11 +67,11 @@ class Kappa:
         return live
 
     def candidate(self, version: int | None) -> int:
-        """The version that was given, or the one that was replayed last beside the live one."""
+        """The given version, or else the one that was last replayed beside the live one."""
         live = self.live_version()
         if version is not None:
             if version == live:
-                raise PipelineError(f"version {version} of {self._pipeline} is live already")
+                raise PipelineError(f"version {version} of {self._pipeline} is already live")
             load_version(self._registry, self._pipeline, version)
             return version
         replayed = [
@@ -82,7 +82,7 @@ class Kappa:
         if not replayed:
             raise PipelineError(
                 f"no version of {self._pipeline} was replayed beside version {live}; "
-                f"start with 'tidelog pipeline replay FILE', or say which with --version"
+                f"start with 'tidelog pipeline replay FILE', or choose one with --version"
             )
         return replayed[-1]
 
@@ -90,7 +90,7 @@ class Kappa:
         return position_of(checkpoint_dir(self._registry.state_dir, self._pipeline, version))
 
     def behind(self, version: int) -> Behind:
-        """How far a version is behind the live one, or behind its inputs where that does not run."""
+        """How far a version is behind the live one, or behind its inputs if the live one isn't running."""
         live = self.live_version()
         wanted = self.position(live).planned
         if self._registry.running(self._pipeline, live) is None and not wanted:
@@ -125,7 +125,7 @@ class Kappa:
     # Switching
 
     def promote(self, version: int | None, launch: Launch, tell: Callable[[Step | str], None]) -> Switch:
-        """Let readers see a version; goes on with a promotion that was begun."""
+        """Switch readers to a version; resumes an unfinished promotion."""
         with self._one_at_a_time():
             switch = self._open("promote")
             if switch is None:
@@ -142,7 +142,7 @@ class Kappa:
         stored = self._registry.version(self._pipeline, version)
         is_running = self._registry.running(self._pipeline, version) is not None
         if is_running:
-            advice = f"it is on its way: see 'tidelog pipeline status {self._pipeline}'"
+            advice = f"it is catching up: see 'tidelog pipeline status {self._pipeline}'"
         else:
             advice = f"let it catch up with 'tidelog pipeline replay {stored.file if stored else 'FILE'}'"
         raise PipelineError(
@@ -151,11 +151,13 @@ class Kappa:
         )
 
     def rollback_target(self) -> int:
-        """The version from which readers were switched to the live one; PipelineError where it can't come back."""
+        """The version that was live before the current one; PipelineError if it can't come back."""
         live = self.live_version()
         done = [switch for switch in self._registry.switches(self._pipeline) if switch.outcome == "done"]
         if not done or done[-1].to_version != live:
-            raise PipelineError(f"version {live} of {self._pipeline} was live from the start: nothing to roll back to")
+            raise PipelineError(
+                f"version {live} of {self._pipeline} has been live from the start: there is nothing to roll back to"
+            )
         last = done[-1]
         if last.kind == "rollback":
             raise PipelineError(
@@ -171,10 +173,10 @@ class Kappa:
         kept = switch.data.get(KEPT, {})
         missing = [output.name for output in keyed_topics(pipeline) if output.name not in kept]
         if missing:
-            raise PipelineError(f"what version {version} had written to {missing[0]} was not kept")
+            raise PipelineError(f"the output of version {version} in {missing[0]} was not kept")
         at = self.position(version)
         if not at.done:
-            raise PipelineError(f"the checkpoint of version {version} of {pipeline.name} is not there any more")
+            raise PipelineError(f"the checkpoint of version {version} of {pipeline.name} no longer exists")
         with Admin(bootstrap_servers=self._bootstrap) as admin:
             topics = {topic.name for topic in admin.list_topics()}
             gone = [own for output in keyed_topics(pipeline) if (own := output.shadow(version).topic) not in topics]
@@ -186,16 +188,16 @@ class Kappa:
             position = at.done[each.topic][each.partition]
             if each not in first or first[each].offset > position:
                 raise PipelineError(
-                    f"version {version} of {pipeline.name} had read {each} up to offset {position}, and what follows "
-                    f"was deleted by retention: replay it from the start with 'tidelog pipeline replay'"
+                    f"version {version} of {pipeline.name} had read {each} up to offset {position}, but retention has "
+                    f"deleted records after that: replay it from the start with 'tidelog pipeline replay'"
                 )
 
     def rollback(
         self, launch: Launch, tell: Callable[[Step | str], None], wait_until_near: Callable[[int], None]
     ) -> Switch:
-        """Let readers see the version before; goes on with a rollback that was begun.
+        """Switch readers back to the previous version; resumes an unfinished rollback.
 
-        `wait_until_near` waits until the version that was launched has caught up.
+        `wait_until_near` waits until the launched version has caught up.
         """
         with self._one_at_a_time():
             switch = self._open("rollback")
@@ -209,21 +211,21 @@ class Kappa:
             return self._drive(switch, launch, tell)
 
     def abandon(self, kind: SwitchKind, launch: Launch) -> Switch:
-        """Give up a switch that was begun."""
+        """Abandon an unfinished switch."""
         with self._one_at_a_time():
             switch = self._open(kind)
             if switch is None:
-                raise PipelineError(f"there is no {kind} of {self._pipeline} to give up")
+                raise PipelineError(f"there is no {kind} of {self._pipeline} to abandon")
             with self._stage(switch, launch, lambda text: None) as stage:
                 return abandon(self._registry, switch, stage)
 
     def _open(self, kind: SwitchKind) -> Switch | None:
-        """The switch of this kind that was begun; another kind is in the way."""
+        """The unfinished switch of this kind; PipelineError if there is one of the other kind."""
         switch = self._registry.open_switch(self._pipeline)
         if switch is not None and switch.kind != kind:
             raise PipelineError(
-                f"a {switch.kind} of {self._pipeline} to version {switch.to_version} was begun: finish it with "
-                f"'tidelog pipeline {switch.kind} {self._pipeline}', or give it up with --abandon"
+                f"a {switch.kind} of {self._pipeline} to version {switch.to_version} is unfinished: finish it with "
+                f"'tidelog pipeline {switch.kind} {self._pipeline}', or abandon it with --abandon"
             )
         return switch
 
@@ -251,7 +253,7 @@ class Kappa:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise PipelineError(f"another process switches {self._pipeline} now") from None
+                raise PipelineError(f"another process is currently switching {self._pipeline}") from None
             yield
         finally:
             os.close(file)

@@ -1,9 +1,9 @@
-"""How fast a replay may go: a fixed rate, or one that gives way when the broker gets slower.
+"""How fast a replay may run: at a fixed rate, or at one that drops when the broker gets slower.
 
-What always holds: pure values, without a clock and without anybody being asked; a rate is never below `ROWS_PER_S_MIN`,
-so a replay goes on however slow the broker is; a rate that is not used is not raised. What counts as normal is measured
-while nothing is replayed, and again whenever the rate is the lowest: slowness that does not end then is not the
-replay's.
+What always holds: pure functions without a clock or I/O; the rate never falls below `ROWS_PER_S_MIN`, so a replay makes
+progress however slow the broker is; a rate that is not used up is not raised. The normal latency is measured before the
+replay starts, and again whenever the rate is at its minimum: if the broker is still slow then, the replay is not the
+cause.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# A replay that is held back as far as possible still ends some day, and a broker does not notice so many rows.
+# At the minimum rate a replay still ends some day, and a broker doesn't notice this many rows.
 ROWS_PER_S_MIN = 500.0
 ROWS_PER_S_START = 10_000.0
 ROWS_PER_S_MAX = 100_000_000.0
 
-# A broker is slower than normal when the tail of the probes is so many times, and so many milliseconds, above.
+# A broker counts as slower than normal if the tail of the probes exceeds the normal by this factor and this much.
 SLOWER_TIMES = 1.5
 SLOWER_MS = 2.0
-# What a rate becomes when the broker is slower, and how it grows when it is not: doubled until the first time that it
-# was too much, then by a share of what was too much.
+# How the rate changes: it is cut by this factor when the broker is slower, doubled until the first time it was too
+# high, and afterwards raised by a share of the rate that was too high.
 _DECREASE = 0.5
 _INCREASE_SHARE = 0.08
-# Of the allowed rows at least this share must have been read, or the limit was not what held the replay back.
+# If less than this share of the allowed rows was read, the limit is not what slowed the replay down.
 _USED_SHARE = 0.7
-# So many windows are looked at together: one that is slow may be anybody's doing. A change of the rate begins anew.
+# How many windows are evaluated together, because a single slow one may have any cause. A new rate starts over.
 _WINDOWS = 3
-# How fast a normal that was measured in bad times comes down again, by window.
+# How fast a normal latency that was measured in bad times comes down again, per window.
 _NORMAL_DECAY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The rate that is allowed now, and what it was derived from."""
+    """The rate that is currently allowed, and what it was derived from."""
 
     rows_per_s: float = ROWS_PER_S_START
     # The tail of the probes while nothing, or hardly anything, was replayed.
     normal_ms: float = 0.0
-    # The rate that was too much when the broker got slower last; None before.
+    # The rate that was too high the last time the broker got slower; None before that.
     too_much: float | None = None
     # The tails of the last windows at this rate.
     tails_ms: tuple[float, ...] = ()
 
     @property
     def slow_ms(self) -> float:
-        """From here on the broker counts as slower."""
+        """The latency above which the broker counts as slower."""
         return max(self.normal_ms * SLOWER_TIMES, self.normal_ms + SLOWER_MS)
 
 
 def tail_ms(probes_ms: Sequence[float]) -> float:
-    """What nine of ten probes stay below: one outlier in a window is nobody's fault."""
+    """The 90th percentile of the probes, which ignores single outliers in a window."""
     ordered = sorted(probes_ms)
     return ordered[min(math.ceil(len(ordered) * 0.9), len(ordered)) - 1]
 
 
 def adapted(pace: Pace, probes_ms: Sequence[float], used_rows_per_s: float) -> Pace:
-    """The pace after a window in which the probes took so long, and so many rows were read."""
+    """The pace after a window with these probe latencies and this many rows read per second."""
     if not probes_ms:
         return pace
     tails_ms = (*pace.tails_ms, tail_ms(probes_ms))[-_WINDOWS:]
@@ -82,26 +82,26 @@ def adapted(pace: Pace, probes_ms: Sequence[float], used_rows_per_s: float) -> P
 
 def _slower(pace: Pace, measured_ms: float, used_rows_per_s: float) -> Pace:
     if pace.rows_per_s <= ROWS_PER_S_MIN:
-        # So slow without the replay: that is normal now, and how much is too much is to be found anew.
+        # It is this slow without the replay, so that is normal now, and the highest good rate must be found again.
         return dataclasses.replace(pace, normal_ms=measured_ms, too_much=None, tails_ms=())
-    # Where less was read than allowed, that much was already too much.
+    # If less was read than allowed, even that was already too much.
     blamed = min(pace.rows_per_s, max(used_rows_per_s, ROWS_PER_S_MIN))
     lowered = max(blamed * _DECREASE, ROWS_PER_S_MIN)
     return dataclasses.replace(pace, rows_per_s=lowered, too_much=blamed, tails_ms=())
 
 
 def rows_of_batch(rows_per_s: float, trigger_s: float, batch_s: float) -> int:
-    """How many rows a micro-batch may have, so that a rate holds: batches begin a trigger apart, or one after another.
+    """How many rows a micro-batch may have to keep to a rate; batches start a trigger apart, or back to back.
 
-    A batch that takes longer than the trigger delays the next one, which may then have more rows; not without end, as
-    it would take longer still.
+    A batch that takes longer than the trigger delays the next one, which may then have more rows. This is bounded,
+    because the next one would take even longer.
     """
     interval_s = min(max(trigger_s, batch_s, 0.1), max(trigger_s, 5.0))
     return max(int(rows_per_s * interval_s), 1)
 
 
 def seconds_left(rows_left: int, rows_per_s: float, arriving_rows_per_s: float = 0.0) -> float | None:
-    """How long it takes to catch up; None when it never does at this rate."""
+    """How long it takes to catch up; None if it never will at this rate."""
     if rows_left <= 0:
         return 0.0
     gained = rows_per_s - arriving_rows_per_s

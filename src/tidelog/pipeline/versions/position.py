@@ -1,8 +1,8 @@
-"""Where a version's checkpoint stands, read from Spark's own files.
+"""Reads the position of a version from the files of Spark's checkpoint.
 
-What always holds: reading disturbs no query that runs; a checkpoint that is not there stands nowhere, which is clean.
-Of several queries, and of inputs that share a topic, the one that is least far counts for what is done and the one that
-is farthest for what is planned.
+What always holds: reading doesn't disturb a running query; a missing checkpoint has no position and counts as clean. If
+there are several queries, or inputs that share a topic, the one furthest behind decides what is done, and the one
+furthest ahead what is planned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def checkpoint_dir(state_dir: str | os.PathLike[str], pipeline: str, version: in
 
 
 def position_of(directory: Path) -> Position:
-    """The position of all queries that keep their checkpoints below a directory."""
+    """The combined position of all queries with checkpoints below a directory."""
     done: dict[str, dict[int, int]] = {}
     planned: dict[str, dict[int, int]] = {}
     is_clean = True
@@ -40,12 +40,12 @@ def position_of(directory: Path) -> Position:
 
 
 def _numbers(directory: Path) -> list[int]:
-    """The batches that have a file; others, as half-written ones, have names that are no numbers."""
+    """The batches that have a file; other files, such as half-written ones, don't have numeric names."""
     return sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
 
 
 def _read_offsets(file: Path) -> Iterator[tuple[str, int, int]]:
-    """A file has a version, a line about the batch, and a line for each source: its offsets, or '-' for none yet."""
+    """A file has a version, a line about the batch, and a line for each source: its offsets, or '-' if it has none."""
     for line in file.read_text(encoding="utf-8").splitlines()[2:]:
         document = json.loads(line) if line.startswith("{") else {}
         for topic, partitions in document.items():

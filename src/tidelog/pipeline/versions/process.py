@@ -1,7 +1,7 @@
-"""Processes of versions: this one, which runs a version on Spark in one role after another, or one in the background.
+"""Runs a version on Spark, in one role after another: in this process, or in one in the background.
 
-What always holds: Spark is started once a process; a process in the background is told everything by its arguments and
-writes to a log file of its version. It is started as `python -m tidelog.pipeline.versions.process`.
+What always holds: each process starts Spark once; a background process gets everything from its arguments and writes to
+a log file of its version. It is started as `python -m tidelog.pipeline.versions.process`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
     from tidelog.pipeline.runner import PipelineRun
 
-# A batch takes its time of the processor however few rows it has: with one a second the slowest of a hundred requests
-# to a broker on the same machine took 20 to 48 ms, with one in five seconds 14 to 17 ms, at about the same rate.
+# A batch costs CPU time however few rows it has: with one batch per second, the slowest of a hundred requests to a
+# broker on the same machine took 20 to 48 ms; with one in five seconds, 14 to 17 ms, at about the same rate.
 YIELDING_TRIGGER_S = 5
 _LOG_FILE = "background.log"
 STATUS_FILE = "replay-status.json"
-"""Where the process of a replay tells others how far it is."""
+"""The file in which the process of a replay reports its progress."""
 
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """How a version is run, whoever runs it."""
+    """How to run a version."""
 
     state_dir: Path
     bootstrap: str
@@ -88,7 +88,7 @@ class VersionProcess:
         self.is_caught_up = False
 
     def run(self, role: Role, *, handle_signals: bool = False) -> None:
-        """Begin in this role; RegistryError, before Spark is started, when the version can't have it."""
+        """Start in this role; raises RegistryError before Spark is started if the version can't have it."""
         name, version = self._pipeline.name, self._pipeline.version
         with Registry(self._settings.state_dir) as registry:
             source = self._file.read_text(encoding="utf-8")
@@ -101,7 +101,7 @@ class VersionProcess:
                 self._spark.stop()
 
     def _replayed(self) -> Pipeline:
-        """As it runs beside the live one: over everything, and in few batches where it gives way to live traffic."""
+        """The pipeline as it is replayed: from the start, and with fewer batches if it yields to live traffic."""
         pipeline = from_the_start(self._pipeline)
         if self._settings.limits.yields_to_live and interval_seconds(pipeline.trigger, "trigger") < YIELDING_TRIGGER_S:
             pipeline = dataclasses.replace(pipeline, trigger=f"{YIELDING_TRIGGER_S} seconds")
@@ -128,7 +128,7 @@ class VersionProcess:
             tell=self._tell,
         )
         if self._spark is None:
-            self._tell(f"starting Spark; what it prints is in {run.log_file}")
+            self._tell(f"starting Spark; its output is in {run.log_file}")
             self._spark = run.open_session()
             run = self._make_run(role)
         return run
@@ -171,7 +171,7 @@ def version_home(state_dir: Path, pipeline: str, version: int) -> Path:
 
 
 class BackgroundProcess:
-    """A version's process that goes on when this one ends."""
+    """A process of a version that keeps running when this one exits."""
 
     def __init__(self, settings: ProcessSettings, pipeline: str, version: int, role: Role) -> None:
         self.version = version
@@ -184,7 +184,7 @@ class BackgroundProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C at the terminal is not meant for it
+                start_new_session=True,  # so that Ctrl-C in the terminal doesn't reach it
             )
 
     @property
@@ -192,16 +192,16 @@ class BackgroundProcess:
         return self._process.pid
 
     def check(self) -> None:
-        """PipelineError when it has ended."""
+        """Raise PipelineError if it has exited."""
         code = self._process.poll()
         if code is not None:
             lines = self.log_file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             last = f": {lines[-1]}" if lines and code else ""
-            raise PipelineError(f"the process of version {self.version} has ended{last}; see {self.log_file}")
+            raise PipelineError(f"the process of version {self.version} has exited{last}; see {self.log_file}")
 
 
 class Launcher:
-    """Starts processes in the background, one a version; see `switch_stage.Launch`."""
+    """Starts background processes, one per version; see `switch_stage.Launch`."""
 
     def __init__(self, settings: ProcessSettings, registry: Registry, pipeline: str) -> None:
         self._settings = settings
@@ -219,7 +219,7 @@ class Launcher:
 
 
 def main(arguments: list[str]) -> int:
-    """Host a version as the arguments say."""
+    """Host the version given by the arguments."""
     name, version, role, text = arguments
     settings = ProcessSettings.from_json(text)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

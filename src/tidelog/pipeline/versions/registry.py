@@ -1,9 +1,9 @@
-"""The registry of pipelines: one SQLite file in the state directory that all commands and all runs share.
+"""The registry of pipelines: one SQLite file in the state directory that all commands and runs share.
 
-What always holds: every change is one transaction, so whoever dies leaves it as it was before or after; readers never
-wait for a writer nor a writer for readers (write-ahead log), and writers wait for each other for milliseconds. At most
-one version of a pipeline is live, and at most one switch of a pipeline is open. A run is alive as long as its process
-holds the lock of its version (`RunLock`), which the system takes away from the dead.
+What always holds: every change is one transaction, so a crash leaves the state before or after it; readers and writers
+never wait for each other (write-ahead log), and writers wait for other writers only milliseconds. At most one version
+of a pipeline is live, and at most one switch of a pipeline is open. A run is alive as long as its process holds the
+lock of its version (`RunLock`), which the system releases when the process dies.
 
     registry = Registry(state_dir)
     registry.note_version("revenue", 1, file="shop.py", source=text)
@@ -13,7 +13,7 @@ holds the lock of its version (`RunLock`), which the system takes away from the 
         if registry.stop_requested(run_id): ...             # polled by the run
         registry.end_run(run_id, "stopped")
 
-It starts and ends no process.
+It doesn't start or stop processes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from tidelog.pipeline.versions.registry_rows import (
 from tidelog.pipeline.versions.run_lock import RunLock
 
 FILE_NAME = "registry.db"
-# Other writers hold the file for milliseconds; one that waits longer than this waits for somebody who hangs.
+# Other writers hold the file for milliseconds; if we wait longer than this, one of them hangs.
 _BUSY_TIMEOUT_S = 30.0
-# The lock of a run on another host can't be seen; a run tells that it is there at least every few seconds.
+# We can't see the lock of a run on another host; instead, a run sends a heartbeat at least every few seconds.
 _REMOTE_HEARTBEAT_MS_MAX = 60_000
 _USER_VERSION = 1
 
@@ -76,7 +76,7 @@ CREATE INDEX IF NOT EXISTS events_by_pipeline ON events(pipeline);
 
 
 class RegistryError(PipelineError):
-    """The registry refuses; the text is one line that says why and what to do."""
+    """The registry rejects a request; the message is one line that says why and what to do."""
 
 
 class Registry:
@@ -115,7 +115,7 @@ class Registry:
     # Versions
 
     def note_version(self, pipeline: str, version: int, *, file: str, source: str) -> None:
-        """A version that is about to be run, with its file as it is now."""
+        """Record a version that is about to run, with the current contents of its file."""
         now_ms = self._now_ms()
         with self._transaction() as cursor:
             cursor.execute("INSERT INTO pipelines(name) VALUES (?) ON CONFLICT DO NOTHING", (pipeline,))
@@ -146,17 +146,17 @@ class Registry:
         return next((row for row in self.versions(pipeline) if row.version == version), None)
 
     def live_version(self, pipeline: str) -> int | None:
-        """The version that readers see; None before the first run."""
+        """The version that readers see, or None before the first run."""
         rows = self._rows("SELECT live_version FROM pipelines WHERE name = ?", pipeline)
         return rows[0]["live_version"] if rows else None
 
     # Runs
 
     def start_run(self, pipeline: str, version: int, role: Role, *, spark_url: str | None = None) -> int:
-        """Note a run of this process; its id. Take the version's `RunLock` before, and note the version.
+        """Record a run of this process, and return its id. Take the version's `RunLock` and record the version first.
 
-        The first live run of a pipeline makes its version the live one. RegistryError for a live run of a version that
-        is not the live one, for a shadow of the one that is, and for what is in the way of an open switch.
+        The first live run of a pipeline makes its version the live one. Raises RegistryError for a live run of a
+        version that isn't live, for a shadow of the one that is, and for a run that conflicts with an open switch.
         """
         now_ms = self._now_ms()
         with self._transaction() as cursor:
@@ -168,7 +168,7 @@ class Registry:
                 )
                 if cursor.rowcount:
                     self._tell(cursor, pipeline, "first-live", version=version)
-            # Whoever holds the lock of the version is the only run of it: others that are open have died.
+            # We hold the lock of the version, so any other run of it that is still open has died.
             died = "UPDATE runs SET ended_ms = heartbeat_ms, outcome = 'killed' WHERE ended_ms IS NULL"
             cursor.execute(f"{died} AND pipeline = ? AND version = ?", (pipeline, version))
             cursor.execute(
@@ -193,7 +193,7 @@ class Registry:
             return run_id
 
     def check_role(self, pipeline: str, version: int, role: Role) -> None:
-        """RegistryError where `start_run` would refuse it now."""
+        """Raise RegistryError if `start_run` would reject it now."""
         with self._transaction() as cursor:
             self._check_role(cursor, pipeline, version, role)
 
@@ -212,10 +212,10 @@ class Registry:
             if live == version:
                 raise RegistryError(
                     f"version {version} of {pipeline} is the live one; give the new code another version in its file, "
-                    f"then 'tidelog pipeline replay' runs it beside version {version}"
+                    f"then run it beside version {version} with 'tidelog pipeline replay'"
                 )
             return
-        # A version that never finished a batch, and does not run, has no readers: any other may be the first.
+        # A version that has never finished a batch and isn't running has no readers, so any other may be the first.
         is_used = live is not None and (
             self._has_processed(cursor, pipeline, live) or self.running(pipeline, live) is not None
         )
@@ -227,7 +227,7 @@ class Registry:
         if switch is not None and switch.from_version == version and switch.is_old_stopped:
             raise RegistryError(
                 f"{pipeline} is being switched from version {version} to {switch.to_version}: finish it with "
-                f"'tidelog pipeline {switch.kind} {pipeline}', or give it up with "
+                f"'tidelog pipeline {switch.kind} {pipeline}', or abandon it with "
                 f"'tidelog pipeline {switch.kind} {pipeline} --abandon'"
             )
 
@@ -237,7 +237,7 @@ class Registry:
         return cursor.execute(statement, (pipeline, version)).fetchone() is not None
 
     def note_progress(self, run_id: int, progress: Progress) -> None:
-        """How far the run is after a batch; also tells that it is alive."""
+        """Record the progress of a run after a batch, and that it is alive."""
         with self._transaction() as cursor:
             row = cursor.execute(
                 "UPDATE runs SET progress = ?, heartbeat_ms = ? WHERE run_id = ? RETURNING pipeline, version",
@@ -254,7 +254,7 @@ class Registry:
             cursor.execute("UPDATE runs SET spark_url = ? WHERE run_id = ?", (spark_url, run_id))
 
     def beat(self, run_id: int) -> None:
-        """Tell that a run without batches is alive, for those on other hosts."""
+        """Record that a run without batches is alive, for processes on other hosts."""
         with self._transaction() as cursor:
             cursor.execute("UPDATE runs SET heartbeat_ms = ? WHERE run_id = ?", (self._now_ms(), run_id))
 
@@ -270,7 +270,7 @@ class Registry:
                 self._tell(cursor, row["pipeline"], outcome, version=row["version"], run_id=run_id, details=details)
 
     def request_stop(self, run_id: int, reason: str = "a user asked for it") -> None:
-        """Ask a run to end at its next batch boundary."""
+        """Ask a run to stop at its next batch boundary."""
         with self._transaction() as cursor:
             cursor.execute(
                 "UPDATE runs SET stop_requested_ms = ?, stop_reason = ? WHERE run_id = ? AND stop_requested_ms IS NULL",
@@ -287,7 +287,7 @@ class Registry:
         return _run(rows[0])
 
     def runs(self, pipeline: str, version: int | None = None) -> list[Run]:
-        """All runs, oldest first, also of the dead."""
+        """All runs, oldest first, including dead ones."""
         if version is None:
             rows = self._rows("SELECT * FROM runs WHERE pipeline = ? ORDER BY run_id", pipeline)
         else:
@@ -296,7 +296,7 @@ class Registry:
         return [_run(row) for row in rows]
 
     def running(self, pipeline: str, version: int) -> Run | None:
-        """The run of a version whose process lives."""
+        """The run of a version whose process is alive."""
         rows = self._rows(
             "SELECT * FROM runs WHERE pipeline = ? AND version = ? AND ended_ms IS NULL ORDER BY run_id DESC LIMIT 1",
             pipeline,
@@ -312,20 +312,20 @@ class Registry:
     # Switches
 
     def begin_switch(self, pipeline: str, kind: SwitchKind, to_version: int, step: str) -> Switch:
-        """Open a switch from the live version; RegistryError while another is open."""
+        """Open a switch from the live version; raises RegistryError if another one is open."""
         now_ms = self._now_ms()
         with self._transaction(survives_power_cut=True) as cursor:
             switch = self._open_switch(cursor, pipeline)
             if switch is not None:
                 raise RegistryError(
-                    f"{pipeline} is being switched from version {switch.from_version} to {switch.to_version} already; "
+                    f"{pipeline} is already being switched from version {switch.from_version} to {switch.to_version}; "
                     f"finish it with 'tidelog pipeline {switch.kind} {pipeline}'"
                 )
             row = cursor.execute("SELECT live_version FROM pipelines WHERE name = ?", (pipeline,)).fetchone()
             if row is None or row["live_version"] is None:
                 raise RegistryError(f"no version of {pipeline} is live; start one with 'tidelog pipeline run'")
             if row["live_version"] == to_version:
-                raise RegistryError(f"version {to_version} of {pipeline} is live already")
+                raise RegistryError(f"version {to_version} of {pipeline} is already live")
             cursor.execute(
                 "INSERT INTO switches(pipeline, kind, from_version, to_version, step, data, started_ms, updated_ms, "
                 "user, host) VALUES (?, ?, ?, ?, ?, '{}', ?, ?, ?, ?)",
@@ -346,10 +346,10 @@ class Registry:
         live_version: int | None = None,
         outcome: SwitchOutcome | None = None,
     ) -> Switch:
-        """Note that a step is done and which comes next, with what was found out.
+        """Record that a step is done and which one comes next, along with its results.
 
-        `live_version` says which version readers see from now on; `outcome` ends the switch. RegistryError when
-        somebody else has gone on with it meanwhile.
+        `live_version` is the version that readers see from now on; `outcome` ends the switch. Raises RegistryError if
+        another command has advanced it in the meantime.
         """
         now_ms = self._now_ms()
         merged = {**switch.data, **(data or {})}
@@ -369,7 +369,7 @@ class Registry:
             ).rowcount
             if not changed:
                 raise RegistryError(
-                    f"another command has gone on with switch {switch.switch_id} of {switch.pipeline}; "
+                    f"another command has continued switch {switch.switch_id} of {switch.pipeline}; "
                     f"see 'tidelog pipeline history {switch.pipeline}'"
                 )
             if live_version is not None:
@@ -411,7 +411,7 @@ class Registry:
     # History
 
     def history(self, pipeline: str) -> list[Event]:
-        """Everything that was noted about a pipeline, oldest first."""
+        """All recorded events of a pipeline, oldest first."""
         return [_event(row) for row in self._rows("SELECT * FROM events WHERE pipeline = ? ORDER BY 1", pipeline)]
 
     def _tell(
@@ -445,10 +445,10 @@ class Registry:
 
     @contextmanager
     def _transaction(self, *, survives_power_cut: bool = False) -> Iterator[sqlite3.Cursor]:
-        """All or nothing, and nobody else writes meanwhile.
+        """A write transaction that excludes other writers.
 
-        A killed process loses nothing of what was committed; a power cut may take the latest progress, but not the
-        steps of a switch, which cost an fsync each.
+        Committed data survives a killed process. A power cut may lose the latest progress, but not the steps of a
+        switch, which are synced to disk one by one.
         """
         with self._guard:
             cursor = self._connection.cursor()
@@ -486,5 +486,5 @@ def _event(row: sqlite3.Row) -> Event:
 def _user_name() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a process whose user has no name, as in some containers
+    except (OSError, KeyError):  # the user has no name, as in some containers
         return str(os.getuid())

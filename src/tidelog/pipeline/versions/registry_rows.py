@@ -1,7 +1,7 @@
-"""What the registry of pipelines keeps, as values: versions, runs with their progress, switches, events.
+"""The entries of the registry of pipelines, as plain values: versions, runs with their progress, switches, events.
 
-What always holds: they are read once and never change; offsets are by topic and partition, and mean the next offset to
-read, as everywhere in Kafka; times are milliseconds since 1970.
+What always holds: they are immutable; offsets are by topic and partition, and are the next offset to read, as
+everywhere in Kafka; times are in milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Role = Literal["live", "shadow"]
-"""Whether a run writes where readers look, or beside it."""
+"""Whether a run writes to the declared outputs, or to its own locations beside them."""
 
 RunOutcome = Literal["stopped", "failed", "killed"]
 SwitchKind = Literal["promote", "rollback"]
@@ -30,23 +30,23 @@ class Progress:
     """How far a run is, as of its latest micro-batch."""
 
     batch_id: int = -1
-    # Since this run began.
+    # Since the start of this run.
     rows: int = 0
     rows_per_s: float = 0.0
     batch_ms: int = 0
-    # Where each input partition stands after the batch, and where it ended when it was last asked.
+    # The position in each input partition after the batch, and its end offset when it was last looked up.
     processed: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
     state_rows: int = 0
     state_bytes: int = 0
-    # Rows that went to the dead-letter topic since this run began.
+    # Rows written to the dead-letter topic since the start of this run.
     dead_letters: int = 0
-    # Whatever else a run wants to show; it must be JSON.
+    # Anything else that a run wants to show; it must be JSON.
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lag(self) -> dict[str, dict[int, int]]:
-        """Rows that wait in each input partition."""
+        """The number of unprocessed rows in each input partition."""
         return {
             topic: {
                 partition: max(end - self.processed.get(topic, {}).get(partition, 0), 0)
@@ -76,11 +76,11 @@ class Version:
 
     pipeline: str
     version: int
-    # The file as it was given, and a copy of its text: the file itself goes on to the next version.
+    # The file as it was given, and a copy of its source, because the file itself moves on to the next version.
     file: str
     source: str
     created_ms: int
-    # Where its inputs stand, kept when no run is there.
+    # Its position in the inputs, which is kept when it isn't running.
     processed: Offsets
     is_live: bool
 
@@ -108,18 +108,18 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Not told to have ended; whether its process lives is another question (`Registry.running`)."""
+        """Whether it has not been recorded as ended; its process may still have died (`Registry.running`)."""
         return self.ended_ms is None
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it has got over its start: it beats from the moment on when it waits for rows."""
+        """Whether it has started up: it sends heartbeats from the moment it waits for rows."""
         return self.progress.batch_id >= 0 or self.heartbeat_ms > self.started_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """The readers' way from one version to another, step by step."""
+    """A switch of readers from one version to another, step by step."""
 
     switch_id: int
     pipeline: str
@@ -127,7 +127,7 @@ class Switch:
     from_version: int
     to_version: int
     step: str
-    # What the steps found out: offsets, counts.
+    # The results of the steps: offsets, counts.
     data: Mapping[str, Any]
     started_ms: int
     updated_ms: int
@@ -142,7 +142,7 @@ class Switch:
 
     @property
     def is_old_stopped(self) -> bool:
-        """Whether the old version has ended for it; until then it may be started again to end its last batch."""
+        """Whether the old version has stopped for it; until then, it may be restarted to finish its last batch."""
         return OLD_OFFSETS in self.data
 
 
@@ -167,7 +167,7 @@ def offsets_to_json(offsets: Offsets) -> str:
 
 
 def offsets_from_json(value: object) -> dict[str, dict[int, int]]:
-    """JSON has only texts as names: partitions become numbers again."""
+    """Offsets from JSON, in which partitions are strings."""
     document = json.loads(value) if isinstance(value, str) else value
     if not isinstance(document, dict):
         raise ValueError(f"offsets are an object of topics, not {value!r}")
@@ -175,7 +175,7 @@ def offsets_from_json(value: object) -> dict[str, dict[int, int]]:
 
 
 def has_reached(processed: Offsets, wanted: Offsets) -> bool:
-    """Whether every partition that is wanted has been processed up to its offset."""
+    """Whether every wanted partition has been processed up to its offset."""
     return all(
         processed.get(topic, {}).get(partition, 0) >= offset
         for topic, partitions in wanted.items()

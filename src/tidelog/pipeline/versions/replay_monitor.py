@@ -1,12 +1,12 @@
-"""Watches a replay: how far it is and how long it will take, and holds it to its pace.
+"""Monitors a replay: its progress and the time left, and keeps it to its rate.
 
-What always holds: one thread, for as long as the `with` block lasts; the limit is written to the file that the source
-reads before each micro-batch, never after a stop was asked for. A broker that does not answer does not end a replay.
+What always holds: it uses one thread for the duration of the `with` block; it writes the limit to the file that the
+source reads before each micro-batch, but never after a stop was requested. A broker that doesn't respond doesn't end a
+replay.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
@@ -19,29 +19,31 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from tidelog import Admin, TopicPartition
-from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.admin.types import OffsetSpec
 from tidelog.client.errors import ClientError
 from tidelog.pipeline.topics import end_offsets
 from tidelog.pipeline.versions.pacing import Pace, adapted, rows_of_batch, seconds_left, tail_ms
 from tidelog.pipeline.versions.registry_rows import Offsets, Progress, offsets_from_json
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WINDOW_S = 1.0
 _PROBES = 20
-# What the normal latency is taken from, before the replay begins.
+# How many probes measure the normal latency, before the replay starts.
 _NORMAL_PROBES = 60
-# Without a limit, batches have as many rows as take about so long: progress can be told, and little is done again after
-# a crash.
+# Without a limit, batches are sized to take about this long, so that there is progress to show and little to repeat
+# after a crash.
 _BATCH_S = 5.0
 _BATCH_ROWS_START = 200_000
 _BATCH_ROWS_MAX = 50_000_000
-# A replay that needs at most this long for what waits has caught up: so much waits for a live run, too.
+# The minimum latency that a failed probe counts as. No broker takes this long to respond to a probe.
+FAILED_PROBE_MS = 10_000.0
+# A replay that needs at most this long for its backlog has caught up: a live run has a similar backlog.
 CAUGHT_UP_S = 3.0
 
 
 class WatchedRun(Protocol):
-    """What is looked at; `runner.PipelineRun` is one."""
+    """The run to monitor; `runner.PipelineRun` implements it."""
 
     progress: Progress
 
@@ -50,17 +52,17 @@ class WatchedRun(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatus:
-    """How far a replay is; rows are offsets of its inputs."""
+    """The progress of a replay; rows are offsets of its inputs."""
 
     rows_done: int
     rows_total: int
     rows_per_s: float
-    # None when it will never catch up at this rate.
+    # None if it will never catch up at this rate.
     seconds_left: float | None
-    # The rows that arrive, and the highest rate of this run.
+    # The rate at which rows arrive, and the highest rate of this run.
     arriving_rows_per_s: float = 0.0
     rows_per_s_max: float = 0.0
-    # The rate that is allowed now, and what the broker's latency was; None without a limit, without probes.
+    # The rate that is currently allowed, and the broker's latency; None without a limit or without probes.
     limit_rows_per_s: float | None = None
     latency_ms: float | None = None
 
@@ -70,18 +72,18 @@ class ReplayStatus:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether no more waits than arrives, or can be read, in the time that a live run takes for a batch or two."""
+        """Whether the backlog is no more than what arrives, or can be read, in a batch or two of a live run."""
         return self.rows_left <= CAUGHT_UP_S * max(self.arriving_rows_per_s, self.rows_per_s_max)
 
     @property
     def is_at_the_end(self) -> bool:
-        """Whether all was read, but for what has just arrived."""
+        """Whether everything has been read, except for what has only just arrived."""
         return self.rows_left <= CAUGHT_UP_S * self.arriving_rows_per_s
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How a replay is held back: by a rate, by the broker's latency, or not at all."""
+    """What limits a replay: a rate, the broker's latency, or nothing."""
 
     max_rate: float | None = None
     yields_to_live: bool = False
@@ -92,7 +94,7 @@ class Limits:
 
 
 class ReplayMonitor:
-    """Accompanies one run of a replay; use it with `with`."""
+    """Monitors one run of a replay; use it in a `with` statement."""
 
     def __init__(
         self,
@@ -124,8 +126,9 @@ class ReplayMonitor:
 
     def __enter__(self) -> Self:
         if self._limits.yields_to_live:
-            normal_ms = tail_ms(self._probe(_NORMAL_PROBES) or [0.0])
-            self._pace = Pace(self._pace.rows_per_s, normal_ms)
+            # Only successful probes show what is normal; if there are none, everything counts as slower for now.
+            answered_ms = [taken for taken in self._probe(_NORMAL_PROBES) if taken < FAILED_PROBE_MS]
+            self._pace = Pace(self._pace.rows_per_s, tail_ms(answered_ms or [0.0]))
         self._write_limit()
         self._thread.start()
         return self
@@ -145,7 +148,7 @@ class ReplayMonitor:
                 starts, ends = self._starts(), end_offsets(self._admin, self._known_topics())
             except ClientError as error:
                 if not is_told:
-                    log.warning("how far the replay is can't be told: %s", error)
+                    logger.warning("can't determine the progress of the replay: %s", error)
                     is_told = True
                 self._is_over.wait(_WINDOW_S)
                 continue
@@ -184,13 +187,13 @@ class ReplayMonitor:
             self._run.request_stop()
 
     def _used_rows_per_s(self, measured: float) -> float:
-        """The rate of the last batch, which begins a trigger after the one before; windows may have none, or two."""
+        """The rate of the last batch, because a window may contain no batch or two; batches start a trigger apart."""
         progress = self._run.progress
         rows = progress.details.get("input_rows")
         return measured if rows is None else rows / max(self._trigger_s, progress.batch_ms / 1000, 0.001)
 
     def _is_resting(self) -> bool:
-        """Whether the run has put a stop to its source, to end between two batches."""
+        """Whether the run has paused its source in order to stop between two batches."""
         if not self._is_over.is_set() and self._limit_file.read_text(encoding="utf-8") == "0":
             self._is_over.set()
         return self._is_over.is_set()
@@ -208,26 +211,32 @@ class ReplayMonitor:
         os.replace(temporary, self._limit_file)
 
     def _probe(self, count: int) -> list[float]:
-        """How long a small request takes that every broker answers in the order in which it came, in milliseconds."""
+        """The latency in milliseconds of a small request, which every broker handles in the order of arrival.
+
+        A failed request counts as slow: a broker that rejects requests or doesn't respond should not get more work.
+        """
         taken: list[float] = []
         topic = next(iter(self._known_topics()), None)
         if topic is None:  # a pattern, before the first batch
             return taken
         for _ in range(count):
             began_s = time.perf_counter()
-            with contextlib.suppress(ClientError):
+            try:
                 self._admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.LATEST}).raise_for_errors()
                 taken.append((time.perf_counter() - began_s) * 1000)
+            except ClientError as error:
+                taken.append(max((time.perf_counter() - began_s) * 1000, FAILED_PROBE_MS))
+                logger.info("a probe of the broker failed and counts as slow: %s", error)
             if self._is_over.wait(_WINDOW_S / count / 2):
                 break
         return taken
 
     def _known_topics(self) -> list[str]:
-        """Those that the pipeline names, and those that its patterns have found."""
+        """The topics that the pipeline names, plus those that its patterns have matched."""
         return sorted({*self._topics, *self._run.progress.processed})
 
     def _starts(self) -> Offsets:
-        """Where the inputs began; by input, of which several may read a topic."""
+        """Where the inputs started; if several inputs read a topic, the lowest offset counts."""
         try:
             by_input: Mapping[str, object] = json.loads(self._starts_file.read_text(encoding="utf-8"))
         except FileNotFoundError:

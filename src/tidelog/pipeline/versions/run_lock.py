@@ -1,7 +1,7 @@
-"""The lock that keeps two runs of one version of a pipeline apart.
+"""The lock that prevents two runs of the same version of a pipeline.
 
-What always holds: it belongs to a process, which loses it when it dies, however it dies; no file has to be cleaned up.
-It says nothing about processes on other hosts.
+What always holds: it belongs to a process, which loses it however it dies; there are no files to clean up. It doesn't
+cover processes on other hosts.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Self
 
 from tidelog.pipeline.errors import AlreadyRunningError
 
-# Whoever looks whether it is held has it for some microseconds.
+# A process that checks whether the lock is held takes it for a few microseconds.
 _ATTEMPTS = 5
 _ATTEMPT_INTERVAL_S = 0.01
 
 
 class RunLock:
-    """The lock of `<state>/<pipeline>/v<version>`; use it with `with`.
+    """The lock of `<state>/<pipeline>/v<version>`; use it in a `with` statement.
 
-    A process that runs a version several times, in one role after another, holds the lock `host` meanwhile.
+    A process that runs a version several times, in one role after another, holds the lock `host` all the time.
     """
 
     def __init__(self, state_dir: str | os.PathLike[str], pipeline: str, version: int, name: str = "lock") -> None:
@@ -30,7 +30,7 @@ class RunLock:
         self._file: int | None = None
 
     def try_acquire(self) -> bool:
-        """Take it; False when another process, or another lock of this one, has it."""
+        """Take the lock; returns False if another process, or another lock object of this one, holds it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if not _lock(file):
@@ -47,7 +47,7 @@ class RunLock:
             self._file = None
 
     def is_held(self) -> bool:
-        """Whether anybody has it now."""
+        """Whether any process holds it now."""
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A version's code, also when its file has gone on to the next version.
+"""Loads the code of a version, even if its file has moved on to the next version.
 
-What always holds: the registry has the text that a version was run with last; where the file still has that text it is
-loaded itself, else a copy of the text in the version's own directory, with the file's directory on the path. Modules
-that the file imports are not kept.
+What always holds: the registry has the source that a version last ran with. If the file still has that source, the file
+itself is loaded; otherwise a copy of the source in the version's own directory, with the file's directory on the path.
+Modules that the file imports are not kept.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tidelog.pipeline.versions.registry_rows import Version
 
 
 def source_file(registry: Registry, version: Version) -> Path:
-    """The file that declares a version: its own, or a copy of what it was."""
+    """The file that declares a version: the original, or a copy of what it contained."""
     file = Path(version.file)
     if file.is_file() and file.read_text(encoding="utf-8") == version.source:
         return file
     if not version.source:
         raise PipelineError(
-            f"the file of version {version.version} of {version.pipeline} is not known: it was run from Python"
+            f"the file of version {version.version} of {version.pipeline} is unknown, because it was run from Python"
         )
-    # A name of its own: two versions of one file may be loaded in one process.
+    # A unique name, because two versions of one file may be loaded in one process.
     name = f"{module_name_of(file)}_v{version.version}.py"
     copy = registry.state_dir / version.pipeline / f"v{version.version}" / "source" / name
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def source_file(registry: Registry, version: Version) -> Path:
 
 
 def load_version(registry: Registry, pipeline: str, number: int) -> tuple[Pipeline, Path]:
-    """A version that has been run, and the file that it was loaded from."""
+    """A version that has run before, and the file that it was loaded from."""
     version = registry.version(pipeline, number)
     if version is None:
         known = ", ".join(str(each.version) for each in registry.versions(pipeline)) or "none"
@@ -52,7 +52,7 @@ def load_version(registry: Registry, pipeline: str, number: int) -> tuple[Pipeli
 
 
 def from_the_start(pipeline: Pipeline) -> Pipeline:
-    """The same pipeline over the whole of its inputs; offsets that its file gives by number stay."""
+    """The same pipeline, but reading its inputs from the start; numeric offsets in its file are kept."""
     inputs = {
         name: dataclasses.replace(declared, starting="earliest")
         if isinstance(declared, TopicInput) and not isinstance(declared.starting, Mapping)

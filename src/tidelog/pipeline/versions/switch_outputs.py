@@ -1,8 +1,8 @@
-"""The outputs of a switch: what each holds before and after, and how readers get from one to the other.
+"""The outputs of a switch: their contents before and after, and how readers are moved from one to the other.
 
-What always holds: keyed topics change together in one transaction, then the pointers of tables move, one after another;
-both can be done again and nothing is written twice. What the old version had written is kept in files until it is in
-topics of its own. A topic without keys can't be switched: its readers hold positions, and what they have read can't be
+What always holds: keyed topics change together in one transaction, then the table pointers move, one after another;
+both can be repeated without writing anything twice. The old version's output is kept in files until it is in topics of
+its own. A topic without keys can't be switched: its consumers hold positions, and what they have read can't be
 replaced.
 """
 
@@ -27,7 +27,7 @@ from tidelog.pipeline.versions.contents import Contents, Counts, Same
 from tidelog.pipeline.versions.topic_reader import Tell, TopicReader
 from tidelog.pipeline.versions.topic_switch import TopicChange, TopicSwitch, unstable_partitions
 
-# The transactions of a version that has ended are ended by it or, when it died, by its next run or its time-out.
+# A version ends its own transactions; if it died, its next run or the transaction timeout does.
 _SETTLE_S_MAX = 120.0
 _LOOK_S = 0.05
 
@@ -41,18 +41,18 @@ def tables(pipeline: Pipeline) -> list[TableOutput]:
 
 
 def check_switchable(pipeline: Pipeline) -> None:
-    """Refuse a pipeline with an output whose readers can't be switched."""
+    """Raise PipelineError if readers of one of the outputs can't be switched."""
     for output in pipeline.outputs:
         if isinstance(output, TopicOutput) and output.mode != "upsert":
             raise PipelineError(
-                f"output {output.name} of {pipeline.name} is a topic that is appended to: what its readers have read "
-                f"can't be replaced, and records without keys can't be told apart. Give it mode='upsert' with a key; "
-                f"or run the new version under another name into another topic, and let readers move to that one"
+                f"output {output.name} of {pipeline.name} is an append-only topic: what its readers have already read "
+                f"can't be replaced, and records without keys can't be told apart. Give it mode='upsert' with a key, "
+                f"or run the new version under another name into another topic and move readers there"
             )
 
 
 def meaning_of(output: TopicOutput) -> Same | None:
-    """How values are compared that differ in their bytes: as JSON where they are JSON, else not at all."""
+    """How to compare values with different bytes: as JSON if that is their format, otherwise not at all."""
     return _same_json if isinstance(output.format, Json) else None
 
 
@@ -82,14 +82,14 @@ class SwitchOutputs:
         self._live, self._next = {}, {}
 
     def read(self, tell: Tell | None = None) -> None:
-        """Read what live topics and the new version's own hold now, so that only little is left to read later."""
+        """Read the live topics and those of the new version in advance, so that little is left to read later."""
         self._open()
         for reader in [*self._live.values(), *self._next.values()]:
             reader.read_to_end(tell)
             reader.contents.make_durable()
 
     def write(self, token: str) -> dict[str, Any]:
-        """Let readers see the new version; what changed for them, by output."""
+        """Switch readers to the new version; returns what changed for them, by output."""
         topics = [output.name for output in keyed_topics(self._new)]
         if topics and not self._switch.has_landed(topics, token):
             self._write_topics(token)
@@ -105,7 +105,7 @@ class SwitchOutputs:
         for reader in [*self._live.values(), *self._next.values()]:
             reader.read_to_end()
         for reader in self._live.values():
-            reader.contents.make_durable()  # soon they can't be read from the topic any more
+            reader.contents.make_durable()  # soon it can't be read from the topic any more
         changes = []
         for output in keyed_topics(self._new):
             live, new = self._live[output.name], self._next[output.name]
@@ -119,17 +119,17 @@ class SwitchOutputs:
             return live.counts(new, meaning_of(output))
 
     def undo(self, token: str) -> None:
-        """Before readers saw the new version: leave everything as it was. PipelineError when they have."""
+        """Restore everything to how it was; raises PipelineError if readers have already seen the new version."""
         topics = [output.name for output in keyed_topics(self._new)]
         if topics and self._switch.has_landed(topics, token):
-            raise PipelineError("readers have seen the new version already: finish the switch, then roll it back")
+            raise PipelineError("readers have already seen the new version: finish the switch, then roll it back")
         for table in tables(self._old):
             if table.current_version() == self._new.version:
                 table.switch_to(self._old.version)
         self.remove_files()
 
     def keep(self) -> dict[str, int]:
-        """Put what the old version had written into topics of its own; the number of keys, by output."""
+        """Copy the old version's output to its own topics; returns the number of keys, by output."""
         kept: dict[str, int] = {}
         if keyed_topics(self._old):
             self._prepare(self._old, [output.shadow(self._old.version) for output in keyed_topics(self._old)])
@@ -152,7 +152,7 @@ class SwitchOutputs:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _open(self) -> None:
-        """Connect to all topics once; those that the new version brings are made."""
+        """Connect to all topics once, and create those that the new version adds."""
         if self._live:
             return
         new_outputs = keyed_topics(self._new)
@@ -180,7 +180,7 @@ class SwitchOutputs:
         while unstable := unstable_partitions(self._bootstrap, topics):
             if time.monotonic() > deadline_s:
                 raise PipelineError(
-                    f"a transaction is open in {', '.join(map(str, unstable))} and does not end; see who left it with "
+                    f"a transaction in {', '.join(map(str, unstable))} is open and does not end; find its owner with "
                     f"'tidelog transactions find-hanging', then run this command again"
                 )
             time.sleep(_LOOK_S)

@@ -1,7 +1,7 @@
-"""Does the steps of a switch: stops and starts versions through the registry, and changes outputs.
+"""Carries out the steps of a switch: stops and starts versions through the registry, and changes outputs.
 
-What always holds: a version is stopped and started only by asking its process, or by starting one for it; where a
-version stands is read from its checkpoint, not from what it told last. Nothing here runs a version.
+What always holds: a version is stopped and started only through its process, which is started if necessary; the
+position of a version is read from its checkpoint, not from its last report. This module doesn't run versions itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ OUTPUTS = "outputs"
 KEPT = "kept"
 STOP_REASON = "it is being switched"
 _LOOK_S = 0.05
-# A process that starts Spark and finds its way to the first batch takes some tens of seconds; a batch may take minutes.
+# A process needs tens of seconds to start Spark and reach its first batch, and a batch may take minutes.
 _PATIENCE_S = 600.0
 
 Launch = Callable[[int], None]
-"""Starts a process in the background that runs a version as the registry says."""
+"""Starts a background process that runs a version in the role assigned by the registry."""
 
 
 class SwitchStage:
@@ -51,7 +51,7 @@ class SwitchStage:
         self._tell = tell
 
     def prepare(self, switch: Switch) -> Mapping[str, Any]:
-        # Readers must not wait for the start of a process: it comes before the old version is stopped.
+        # Start the process before the old version is stopped, so that readers don't have to wait for it.
         def is_beside() -> bool:
             run = self._registry.running(switch.pipeline, switch.to_version)
             if run is None:
@@ -66,7 +66,7 @@ class SwitchStage:
         def is_stopped() -> bool:
             run = self._registry.running(switch.pipeline, switch.from_version)
             if run is not None:
-                # A run that ends a batch which an earlier one left half done must come to its end first.
+                # A run that completes an unfinished batch of an earlier run must finish that batch first.
                 self._stop_when(run, self._position(switch, switch.from_version).is_clean or run.progress.batch_id >= 0)
                 return False
             if self._position(switch, switch.from_version).is_clean:
@@ -74,7 +74,7 @@ class SwitchStage:
             self._ensure_process(switch, switch.from_version)
             return False
 
-        self._wait(is_stopped, switch, switch.from_version, "to end its batch")
+        self._wait(is_stopped, switch, switch.from_version, "to finish its batch")
         return {OLD_OFFSETS: self._position(switch, switch.from_version).planned}
 
     def catch_up(self, switch: Switch) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class SwitchStage:
             self._ensure_process(switch, switch.to_version)
             return False
 
-        self._wait(is_stopped, switch, switch.to_version, "to get as far as the old version")
+        self._wait(is_stopped, switch, switch.to_version, "to catch up with the old version")
         return {NEW_OFFSETS: self._position(switch, switch.to_version).done}
 
     def write(self, switch: Switch) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ class SwitchStage:
                 self._ensure_process(switch, switch.to_version)
             return run is not None and run.role == "live"
 
-        self._wait(is_live, switch, switch.to_version, "to go on")
+        self._wait(is_live, switch, switch.to_version, "to continue as the live version")
         return {}
 
     def keep(self, switch: Switch) -> Mapping[str, Any]:
@@ -123,7 +123,7 @@ class SwitchStage:
             self._registry.request_stop(run.run_id, STOP_REASON)
 
     def _ensure_process(self, switch: Switch, version: int) -> None:
-        """Somebody must be there who runs the version when the registry says so."""
+        """Make sure that there is a process to run the version when the registry says so."""
         if not RunLock(self._registry.state_dir, switch.pipeline, version, "host").is_held():
             self._tell(f"starting version {version} in the background")
             self._launch(version)

@@ -1,15 +1,15 @@
-"""The steps of a switch from one version to another, and what the processes of both do meanwhile.
+"""The steps of a switch from one version to another, and what the processes of both do in the meantime.
 
-What always holds: each step can be done again, and the registry says which comes next, so whoever dies leaves a switch
-that the same command finishes. Until `write` has landed readers see the old version and the switch can be given up;
-from then on they see the new one. Pure: what the steps do is in `switch_stage`, who runs versions is in `hosting`.
+What always holds: each step can be repeated, and the registry says which one is next, so after a crash the same command
+finishes the switch. Until `write` has taken effect, readers see the old version and the switch can be abandoned; from
+then on, they see the new one. Does no I/O: `switch_stage` carries out the steps, and `hosting` runs versions.
 
-    prepare    see that the new version runs beside the old one, and read both outputs as they are
-    stop-old   the old version ends at a batch boundary
-    catch-up   the new one gets at least as far, and ends at a batch boundary
-    write      readers see the new version: changed keys in one transaction, pointers of tables
-    start-new  the new version goes on where it stopped, writing where readers look
-    keep       what the old one had written is kept for a rollback
+    prepare    make sure that the new version runs beside the old one, and read both outputs in advance
+    stop-old   the old version stops at a batch boundary
+    catch-up   the new version reads at least as far, and stops at a batch boundary
+    write      readers see the new version: changed keys in one transaction, then table pointers
+    start-new  the new version continues where it stopped, and writes to the declared outputs
+    keep       the old version's output is kept for a rollback
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidelog.pipeline.versions.registry_rows import OLD_OFFSETS, Offsets, Role, 
 
 
 class Step(StrEnum):
-    """In this order; `DONE` is what an ended switch shows."""
+    """The steps in order; a finished switch is at `DONE`."""
 
     PREPARE = "prepare"
     STOP_OLD = "stop-old"
@@ -39,7 +39,7 @@ _ORDER = list(Step)
 
 
 class Stage(Protocol):
-    """Does the steps; each gives what is to be kept in the registry, and may be called again after it was done."""
+    """Carries out the steps. Each returns data for the registry, and may be called again after it is done."""
 
     def prepare(self, switch: Switch) -> Mapping[str, Any]: ...
     def stop_old(self, switch: Switch) -> Mapping[str, Any]: ...
@@ -48,11 +48,11 @@ class Stage(Protocol):
     def start_new(self, switch: Switch) -> Mapping[str, Any]: ...
     def keep(self, switch: Switch) -> Mapping[str, Any]: ...
     def undo(self, switch: Switch) -> None:
-        """Take back what the steps before `write` did; RegistryError when readers have seen the new version."""
+        """Undo the steps before `write`; raises an error if readers have already seen the new version."""
 
 
 def drive(registry: Registry, switch: Switch, stage: Stage, tell: Callable[[Step], None] = lambda step: None) -> Switch:
-    """Go through the steps that are left."""
+    """Carry out the remaining steps."""
     while switch.is_open:
         step = Step(switch.step)
         tell(step)
@@ -69,10 +69,10 @@ def drive(registry: Registry, switch: Switch, stage: Stage, tell: Callable[[Step
 
 
 def abandon(registry: Registry, switch: Switch, stage: Stage) -> Switch:
-    """Give a switch up: the old version goes on as if nothing had been."""
+    """Abandon a switch: the old version continues as if nothing had happened."""
     if has_landed(switch):
         raise RegistryError(
-            f"readers of {switch.pipeline} see version {switch.to_version} already: finish with "
+            f"readers of {switch.pipeline} already see version {switch.to_version}: finish with "
             f"'tidelog pipeline {switch.kind} {switch.pipeline}', then 'tidelog pipeline rollback {switch.pipeline}'"
         )
     stage.undo(switch)
@@ -97,9 +97,9 @@ def has_landed(switch: Switch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a version's checkpoint stands: the offsets up to which batches are done, and those that were planned.
+    """The position of a version's checkpoint: the offsets up to which batches are done, and those that are planned.
 
-    It is not clean while a batch runs, and when the process died in one.
+    It is not clean while a batch is running, or if the process died during one.
     """
 
     done: Offsets
@@ -111,14 +111,14 @@ Move = Literal["run-live", "run-shadow", "wait", "end"]
 
 
 def next_move(version: int, last_role: Role, live_version: int | None, switch: Switch | None, at: Position) -> Move:
-    """What the process of a version does next, whose run has ended in its last role (or has not begun)."""
+    """What the process of a version does next, after its run in the last role has ended (or has not started)."""
     if switch is not None and switch.to_version == version and live_version != version:
         return _move_of_new(switch, at)
     if switch is not None and switch.from_version == version and live_version == version:
         return _move_of_old(switch, at)
     if live_version == version:
         return "run-live"
-    # Readers see another version: whoever was live has been taken over from; a shadow goes on beside it.
+    # Readers see another version: a version that was live has been replaced, and a shadow keeps running beside it.
     return "end" if last_role == "live" else "run-shadow"
 
 
@@ -139,5 +139,5 @@ def _move_of_old(switch: Switch, at: Position) -> Move:
 
 
 def is_caught_up(switch: Switch, at: Position) -> bool:
-    """Whether the new version stands at a batch boundary at or behind where the old one stopped."""
+    """Whether the new version is at a batch boundary, at or beyond the point where the old one stopped."""
     return at.is_clean and has_reached(at.done, offsets_from_json(switch.data[OLD_OFFSETS]))

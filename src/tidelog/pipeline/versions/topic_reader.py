@@ -1,7 +1,7 @@
-"""Reads a topic into `Contents`: the last value of every key, or every record where keys do not count.
+"""Reads a topic into `Contents`: the last value of every key, or every record if keys don't matter.
 
-What always holds: only committed records are read; `read_to_end` returns when all that was committed when it began is
-in the contents; a topic that was made anew, or has lost records that were not read yet, is read from its start again.
+What always holds: only committed records are read; when `read_to_end` returns, everything that was committed when it
+was called is in the contents; a topic that was recreated, or has lost unread records, is read again from the start.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from tidelog import Consumer, TopicPartition
 from tidelog.client.errors import RequestTimeoutError
 from tidelog.pipeline.versions.contents import Contents
 
-# Rows that are put into the file at once: enough that keys that change often are written once.
+# How many rows are written to the file at once: enough that keys that change often are written only once.
 _ROWS_AT_ONCE = 100_000
 _POLL_S = 0.2
-# Compaction may have taken the last records, so that no position ever gets to the end: then fetches find nothing more.
+# If compaction has removed the last records, the position never reaches the end: then we stop after empty fetches.
 _IDLE_POLLS = 3
 _IDLE_S = 1.5
 
 Tell = Callable[[int, int], None]
-"""Takes how many records are read and how many there are about."""
+"""Called with the number of records read so far, and the approximate total."""
 
 
 class TopicReader:
-    """One topic, read into one `Contents`; it stays connected, so that reading what came since is quick."""
+    """Reads one topic into one `Contents`; it stays connected, so that reading new records is quick."""
 
     def __init__(self, bootstrap: str, topic: str, contents: Contents, *, is_keyed: bool = True) -> None:
         self.topic = topic
@@ -75,11 +75,11 @@ class TopicReader:
         return partitions
 
     def ends(self) -> dict[int, int]:
-        """Where the committed part of each partition ends."""
+        """The end of the committed records in each partition."""
         return {each.partition: end for each, end in self._consumer.end_offsets(self._partitions).items()}
 
     def read_to_end(self, tell: Tell | None = None, *, timeout_s: float | None = None) -> dict[int, int]:
-        """Read all that is committed now; the positions after it."""
+        """Read everything that is committed now; returns the positions afterwards."""
         ends = self._consumer.end_offsets(self._partitions)
         starts = {each: self._consumer.position(each) for each in self._partitions}
         total = sum(max(end - starts[each], 0) for each, end in ends.items())
@@ -117,7 +117,7 @@ class TopicReader:
 
 
 class _Pending:
-    """What was read and is not in the file yet."""
+    """Records that have been read but are not in the file yet."""
 
     def __init__(self, is_keyed: bool) -> None:
         self._is_keyed = is_keyed
@@ -131,7 +131,7 @@ class _Pending:
         self.rows += batch.num_rows
         if self._is_keyed:
             partitions = batch.column("partition").to_pylist()
-            # A record without a key is no row of a keyed topic; its value can't be found again by anybody.
+            # A record without a key is not a row of a keyed topic, because its value can't be looked up.
             self._latest.update(
                 (key, (value, partition))
                 for key, value, partition in zip(keys, values, partitions, strict=True)
@@ -151,13 +151,13 @@ class _Pending:
 
 
 def record_bytes(key: bytes | None, value: bytes | None) -> bytes:
-    """A record without regard to where it is, so that equal ones are equal bytes."""
+    """Key and value of a record as bytes, so that equal records give equal bytes."""
     marks = bytes([key is not None, value is not None])
     return marks + len(key or b"").to_bytes(4, "big") + (key or b"") + (value or b"")
 
 
 def record_parts(record: bytes) -> tuple[bytes | None, bytes | None]:
-    """Key and value of what `record_bytes` gave."""
+    """The reverse of `record_bytes`."""
     size = int.from_bytes(record[2:6], "big")
     key, value = record[6 : 6 + size], record[6 + size :]
     return (key if record[0] else None), (value if record[1] else None)

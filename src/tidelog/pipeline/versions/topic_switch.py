@@ -1,9 +1,9 @@
-"""Makes keyed topics as their new contents are, in one transaction, exactly once.
+"""Updates keyed topics to their new contents in one transaction, exactly once.
 
-What always holds: readers with `read_committed` see all changes of all topics at once or none; each changed record
-carries the header `tidelog-switch`. The token of the change is committed as an offset's metadata in the same
-transaction, so whoever comes after a killed writer knows whether it landed. A key is written to the partition in which
-the topic has it, and a new key to that in which its contents were found.
+What always holds: `read_committed` consumers see all changes of all topics at once, or none; each changed record
+carries the header `tidelog-switch`. The token of the change is committed as the metadata of an offset in the same
+transaction, so the successor of a killed writer knows whether it was committed. A key is written to the partition where
+the topic already has it, and a new key to the partition where its new contents were found.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tidelog import Admin, OffsetAndMetadata, Producer, TopicPartition
-from tidelog.client.admin.offset_types import OffsetSpec
+from tidelog.client.admin.types import OffsetSpec
 from tidelog.pipeline.versions.contents import Change
 
 HEADER = "tidelog-switch"
-# A transaction that is left behind holds readers up until whoever goes on with the switch ends it, or the broker does
-# after this time; so it is short, and longer only for as many records as take longer.
+# A transaction that is left open holds up readers until the switch is resumed, or until the broker aborts it after this
+# time. It is therefore short, and longer only if there are many records to write.
 _TIMEOUT_MS_MIN = 60_000
 _TIMEOUT_MS_MAX = 900_000  # brokers refuse more: transaction.max.timeout.ms
 _RECORDS_PER_S_MIN = 10_000
@@ -25,24 +25,24 @@ _RECORDS_PER_S_MIN = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """The changes of one topic, of which there are `count`, from contents with so many partitions."""
+    """The changes of one topic; there are `count` of them."""
 
     topic: str
     changes: Iterable[Change]
     count: int
-    # Whether the topic and where its new contents come from have the same number of partitions.
+    # Whether the topic and the source of its new contents have the same number of partitions.
     is_partitioned_alike: bool
 
 
 class TopicSwitch:
-    """The transactions of one pipeline's switches: `name` is theirs alone, and making one shuts out others of it."""
+    """The transactions of a pipeline's switches. No other transactions use `name`, and starting one fences others."""
 
     def __init__(self, bootstrap: str, name: str) -> None:
         self._bootstrap = bootstrap
         self._name = name
 
     def has_landed(self, topics: Iterable[str], token: str) -> bool:
-        """Whether the change with this token is committed; a writer that may still be at it is shut out before."""
+        """Whether the change with this token is committed; first fences a writer that may still be running."""
         with self._producer(_TIMEOUT_MS_MIN) as producer:
             producer.init_transactions()
         with Admin(bootstrap_servers=self._bootstrap) as admin:
@@ -51,7 +51,7 @@ class TopicSwitch:
         return any(mark is not None and mark.metadata == token for mark in marks)
 
     def write(self, changes: Iterable[TopicChange], token: str) -> int:
-        """Write the changes; how many records that were. Ask `has_landed` before."""
+        """Write the changes; returns the number of records. Check `has_landed` first."""
         changes = list(changes)
         expected = sum(change.count for change in changes)
         timeout_ms = min(max(expected * 1000 // _RECORDS_PER_S_MIN, _TIMEOUT_MS_MIN), _TIMEOUT_MS_MAX)
@@ -89,7 +89,7 @@ def _records(topic: TopicChange) -> Iterator[tuple[bytes, bytes | None, int | No
 
 
 def unstable_partitions(bootstrap: str, topics: Iterable[str]) -> list[TopicPartition]:
-    """Partitions whose end is not decided, because a transaction in them is open."""
+    """Partitions with an open transaction, whose end is not yet stable."""
     with Admin(bootstrap_servers=bootstrap) as admin:
         described = admin.describe_topics(list(topics)).succeeded
         partitions = [
