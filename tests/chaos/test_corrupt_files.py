@@ -506,7 +506,7 @@ def test_a_tail_that_is_lost_after_a_clean_stop_is_told(
     with RawClient(broker.port) as client:
         outcome = read_all(client, DAMAGED)
         assert outcome.values == [value_of(DAMAGED, number) for number in range(RECORDS - 1)]
-        assert outcome.is_damage_seen or "had been flushed and are gone" in caplog.text
+        assert outcome.is_damage_seen or "had been flushed but are missing" in caplog.text
         check_untouched(client)
 
 
@@ -571,4 +571,4 @@ def test_a_name_that_is_no_text(serve: StartServed, originals: dict[str, Path], 
     broker = serve(directory=tmp_path / "broker")
     with RawClient(broker.port) as client:
         check_untouched(client)
-    assert "is no partition's directory and is left alone" in broker.output()
+    assert "is not a partition's directory and is left alone" in broker.output()

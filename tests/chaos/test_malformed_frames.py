@@ -45,7 +45,9 @@ pytestmark = pytest.mark.xdist_group("measured")
 
 WARM_UP_FRAMES = 1_000
 STALL_MS_MAX = 100.0
-RESIDENT_GROWTH_BYTES_MAX = 32 << 20
+# Two threads open batches of up to 64 MiB each, and the allocator keeps some of that. What leaks with every frame, or
+# waits for the garbage collector, is far more after ten thousand of them.
+RESIDENT_GROWTH_BYTES_MAX = (32 + 2 * 64) << 20
 # As many connections wait for their end at once; one that waits longer than the patience is reset by the client.
 OPEN_MAX = 48
 PATIENCE_S = 0.5

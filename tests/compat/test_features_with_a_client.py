@@ -232,6 +232,20 @@ def test_reads_go_by_sendfile(client: Client, sendfile_bytes: Counter[str]) -> N
     assert sendfile_bytes["sent"] > 50 * 100_000
 
 
+def test_indexes_are_memory_mapped(client: Client) -> None:
+    client.create("mapped", segment_bytes="100000", index_interval_bytes="1000")
+    values = [os.urandom(30_000) for _ in range(20)]
+    client.produce("mapped", values)
+    # From the middle: the batch is found by the index of an older segment.
+    assert client.values("mapped", 10, offset=10) == values[10:]
+    mapped = {
+        Path(line.split()[-1]).parent.name
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if ".index" in line
+    }
+    assert "mapped-0" in mapped
+
+
 def test_the_producers_compression_is_kept_unless_the_topic_has_its_own(broker: Broker, client: Client) -> None:
     codecs = ["none", "gzip", "snappy", "lz4", "zstd"]
     value = b"the same words again and again " * 30

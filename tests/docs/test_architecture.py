@@ -1,9 +1,9 @@
-"""ARCHITECTURE.md names every module, and every file it names is there."""
+"""Every file that ARCHITECTURE.md names is there, and every module says what it is for."""
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,42 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "tidelog"
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-WAYS, MAP = TEXT.split("\n## The files\n")
-
-# One file an API: the map names them by a pattern.
-_PATTERN = "kNN_*.py"
 
 
-def mapped() -> Iterator[tuple[Path, str]]:
-    """Every entry of the map: its path, which may end in the pattern, and what is said of it."""
-    folder = ROOT
-    for line in MAP.splitlines():
-        if line.startswith("### "):
-            folder = ROOT / line.removeprefix("### ")
-            assert folder.is_dir(), line
-        elif line.startswith("- "):
-            entry = re.fullmatch(r"- `([\w./*]+)`: (.+)\.", line)
-            assert entry is not None, f"not 'file: what it is.': {line}"
-            yield folder / entry[1], entry[2]
+@pytest.mark.parametrize("module", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_module_says_what_it_is_for(module: Path) -> None:
+    """The first sentence is the module's entry in the file index, so it has to be there and to be a sentence."""
+    text = module.read_text(encoding="utf-8")
+    if not text.strip():
+        return
+    docstring = ast.get_docstring(ast.parse(text)) or ""
+    assert re.match(r"\S.{15,}?[.:;](\s|$)", docstring, re.DOTALL), f"{module}: {docstring[:80]!r}"
 
 
-def files_of(path: Path) -> list[Path]:
-    return sorted(path.parent.glob(path.name.replace("NN", "[0-9][0-9]")))
-
-
-def test_every_entry_of_the_map_is_there() -> None:
-    for path, _ in mapped():
-        assert files_of(path), path
-
-
-def test_every_module_is_in_the_map() -> None:
-    named = [file for path, _ in mapped() for file in files_of(path)]
-    assert len(named) == len(set(named)), "a file stands twice"
-    modules = {path for path in SOURCE.rglob("*.py") if path.name != "__init__.py"} | {SOURCE / "__init__.py"}
-    assert modules - set(named) == set()
-
-
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.py)`", WAYS))))
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.py)`", TEXT))))
 def test_files_named_on_the_way_are_there(name: str) -> None:
     assert (SOURCE / name).is_file() or (ROOT / name).is_file()
 
@@ -80,3 +57,16 @@ def test_classes_and_members_that_are_named_exist(name: tuple[str, str]) -> None
     definition = re.compile(rf"^class {class_name}\b.*?(?=^class |\Z)", re.DOTALL | re.MULTILINE)
     found = [match for path in SOURCE.rglob("*.py") for match in definition.findall(path.read_text(encoding="utf-8"))]
     assert any(re.search(rf"def {member}\b|self\.{member}\b", text) for text in found), f"{class_name}.{member}"
+
+
+def test_every_lock_is_named() -> None:
+    """Whoever takes a lock has to know which others may be held with it."""
+    section = TEXT.split("\n## Locks\n")[1].split("\n## ")[0]
+    made = re.compile(r"(?:threading|asyncio)\.(?:R?Lock|Condition)\(")
+    with_locks = {
+        str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if made.search(path.read_text(encoding="utf-8"))
+    }
+    unnamed = {path for path in with_locks if not path.startswith("bench/")} - set(
+        re.findall(r"`([\w/]+\.py)`", section)
+    )
+    assert unnamed == set()

@@ -50,6 +50,10 @@ def test_the_tour_runs_as_written(examples: Callable[[str], list[Any]], runner: 
         runner.check_output(start, line)
         for example in tour:
             runner.run(example)
+        # Newcomers run a program twice; the second time the group has already read what was there.
+        again = next(example for example in tour if example.language == "python")
+        again.expected = "stored in partition 2\n['oi']\n"
+        runner.run(again)
     assert {example.language for example in tour} == {"sh", "python"}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_examples_of_the_testing_page(number: int, examples: Callable[[str], list[Any]], runner: Any) -> None:
     page = examples("docs/testing.md")
-    assert len(page) == 5
+    assert len(page) == 6
     runner.run(page[number])

@@ -56,6 +56,7 @@ class TcpProxy:
         self.answer_bytes = 0
         self.request_bytes = 0
         self.connections_made = 0
+        self.connections_refused = 0
         self.cuts = 0
         self.cut_all()
 
@@ -113,6 +114,7 @@ class TcpProxy:
     def _accept(self) -> None:
         client, _ = self._listener.accept()
         if self.refusing:
+            self.connections_refused += 1
             client.close()
             return
         try:

@@ -97,11 +97,11 @@ def test_array_is_held_against_the_least_that_its_elements_take() -> None:
 
 
 def test_null_where_none_may_be() -> None:
-    with pytest.raises(ProtocolError, match=r"DeleteTopicsRequest\.topic_names is null"):
+    with pytest.raises(ProtocolError, match=r"DeleteTopicsRequest\.topic_names must not be null"):
         decode(DeleteTopicsRequest, struct.pack(">ii", -1, 0), 1)
     one = encode(FetchRequest(topics=[FetchTopic(topic="a")]), 4)
     position = one.index(b"\x00\x01a")
-    with pytest.raises(ProtocolError, match=r"FetchRequest\.topics\.topic is null"):
+    with pytest.raises(ProtocolError, match=r"FetchRequest\.topics\.topic must not be null"):
         decode(FetchRequest, one[:position] + b"\xff\xff" + one[position + 3 :], 4)
 
 

@@ -18,7 +18,7 @@ from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
 from tidelog.log.errors import DataDirectoryError
-from tidelog.log.producer_state import ProducerEntry
+from tidelog.log.producer_entry import ProducerEntry
 from tidelog.log.validation import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
@@ -252,6 +252,7 @@ class LogSteps:
         if entry is None or entry.producer_epoch != header.producer_epoch:
             return
         contents = bytearray(batch.contents)
+        contents[:8] = bytes(8)  # a producer's batches all have base offset 0
         if self._config.uses_log_append_time:
             # As the producer sent it: without the broker's type of timestamps.
             contents = encode_batch(

@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import random
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 from simulated_clock import SimulatedClock
 from simulated_kill import KillSwitch
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import SimulatedNetwork
+from tidelog.broker import turns
+from tidelog.broker.handlers import k00_produce
+from tidelog.common import steps
 from tidelog.controller.requests import NewTopic
 from tidelog.log import LogManager
 from tidelog.metadata import SqliteStore
@@ -26,6 +30,50 @@ from tidelog.protocol import ErrorCode
 from tidelog.server import server as server_module
 from tidelog.server.server import BrokerServer
 from tidelog.server.settings_load import load
+
+T = TypeVar("T")
+
+_FOR_EVER_S = 1e9
+
+
+class SimulatedSqlThread:
+    """The thread of a broker's metadata store: its calls run one after another, at times of the simulation's."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+        self._process = loop.current
+        # The loop runs the work of a pool with one thread in order.
+        self._pool = ThreadPoolExecutor(1)
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
+                future.set_exception(error)
+
+        self._loop.run_in_executor(self._pool, work)
+        return future
+
+    def repeat(self, call: Callable[[], object], interval_s: float) -> Callable[[], None]:
+        is_stopped = False
+
+        def beat() -> None:
+            if not is_stopped:
+                call()
+                self._loop.schedule(self._process, self._loop.time() + interval_s, beat)
+
+        def stop() -> None:
+            nonlocal is_stopped
+            is_stopped = True
+
+        self._loop.schedule(self._process, self._loop.time() + interval_s, beat)
+        return stop
+
+    def shutdown(self) -> None:
+        self._pool.shutdown(wait=False)
 
 
 class SimulatedBroker:
@@ -57,7 +105,8 @@ class SimulatedBroker:
         """While brokers are started: ports, the store's clock and ids are the simulation's."""
 
         def make_store(path: Path) -> SqliteStore:
-            self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms)
+            thread = SimulatedSqlThread(self._loop)
+            self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms, thread=thread)
             return self._store
 
         def make_logs(*args: Any) -> LogManager:
@@ -75,6 +124,12 @@ class SimulatedBroker:
             mock.patch.object(server_module, "LogManager", make_logs),
             mock.patch.object(server_module, "bind", bind),
             mock.patch.object(uuid, "uuid4", new_uuid),
+            # How long work takes on this machine must not decide when it pauses for others.
+            mock.patch.object(turns, "SLICE_S", _FOR_EVER_S),
+            mock.patch.object(turns, "FRESH_WORK_S", _FOR_EVER_S),
+            mock.patch.object(turns, "SHORT_WORK_S", _FOR_EVER_S),
+            mock.patch.object(steps, "_PAUSE_AFTER_S", _FOR_EVER_S),
+            mock.patch.object(k00_produce, "_LOOP_S_MAX", _FOR_EVER_S),
             self._kills.installed(),
         ):
             yield

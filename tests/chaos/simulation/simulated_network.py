@@ -90,7 +90,11 @@ class SimulatedSocket:
         del self.arrived[:size_bytes]
         return size_bytes
 
-    def send(self, data: Any) -> int:
+    def getsockopt(self, *_: object) -> bytes:
+        """No congestion control, and nothing else that is worth asking for."""
+        return b""
+
+    def send(self, data: Any, _flags: int = 0) -> int:
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Any, _ancillary: Any = (), _flags: int = 0) -> int:

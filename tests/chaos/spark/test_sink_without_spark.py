@@ -247,7 +247,7 @@ def test_a_batch_that_takes_longer_than_transactions_may_be_open_is_not_decided_
     batch.wait_for_all_ends()
     answer = batch.commit(reports)
     assert isinstance(answer, Failed)
-    assert "took longer than its transactions may be open" in answer.error
+    assert "took longer than its transactions may stay open" in answer.error
     assert isinstance(batch.commit(batch.write("second run")), Done)
     batch.wait_for_all_ends()
     assert committed_values(guardian, [0]) == Counter("abcde")

@@ -69,7 +69,9 @@ def create(client: RawClient, name: str, partitions: int = 1, **configs: str) ->
         replication_factor=1,
         configs=[CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()],
     )
-    [result] = client.ask(CREATE_TOPICS, CreateTopicsRequest(topics=[topic]), CreateTopicsResponse, 7).topics
+    [result] = client.ask(
+        CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000), CreateTopicsResponse, 7
+    ).topics
     return result.error_code, result.topic_id
 
 
@@ -202,7 +204,7 @@ def test_one_request_creates_what_it_can(client: RawClient) -> None:
         CreatableTopic(name="twice", num_partitions=1, replication_factor=1),
     ]
     for validate_only in (True, False):
-        request = CreateTopicsRequest(topics=wanted, validate_only=validate_only)
+        request = CreateTopicsRequest(topics=wanted, timeout_ms=10_000, validate_only=validate_only)
         results = client.ask(CREATE_TOPICS, request, CreateTopicsResponse, 7).topics
         assert {result.name: result.error_code for result in results} == {
             "there": 36,

@@ -6,31 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.bench import partitions_bench
+from tidelog.bench import comparison, partitions_bench
 from tidelog.bench.brokers import BrokerProcess, TidelogBroker
+from tidelog.bench.comparison import Samples
 from tidelog.bench.errors import MeasurementError
 from tidelog.bench.partitions_bench import Plan
 
 
 def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions_bench, "_IDLE_S", 0.2)
-    samples = partitions_bench._Samples()
-    told: list[str] = []
-    partitions_bench._measure(TidelogBroker(tmp_path), Plan(partitions=30), samples, told.append)
-    for name in partitions_bench._Samples.__slots__:
-        (value,) = getattr(samples, name)
-        assert value > 0, name
-    assert len(told) == 4
-    rows = partitions_bench._rows(samples, samples)
+    monkeypatch.setattr(partitions_bench, "WARM_UP_REQUESTS", 3)
+    samples = Samples()
+    broker: BrokerProcess = TidelogBroker(tmp_path)
+    try:
+        partitions_bench._measure(broker, Plan(partitions=30), samples, lambda _: None)
+    finally:
+        broker.kill()
+    assert [(name, len(samples[name])) for name in samples] == [(row.name, 1) for row in partitions_bench.QUANTITIES]
+    rows = comparison.rows(partitions_bench.QUANTITIES, samples, samples)
     assert {row.ratio for row in rows} == {1.0}
 
 
 def test_a_partition_that_lost_a_record_spoils_the_measurement(tmp_path: Path) -> None:
-    requests = partitions_bench._Requests(3)
+    requests = partitions_bench._Requests(partitions_bench.TOPIC, 3)
     broker: BrokerProcess = TidelogBroker(tmp_path)
     broker.start()
     try:
-        partitions_bench._create(broker, 3)
+        partitions_bench._create(broker, partitions_bench.TOPIC, 3)
         partitions_bench._produce(broker, [requests.produce_at_once, requests.produce_singly[1]])
         with pytest.raises(MeasurementError, match=r"end at \[1, 2\], not all at 1"):
             partitions_bench._check_all_have(broker, requests, 1)

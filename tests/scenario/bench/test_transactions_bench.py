@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tidelog.bench import transactions_bench
+from tidelog.bench import comparison, transactions_bench
 from tidelog.bench.brokers import BrokerProcess, TidelogBroker
+from tidelog.bench.comparison import Samples
 from tidelog.bench.errors import MeasurementError
 from tidelog.bench.stage import led_topic
 from tidelog.bench.transactions_bench import Plan, TransactionalProducer
@@ -22,12 +23,11 @@ def test_every_step_is_measured_and_the_logs_are_held_against_it(
     broker: BrokerProcess = TidelogBroker(tmp_path, settings={"transaction.state.log.num.partitions": "3"})
     broker.start()
     try:
-        samples = transactions_bench._Samples()
+        samples = Samples()
         transactions_bench._measure(broker, "measured", SMALL, samples, small_transactions=20)
-        rows = transactions_bench._rows(SMALL, samples, samples)
-        assert len(rows) == 9
-        assert all(row.ours > 0 for row in rows if "CPU" not in row.unit)
-        assert samples.produce[0].records == 20 * (100_000 // 112)
+        quantities = transactions_bench.quantities(SMALL)
+        assert {name: len(samples[name]) for name in samples} == {quantity.name: 1 for quantity in quantities}
+        assert {row.ratio for row in comparison.rows(quantities, samples, samples)} == {1.0}
         monkeypatch.setattr(transactions_bench, "_DEADLINE_S", 0.1)
         with (
             led_topic(broker, "lossy", partitions=transactions_bench.PARTITIONS),

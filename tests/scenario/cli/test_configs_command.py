@@ -47,3 +47,8 @@ def test_refusals_are_one_line(tidelog: Command, topic: str) -> None:
     assert "INVALID_CONFIG" in tidelog("configs", "set", "--topic", topic, "retention.ms=soon").refused()
     assert "retention.mz" in tidelog("configs", "set", "--topic", topic, "retention.mz=1").refused()
     assert "broker 9 is not in the cluster" in tidelog("configs", "describe", "--broker", "9").refused()
+
+
+def test_a_setting_that_does_not_exist_is_no_default(tidelog: Command, topic: str) -> None:
+    refused = tidelog("configs", "describe", "--topic", topic, "retention.mss").refused()
+    assert "has no setting 'retention.mss'; did you mean 'retention.ms'" in refused

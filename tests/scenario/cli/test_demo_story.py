@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 EVENTS = 20_000
-DEADLINE_S = 500
-WAIT_S = 60
+DEADLINE_S = 1500  # the demo itself gives up earlier, when nothing moves any more
+WAIT_S = 300
 LOOK_S = 0.2  # looking at all processes costs something
 
 # One of them works at a time, beside no other test that starts Spark.
@@ -154,6 +154,13 @@ def test_an_early_end_leaves_nothing_behind(environment: dict[str, str], place: 
     assert (process.returncode, err) == (130, "")
     wait_for_none(place)
     assert not list((place / "tmp").glob("tidelog-demo-*"))
+
+
+def test_a_chart_that_can_not_be_written_is_found_out_first(environment: dict[str, str], place: Path) -> None:
+    with start(environment, place, "--chart", "nowhere/chart.png") as process:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out) == (1, "")
+    assert "the chart can't be written to nowhere/chart.png" in err
 
 
 def test_what_is_missing_is_told_first(environment: dict[str, str], place: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -68,6 +69,8 @@ def test_list_and_describe(tidelog: Command, filled: str, protocol: str) -> None
     with _consuming(tidelog.bootstrap, group, filled, 12, **{"group.protocol": protocol}):
         listed = {row["group"]: row for row in tidelog("groups", "list", "--json").ok().json()}
         assert listed[group]["type"] == protocol
+        assert listed[group]["lag"] == 0
+        assert "lag" not in tidelog("groups", "list", "--json", "--no-lag").ok().json()[0]
         assert group in tidelog("groups", "list", "--type", protocol).ok().text
         other = "consumer" if protocol == "classic" else "classic"
         assert group not in tidelog("groups", "list", "--type", other).ok().text
@@ -85,6 +88,17 @@ def test_list_and_describe(tidelog: Command, filled: str, protocol: str) -> None
         assert document["history"][-1]["cause"] == "member joined"
         assert document["history"][-1]["client"] == "reader"
         assert document["history"][-1]["stood_still_ms"] >= 0
+        assert [group, "1"] in [
+            [line.split()[0], line.split()[-1]] for line in tidelog("groups", "list").ok().text.splitlines()
+        ], "one record is left to read"
+        watching = tidelog.start("groups", "describe", group, "--lag", "--watch", "--interval", "0.1")
+        assert watching.stdout is not None
+        totals = [
+            line for line, _ in zip(filter(lambda line: b"total" in line, watching.stdout), range(3), strict=False)
+        ]
+        assert totals == [b"total lag 1\n"] * 3
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(60) == 130
         text = tidelog("groups", "describe", group, "--history").ok().text
         assert "member joined" in text
         refused = tidelog("groups", "reset-offsets", group, "--topic", filled, "--to-earliest", "--execute").refused()
@@ -92,6 +106,9 @@ def test_list_and_describe(tidelog: Command, filled: str, protocol: str) -> None
         assert "NON_EMPTY_GROUP" in tidelog("groups", "delete", group, "--yes").refused()
     [document] = tidelog("groups", "describe", group, "--json").ok().json()
     assert document["state"] == "Empty"
+    assert "add --yes to confirm" in tidelog("groups", "delete", group).refused(2)
+    for arguments in (("describe", f"{group}x"), ("delete", f"{group}x", "--yes")):
+        assert f"did you mean '{group}'?" in tidelog("groups", *arguments).refused()
     assert tidelog("groups", "delete", group, "--yes").ok().text == f"deleted {group}\n"
     assert "GROUP_ID_NOT_FOUND" in tidelog("groups", "describe", group).refused()
 

@@ -91,6 +91,6 @@ def test_dump_of_a_torn_file_says_where_it_ends(data: Path, command: Command) ->
 def test_refuses_what_is_no_log(tmp_path: Path, command: Command) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("hello", encoding="utf-8")
-    assert "notes.txt is no log, index" in command("log", "dump", str(other)).refused()
+    assert "notes.txt is not a log, index" in command("log", "dump", str(other)).refused()
     assert "holds no partition" in command("log", "verify", str(tmp_path)).refused()
     assert "does not exist" in command("log", "dump", str(tmp_path / "none")).refused(2)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog import Admin, Producer
+from tidelog.cli.produce import Sending
 from tidelog.client.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ def test_round_trip_with_keys_headers_and_null(tidelog: Command, topic: str) -> 
     assert produced.text.rstrip().endswith("records/s")
     lines = tidelog("consume", topic, *READ_ALL, "--format", "%k|%v|%h", "--null-marker", "-").ok().text.splitlines()
     assert sorted(lines) == ["-|v4:more|a=1,b=x=y", "k1|v1|a=1,b=x=y", "k2||a=1,b=x=y", "k3|-|a=1,b=x=y"]
+
+
+def test_options_of_kcat(tidelog: Command, topic: str) -> None:
+    tidelog("produce", "-b", tidelog.bootstrap, "-t", topic, "-K", ":", "-z", "lz4", "-H", "a=1", stdin=b"k:v\n").ok()
+    assert tidelog("consume", "-t", topic, "-o", "earliest", "-e", "-f", "%k=%v %h").ok().text == "k=v a=1\n"
+    [line] = tidelog("consume", "-t", topic, "-o", "earliest", "-e", "-J").ok().text.splitlines()
+    assert json.loads(line)["value"] == "v"
 
 
 def test_bytes_survive(tidelog: Command, topic: str) -> None:
@@ -97,6 +105,10 @@ def test_json_lines(tidelog: Command, topic: str) -> None:
         (["--timestamp", "1970-01-01T00:00:04Z", "--exit-at-end"], ["4"]),
         (["--timestamp", "9999999", "--exit-at-end"], []),
         (["--exit-at-end"], []),
+        (["--offset", "earliest", "--exit-at-end"], ["0", "1", "2", "3", "4"]),
+        (["-o", "end", "-e"], []),
+        (["-o", "-2", "-e", "-p", "0", "-f", "%o"], ["3", "4"]),
+        (["-o", "beginning", "-c", "1"], ["0"]),
         (["--from-beginning", "--exit-at-end", "--partition", "1", "--partition", "2"], []),
     ],
 )
@@ -180,8 +192,23 @@ def test_a_reader_that_has_enough_is_no_drama(tidelog: Command, topic: str) -> N
     assert process.stderr.read() == b""
 
 
-def test_nobody_listens(make_command: Callable[[str], Command]) -> None:
-    result = make_command("127.0.0.1:1")("topics", "list")
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+@pytest.mark.parametrize("arguments", ["topics list", "produce {topic}", "consume {topic} -o earliest -e"])
+def test_closed_standard_streams(tidelog: Command, topic: str, arguments: str, stream: str) -> None:
+    line = f"{sys.executable} -m tidelog {arguments.format(topic=topic)} {stream}"
+    done = subprocess.run(
+        ["bash", "-c", line],
+        env=tidelog.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("arguments", [("topics", "list"), ("produce", "x"), ("consume", "x"), ("groups", "list")])
+def test_nobody_listens(make_command: Callable[[str], Command], arguments: tuple[str, ...]) -> None:
+    result = make_command("127.0.0.1:1")(*arguments)
     assert result.refused() == (
         "tidelog: cannot reach broker at 127.0.0.1:1: connection refused - is it running? "
         "start one with 'tidelog serve'\n"
@@ -258,7 +285,7 @@ def wait_for_lag(tidelog: Command, group: str, topic: str, partitions: int) -> N
 
 def test_a_group_excludes_what_it_decides_itself(tidelog: Command, topic: str) -> None:
     refused = tidelog("consume", topic, "--group", "g", "--partition", "0").refused(2)
-    assert "--group excludes --partition, --offset and --timestamp" in refused
+    assert "--group excludes --partition, --timestamp and numbers as --offset" in refused
 
 
 def test_records_of_open_and_aborted_transactions(tidelog: Command, topic: str) -> None:
@@ -319,3 +346,16 @@ def on_a_terminal(tidelog: Command, *arguments: str, stdin: int = subprocess.DEV
         watcher.join(DEADLINE_S)
         os.close(ours)
     return process.returncode, b"".join(shown).decode(), out
+
+
+def test_records_are_counted_once_though_the_topic_was_unknown_at_first(tidelog: Command, topic: str) -> None:
+    with Producer(bootstrap_servers=tidelog.bootstrap, linger_ms=50) as producer:
+        sending = Sending(producer, topic, None, 0)
+        sending.send([b"first", b"second"])  # they wait for news of the topic
+        producer.partitions_for(topic)
+        for _ in range(100):
+            sending.send([b"more"] * 100)
+        producer.flush()
+        sending.settle()
+    assert (sending.delivered_records, sending.delivered_bytes) == (10_002, 11 + 4 * 10_000)
+    assert sending.failed_records == 0

@@ -33,16 +33,16 @@ def test_topics_that_are_missing_or_the_same(tidelog: Command, topic: str, state
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--from", "soon"], "'soon' says no place in a topic"),
-        (["--to", "-5x"], "'-5x' is no time before now"),
-        (["--from", "20", "--to", "10"], "the end is not after the beginning"),
+        (["--from", "soon"], "'soon' is not a position in a topic"),
+        (["--to", "-5x"], "'-5x' is not a time before now"),
+        (["--from", "20", "--to", "10"], "the end is not after the start"),
         (["--from", "7:1"], "the topic has no partition 7"),
-        (["--rate", "fast"], "'fast' is no rate"),
-        (["--at", "noon"], "'noon' is no time of day"),
-        (["--between", "1-2"], "no time of day"),
-        (["--name", "a/b"], "can't be the name of a directory"),
+        (["--rate", "fast"], "'fast' is not a rate"),
+        (["--at", "noon"], "'noon' is not a time of day"),
+        (["--between", "1-2"], "not a time of day"),
+        (["--name", "a/b"], "can't be a directory name"),
         (["--map", "nothing.py:f"], "there is no file nothing.py"),
-        (["--map", "nothing.py"], "names no function"),
+        (["--map", "nothing.py"], "is not a function"),
     ],
 )
 def test_options_that_can_not_be_meant(
@@ -73,7 +73,7 @@ def test_a_range_without_events_needs_no_spark(
     assert document["finished_ms"] is not None
     kept = json.loads((state / "replays" / document["name"] / "replay.json").read_text())
     assert kept["finished_ms"] == document["finished_ms"], "it was finished by the first command"
-    assert tidelog("replay", topic, "--into", into).ok().text.splitlines()[-1].startswith("nothing is left to do")
+    assert tidelog("replay", topic, "--into", into).ok().text.splitlines()[-1].startswith("nothing left to do")
     assert [row["topic"] for row in tidelog("topics", "list", "--json").ok().json() if row["topic"] == into] == [into]
 
 

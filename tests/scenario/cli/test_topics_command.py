@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pty
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,7 +27,7 @@ def test_create_describe_alter_delete(tidelog: Command) -> None:
     tidelog("topics", "alter", "life", "--delete-config", "retention.ms").ok()
     assert tidelog("topics", "describe", "life", "--json").ok().json()[0]["configs"] == {}
 
-    assert tidelog("topics", "delete", "life").ok().text == "deleted life\n"
+    assert tidelog("topics", "delete", "life", "--yes").ok().text == "deleted life\n"
     assert "no topic 'life'" in tidelog("topics", "describe", "life").refused()
 
 
@@ -90,7 +91,7 @@ def test_validate_only_changes_nothing(tidelog: Command, topic: str) -> None:
         (["topics", "create", "x", "--config", "retention.mz=1"], "retention.m"),
         (["topics", "create", "x", "--config", "retention.ms=soon"], "retention.ms"),
         (["topics", "create", "x", "--replication-factor", "3"], "INVALID_REPLICATION_FACTOR"),
-        (["topics", "delete", "not-there"], "there is no such topic"),
+        (["topics", "delete", "not-there", "--yes"], "there is no such topic"),
         (["topics", "describe", "not-there"], "create it with 'tidelog topics create not-there'"),
         (["topics", "alter", "not-there", "--partitions", "2"], "UNKNOWN_TOPIC_OR_PARTITION"),
     ],
@@ -100,7 +101,7 @@ def test_refusals_are_one_line(tidelog: Command, arguments: list[str], words: st
 
 
 def test_delete_if_exists(tidelog: Command) -> None:
-    assert tidelog("topics", "delete", "not-there", "--if-exists").ok().text == "not-there does not exist\n"
+    assert tidelog("topics", "delete", "not-there", "--if-exists", "--yes").ok().text == "not-there does not exist\n"
 
 
 @pytest.mark.parametrize(("answer", "code"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
@@ -113,15 +114,56 @@ def test_delete_asks_on_a_terminal(tidelog: Command, topic: str, answer: bytes, 
         os.close(ours)
         os.close(theirs)
     assert result.code == code
-    assert f"delete {topic} with all records? [y/N]" in result.err
+    assert f"Delete {topic} and all records? [y/N]" in result.err
     is_there = topic in [row["topic"] for row in tidelog("topics", "list", "--json").ok().json()]
     assert is_there == (code == 1)
+
+
+def existing(tidelog: Command) -> list[str]:
+    return [row["topic"] for row in tidelog("topics", "list", "--json").ok().json()]
 
 
 def test_delete_with_yes_does_not_ask(tidelog: Command, topic: str) -> None:
     ours, theirs = pty.openpty()
     try:
+        os.write(ours, b"n\n")  # so that a question would be answered with no
         tidelog("topics", "delete", topic, "--yes", stdin=theirs).ok()
     finally:
         os.close(ours)
         os.close(theirs)
+    assert topic not in existing(tidelog)
+
+
+@pytest.mark.parametrize("answer", [b"", b"y\n"])
+def test_without_a_terminal_nothing_is_deleted_but_with_yes(tidelog: Command, topic: str, answer: bytes) -> None:
+    assert "add --yes to confirm" in tidelog("topics", "delete", topic, stdin=answer).refused(2)
+    assert topic in existing(tidelog)
+    tidelog("topics", "delete", topic, "--yes").ok()
+    assert topic not in existing(tidelog)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics", "describe", "{typo}"],
+        ["topics", "alter", "{typo}", "--partitions", "9"],
+        ["topics", "delete", "{typo}", "--yes"],
+        ["produce", "{typo}"],
+        ["consume", "{typo}"],
+        ["configs", "describe", "--topic", "{typo}"],
+        ["configs", "set", "--topic", "{typo}", "retention.ms=1"],
+        ["groups", "reset-offsets", "g", "--topic", "{typo}", "--to-earliest"],
+        ["transactions", "find-hanging", "--topic", "{typo}"],
+    ],
+)
+def test_a_mistyped_topic_is_answered_with_the_one_that_was_meant(tidelog: Command, arguments: list[str]) -> None:
+    tidelog("topics", "create", "customers", "--if-not-exists").ok()
+    result = tidelog(*(argument.format(typo="custommers") for argument in arguments))
+    assert "did you mean 'customers'?" in result.refused()
+
+
+def test_addresses_may_have_a_scheme(make_command: Callable[[str], Command], tidelog: Command) -> None:
+    nowhere = make_command("127.0.0.1:1")
+    nowhere("topics", "list", "-b", f"kafka://{tidelog.bootstrap}").ok()
+    make_command(f"PLAINTEXT://{tidelog.bootstrap}/")("topics", "list").ok()
+    assert "an address is HOST:PORT" in nowhere("topics", "list", "-b", "http://127.0.0.1:9092").refused(2)

@@ -229,7 +229,7 @@ def test_a_transaction_without_a_time_out_is_shown_as_such_and_ends_by_its_id(
     tidelog("produce", topic, "--partition", "0", stdin=b"behind\n").ok()
     [document] = tidelog("transactions", "describe", "engine", "--json").ok().json()
     assert (document["state"], document["timeout_ms"]) == ("Ongoing", None)
-    assert "time-out none (two-phase)" in tidelog("transactions", "describe", "engine").ok().text
+    assert "timeout none (two-phase)" in tidelog("transactions", "describe", "engine").ok().text
     listed = {row["transactional_id"]: row for row in tidelog("transactions", "list", "--json").ok().json()}
     assert listed["engine"]["is_two_phase"]
     assert "none (two-phase)" in tidelog("transactions", "list", "--state", "Ongoing").ok().text
@@ -254,7 +254,9 @@ def test_a_transaction_is_aborted_by_its_producer(tidelog: Command, topic: str) 
     which = ("--topic", topic, "--partition", "1", "--producer-id", str(HANGING_PRODUCER_ID))
     old = tidelog("transactions", "abort", *which, "--producer-epoch", "2", "--coordinator-epoch", "-1", "--yes")
     assert "INVALID_PRODUCER_EPOCH" in old.refused()
-    done = tidelog("transactions", "abort", *which, "--producer-epoch", "3", "--coordinator-epoch", "-1", "--json")
+    current = (*which, "--producer-epoch", "3", "--coordinator-epoch", "-1")
+    assert "add --yes to confirm" in tidelog("transactions", "abort", *current).refused(2)
+    done = tidelog("transactions", "abort", *current, "--yes", "--json")
     assert done.ok().json()["producer_id"] == HANGING_PRODUCER_ID
     assert tidelog("transactions", "find-hanging", "--topic", topic, "--json").ok().json() == []
 

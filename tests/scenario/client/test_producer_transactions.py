@@ -106,11 +106,20 @@ def test_the_context_manager_commits_and_aborts(client_cluster: BrokerProcess, p
     assert read(client_cluster, topic) == [b"kept", b"kept too"]
 
 
-def test_an_empty_transaction_ends_both_ways(producer: Producer) -> None:
+def test_an_empty_transaction_ends_both_ways(client_cluster: BrokerProcess, producer: Producer, topic: str) -> None:
     with producer.transaction():
         pass
     producer.begin_transaction()
     producer.abort_transaction()
+    with pytest.raises(TransactionStateError):
+        producer.send(topic, b"in no transaction", partition=0)
+    with producer.transaction():
+        producer.send(topic, b"kept", partition=0)
+    # No marker of the empty ones was written, and the transaction after them is whole.
+    assert read(client_cluster, topic) == [b"kept"]
+    with Consumer(bootstrap_servers=client_cluster.bootstrap) as consumer:
+        partition = TopicPartition(topic, 0)
+        assert consumer.end_offsets([partition]) == {partition: 2}
 
 
 def test_open_transactions_are_invisible_until_the_commit(

@@ -308,10 +308,13 @@ def test_an_empty_request_is_answered_empty(raw: RawClient, new_topic: NewTopic)
     assert raw.ask(PRODUCE, 9, ProduceRequest(acks=1, topic_data=[topic]), ProduceResponse).responses[0].name
 
 
-def test_transactional_records_find_no_open_transaction(raw: RawClient, new_topic: NewTopic, batch: MakeBatch) -> None:
+@pytest.mark.parametrize("producer_id", [9, -1])
+def test_transactional_records_need_a_transactional_id(
+    raw: RawClient, new_topic: NewTopic, batch: MakeBatch, producer_id: int
+) -> None:
     topic = new_topic()
-    sent = batch(b"a", producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
-    assert raw.produce(topic, sent).error_code == ErrorCode.INVALID_TXN_STATE
+    sent = batch(b"a", producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
+    assert raw.produce(topic, sent).error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert raw.list_offset(topic, -1).offset == 0
 
 

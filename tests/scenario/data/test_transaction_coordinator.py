@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tidelog.broker.internal_topics import partition_for
+from tidelog.controller.image import PartitionState
 from tidelog.coordinator.transaction import ProducerIdentity
 from tidelog.coordinator.txn_requests import EndTxn
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k01_fetch import PartitionData
+from tidelog.protocol.messages.k09_offset_fetch import (
+    OFFSET_FETCH,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
+)
+from tidelog.protocol.messages.k10_find_coordinator import (
+    FIND_COORDINATOR,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.k25_add_offsets_to_txn import (
     ADD_OFFSETS_TO_TXN,
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,
+)
+from tidelog.protocol.messages.k28_txn_offset_commit import (
+    TXN_OFFSET_COMMIT,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
 )
 from tidelog.protocol.messages.k66_list_transactions import (
     LIST_TRANSACTIONS,
@@ -34,6 +56,7 @@ if TYPE_CHECKING:
 
 ReadRecords = Callable[[PartitionData], list[Record]]
 Connect = Callable[[Broker], "RawClient"]
+WaitUntil = Callable[[Callable[[], bool], str], None]
 
 READ_COMMITTED = 1
 MARKER_KEYS = (b"\0\0\0\0", b"\0\0\0\1")
@@ -145,6 +168,131 @@ def test_an_end_is_answered_before_its_markers_are_written(broker: Broker, new_p
 
     assert broker.call(end) == (0, 0, 1)
     producer.wait_for("CompleteCommit")
+
+
+class SilentFollower:
+    """A second replica of a partition, in sync and far away: what is appended is committed when the test says so."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int) -> None:
+        self.broker = broker
+        self._name = topic, partition
+        broker.call(self._set_replicas((1, 2)))
+
+    def catch_up(self) -> None:
+        self.broker.call(self._catch_up)
+
+    def remove(self) -> None:
+        self.broker.call(self._set_replicas((1,)))
+
+    def _set_replicas(self, replicas: tuple[int, ...]) -> Callable[[BrokerServer], Coroutine[None, None, None]]:
+        async def change(server: BrokerServer) -> None:
+            partition = server.services.replicas.find(*self._name)
+            state = PartitionState(
+                replicas=replicas,
+                isr=replicas,
+                leader=1,
+                leader_epoch=partition.leader_epoch,
+                partition_epoch=partition.partition_epoch + 1,
+            )
+            partition.apply(state)
+            server.services.replicas._purgatory.check(partition)
+
+        return change
+
+    async def _catch_up(self, server: BrokerServer) -> None:
+        partition = server.services.replicas.find(*self._name)
+        partition.update_follower(2, partition.log.log_end_offset, -1)
+        server.services.replicas._purgatory.check(partition)
+
+
+@pytest.fixture
+def add_follower(broker: Broker) -> Iterator[Callable[[str, int], SilentFollower]]:
+    with ExitStack() as followers:
+
+        def add(topic: str, partition: int) -> SilentFollower:
+            follower = SilentFollower(broker, topic, partition)
+            followers.callback(follower.remove)
+            return follower
+
+        yield add
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_marker_counts_once_it_is_replicated(
+    broker: Broker,
+    new_producer: NewProducer,
+    add_follower: Callable[[str, int], SilentFollower],
+    wait_until: WaitUntil,
+    committed: bool,
+) -> None:
+    """Until then the leader may fail, and another broker lead the partition without the marker."""
+    producer = new_producer(f"replicated-{committed}")
+    assert producer.init() == 0
+    assert producer.add("t") == [0]
+    assert producer.send("t", b"x") == 0
+
+    async def end_of_log(server: BrokerServer) -> int:
+        return server.services.replicas.find("t", 0).log.log_end_offset
+
+    follower = add_follower("t", 0)
+    follower.catch_up()
+    before = broker.call(end_of_log)
+    assert producer.end(commit=committed) == 0
+    wait_until(lambda: broker.call(end_of_log) == before + 1, "the marker is appended")
+    assert producer.describe().transaction_state.startswith("Prepare")
+    # Nor is the transaction over for its producer.
+    assert producer.init() == ErrorCode.CONCURRENT_TRANSACTIONS
+    follower.catch_up()
+    producer.wait_for("CompleteCommit" if committed else "CompleteAbort")
+
+
+def test_offsets_of_a_transaction_count_once_its_marker_is_replicated(
+    broker: Broker,
+    raw: RawClient,
+    new_producer: NewProducer,
+    add_follower: Callable[[str, int], SilentFollower],
+    wait_until: WaitUntil,
+) -> None:
+    group_id = "replicated-offsets"
+    find = FindCoordinatorRequest(coordinator_keys=[group_id])
+    assert raw.ask(FIND_COORDINATOR, 4, find, FindCoordinatorResponse).coordinators[0].error_code == 0
+    producer = new_producer("replicated-offsets")
+    assert producer.init() == 0
+    commit = TxnOffsetCommitRequest(
+        transactional_id=producer.transactional_id,
+        group_id=group_id,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        topics=[
+            TxnOffsetCommitRequestTopic(
+                name="t", partitions=[TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=5)]
+            )
+        ],
+    )
+    answer = raw.ask(TXN_OFFSET_COMMIT, 5, commit, TxnOffsetCommitResponse)
+    assert answer.topics[0].partitions[0].error_code == 0
+
+    def committed() -> tuple[int, int]:
+        topics = [OffsetFetchRequestTopics(name="t", partition_indexes=[0])]
+        fetch = OffsetFetchRequest(
+            groups=[OffsetFetchRequestGroup(group_id=group_id, topics=topics)], require_stable=True
+        )
+        [found] = raw.ask(OFFSET_FETCH, 8, fetch, OffsetFetchResponse).groups[0].topics[0].partitions
+        return found.committed_offset, found.error_code
+
+    partition = partition_for(group_id, 3)
+    follower = add_follower("__consumer_offsets", partition)
+    follower.catch_up()
+
+    async def end_of_log(server: BrokerServer) -> int:
+        return server.services.replicas.find("__consumer_offsets", partition).log.log_end_offset
+
+    before = broker.call(end_of_log)
+    assert producer.end(commit=True, version=5) == 0
+    wait_until(lambda: broker.call(end_of_log) == before + 1, "the marker is appended")
+    assert committed() == (-1, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+    follower.catch_up()
+    wait_until(lambda: committed() == (5, 0), "the offset is committed")
 
 
 def test_what_is_refused_in_a_transaction(new_producer: NewProducer) -> None:

@@ -61,6 +61,7 @@ class Member:
         self.generation_id = -1
         self.protocols = {"range": SUBSCRIPTION}
         self.protocol_type = "consumer"
+        self.protocol_name: str | None = "range"
         self.session_ms = 10_000
         self.rebalance_ms = 60_000
 
@@ -84,6 +85,8 @@ class Member:
         if answer.error_code in (ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED):
             self.member_id = answer.member_id
             self.generation_id = answer.generation_id
+        if answer.error_code == ErrorCode.NONE:
+            self.protocol_name = answer.protocol_name
         return answer
 
     def join(self, version: int = 9) -> JoinGroupResponse:
@@ -105,6 +108,8 @@ class Member:
             generation_id=self.generation_id,
             member_id=self.member_id,
             group_instance_id=self.instance,
+            protocol_type=self.protocol_type,
+            protocol_name=self.protocol_name,
             assignments=assignments,
         )
         self.client.send(SYNC_GROUP, request, version)

@@ -85,6 +85,7 @@ def settings() -> Settings:
         SettingsTable(
             [
                 Setting("num.partitions", SettingType.INT, 1, ""),
+                Setting("tidelog.max.partitions", SettingType.INT, 200_000, ""),
                 Setting("default.replication.factor", SettingType.INT, 1, ""),
                 Setting("retention.ms", SettingType.LONG, 604_800_000, "", scope=SettingScope.TOPIC),
             ]

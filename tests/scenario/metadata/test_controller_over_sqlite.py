@@ -27,6 +27,7 @@ from tidelog.common.settings import *
 from tidelog.controller import Controller, NewTopic
 from tidelog.metadata import SqliteStore
 rows = [Setting(name, SettingType.INT, 1, "") for name in ("num.partitions", "default.replication.factor")]
+rows.append(Setting("tidelog.max.partitions", SettingType.INT, 200_000, ""))
 async def main():
     controller = Controller(SqliteStore(sys.argv[1]), SystemClock(), Settings(SettingsTable(rows)), node_id=0)
     await controller.start()

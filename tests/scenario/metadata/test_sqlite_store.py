@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -58,7 +59,37 @@ async def test_a_commit_is_synced_to_the_disk(open_sqlite: OpenStore) -> None:
     session = await store.session(TTL_MS)
     assert await session.heartbeat()
     full = 2
-    assert await asyncio.get_running_loop().run_in_executor(store._thread, modes) == ("wal", full)
+    assert await store.run(modes) == ("wal", full)
+    await session.close()
+
+
+async def test_a_busy_event_loop_does_not_lose_a_session(open_sqlite: OpenStore) -> None:
+    mine, theirs = open_sqlite(boot_time_ms), open_sqlite(boot_time_ms)
+    session = await mine.session(1_000)
+    assert isinstance(await mine.txn([("controller", ABSENT)], [Put("controller", b"mine", owner=session.id)]), Ok)
+    deadline_ms = session.deadline_ms
+    busy_until_ms = boot_time_ms() + 2_500
+    while boot_time_ms() < busy_until_ms:
+        pass
+    assert session.deadline_ms >= deadline_ms + 1_000
+    assert await theirs.txn([("controller", ABSENT)], [Put("controller", b"theirs")]) == Conflict("controller")
+    await asyncio.sleep(0)
+    assert not session.lost.is_set()
+    await session.close()
+
+
+async def test_a_hanging_disk_ends_a_session_at_its_deadline(open_sqlite: OpenStore) -> None:
+    store = open_sqlite(boot_time_ms)
+    session = await store.session(300)
+    released = threading.Event()
+    hanging = asyncio.ensure_future(store.run(released.wait))
+    async with asyncio.timeout(30):
+        await session.lost.wait()
+    assert boot_time_ms() >= session.deadline_ms
+    assert not hanging.done()
+    released.set()
+    await hanging
+    assert not await session.heartbeat()
     await session.close()
 
 

@@ -23,7 +23,8 @@ KEYS = st.sampled_from(["a", "a/b", "a/c", "b", "b-2"])
 # A check is about the key's current token, about a token that it does not have, or about its absence.
 CHECKS = st.dictionaries(KEYS, st.sampled_from(["current", "current", "wrong", "absent"]), max_size=3)
 WRITES = st.dictionaries(KEYS, st.none() | st.binary(max_size=3), max_size=3)
-TTL_MS = 1_000.0
+TTL_MS = 1_000_000.0
+"""So long that no heartbeat comes by itself: time passes only where a rule says so."""
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -72,7 +73,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         first, second = (self._run(session.heartbeat()) for session in pair)  # type: ignore[attr-defined]  # Lease's own
         assert first == second
 
-    @rule(ms=st.sampled_from([400, 700]))
+    @rule(ms=st.sampled_from([400_000, 700_000]))
     def let_time_pass(self, ms: int) -> None:
         self._clock.advance(ms=ms)
         # The model ends sessions at any call; SQLite when something stands in the way, so something does.

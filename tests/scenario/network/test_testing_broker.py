@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tidelog import Admin
 from tidelog.common.clock import VirtualClock
+from tidelog.protocol.config_values import ConfigResource
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
 from tidelog.server.server import StartError
@@ -110,11 +111,59 @@ def test_it_comes_back_again_and_again(broker: Broker, end: Callable[[Broker], N
     assert broker.port == port
 
 
-def test_start_time_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    """A figure to look at, not a limit."""
-    started_s = time.perf_counter()
-    with Broker():
-        ready_s = time.perf_counter() - started_s
-        stopping_s = time.perf_counter()
-    with capsys.disabled():
-        print(f"\nan in-process broker starts in {ready_s:.3f} s, stops in {time.perf_counter() - stopping_s:.3f} s")
+def setting(broker: Broker, name: str) -> str | None:
+    resource = ConfigResource.broker(1)
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        return admin.describe_configs(resource, [name])[resource][name].value
+
+
+def test_groups_do_not_wait_for_members_unless_the_test_says_so(tidelog_broker: Broker) -> None:
+    assert setting(tidelog_broker, "group.initial.rebalance.delay.ms") == "0"
+    with Broker(settings={"group.initial.rebalance.delay.ms": 3000}) as broker:
+        assert setting(broker, "group.initial.rebalance.delay.ms") == "3000"
+
+
+PLUGIN_TESTS = """
+import pytest
+
+seen = []
+
+
+@pytest.fixture(scope="session")
+def tidelog_broker_settings():
+    return {"num.partitions": 5}
+
+
+def partitions(broker):
+    from tidelog import Admin
+
+    with Admin(bootstrap_servers=broker.bootstrap) as admin:
+        admin.create_topics("orders").raise_for_errors()
+        return len(admin.describe_topics("orders")["orders"].partitions)
+
+
+def test_settings(tidelog_broker, make_tidelog_broker):
+    assert partitions(tidelog_broker) == 5
+    assert partitions(make_tidelog_broker()) == 5
+    assert partitions(make_tidelog_broker({"num.partitions": 2})) == 2
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_session(tidelog_session_broker, number):
+    seen.append(tidelog_session_broker)
+    assert len(set(seen)) == 1
+    if number == 0:
+        assert partitions(tidelog_session_broker) == 5
+"""
+
+
+def test_fixtures_take_settings_and_one_lasts_the_session(tmp_path: Path) -> None:
+    (tmp_path / "test_plugin.py").write_text(PLUGIN_TESTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "test_plugin.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "3 passed" in done.stdout, done.stdout + done.stderr

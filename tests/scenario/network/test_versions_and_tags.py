@@ -31,7 +31,8 @@ NAMED = b"\x04raw" + b"\x021"  # compact strings: the name and version of the cl
 
 SASL_KEYS = {17, 36}
 TRANSACTION_KEYS = {24, 25, 26, 27, 28, 65, 66}
-QUOTA_KEYS = {48, 49}
+# Quotas can be asked for, and are none; they can't be changed.
+QUOTA_CHANGE_KEYS = {49}
 
 
 def send(client: RawClient, key: int, version: int, rest: bytes, correlation_id: int = 1) -> None:
@@ -143,12 +144,21 @@ def test_slow_clients_have_ten_minutes(shared_broker: Broker, connect: Connect) 
 
 
 def test_only_what_is_served_is_advertised(shared_broker: Broker, connect: Connect) -> None:
-    """Behaviours 11 and 43: neither SASL nor transactions or quotas; asking for them anyway closes."""
+    """Behaviours 11 and 43: neither SASL nor changes of quotas; asking for them anyway closes."""
     offered = served(connect(shared_broker))
     assert {PRODUCE.key, FETCH.key, METADATA.key, API_VERSIONS.key} | TRANSACTION_KEYS <= set(offered)
-    assert not (SASL_KEYS | QUOTA_KEYS) & set(offered)
+    assert not (SASL_KEYS | QUOTA_CHANGE_KEYS) & set(offered)
     for api in all_apis():
         if api.key not in offered:
             client = connect(shared_broker)
             send(client, api.key, api.versions[0], NULL_CLIENT_ID + NO_TAGS)
             assert client.was_closed(), api.name
+
+
+def test_the_features_of_groups_and_transactions_are_announced(shared_broker: Broker, connect: Connect) -> None:
+    request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
+    answer = connect(shared_broker).ask(API_VERSIONS, request, ApiVersionsResponse, 4)
+    supported = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
+    assert supported == {"group.version": (0, 1), "transaction.version": (0, 2)}
+    levels = {feature.name: feature.max_version_level for feature in answer.finalized_features}
+    assert levels == {"group.version": 1, "transaction.version": 2}

@@ -109,13 +109,13 @@ def test_what_is_refused_says_what_to_do(shop: Shop, terminal: Terminal) -> None
     assert "version 1 of totals is the live one; give the new code another version in its file" in err
     code, _, err = terminal("rollback", "totals")
     assert code == 1
-    assert "version 1 of totals was live from the start: nothing to roll back to" in err
+    assert "version 1 of totals has been live from the start: there is nothing to roll back to" in err
     code, _, err = terminal("promote", "totals", "--version", "7")
     assert code == 1
     assert "totals has no version 7; it has 1, 2" in err
     code, _, err = terminal("promote", "totals", "--abandon")
     assert code == 1
-    assert "there is no promote of totals to give up" in err
+    assert "there is no promote of totals to abandon" in err
     code, _, err = terminal("run", str(plain_version.declaring_file(shop.state_dir, 2)))
     assert code == 1
     assert "version 1 of totals is live, not version 2" in err

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tidelog import Admin, NewTopic, Producer
+from tidelog.pipeline.versions import replay_monitor
+from tidelog.pipeline.versions.pacing import ROWS_PER_S_START
 from tidelog.pipeline.versions.registry_rows import Progress
 from tidelog.pipeline.versions.replay_monitor import Limits, ReplayMonitor, ReplayStatus
 from tidelog.testing import Broker
@@ -124,3 +126,26 @@ def test_a_run_that_has_put_a_stop_to_its_source_is_left_alone(broker: Broker, t
         limit_file.write_text("0")
         assert told.wait(10)
         assert limit_file.read_text() == "0"
+
+
+def test_probes_that_fail_count_as_slow(broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that refuses is the last that should get more work: the rate comes down, however fast it refuses."""
+    slowed = threading.Event()
+
+    def watch(status: ReplayStatus) -> None:
+        if status.limit_rows_per_s is not None and status.limit_rows_per_s < ROWS_PER_S_START:
+            slowed.set()
+
+    limit_file, starts_file = tmp_path / "limit", tmp_path / "starting-offsets.json"
+    run = FakeRun(limit_file)
+    limits = Limits(yields_to_live=True)
+    monitor = ReplayMonitor(
+        run, broker.bootstrap, ["orders"], starts_file, limit_file, limits, trigger_s=TRIGGER_S, on_status=watch
+    )
+    with monitor:
+        assert int(limit_file.read_text()) == ROWS_PER_S_START * TRIGGER_S
+        # The topic of the probes is gone, so each fails at once; where the other inputs end can still be told.
+        monkeypatch.setattr(monitor, "_known_topics", lambda: ["gone"])
+        monkeypatch.setattr(replay_monitor, "end_offsets", lambda *_: {"orders": {0: ROWS}})
+        assert slowed.wait(60)
+        assert int(limit_file.read_text()) < ROWS_PER_S_START * TRIGGER_S

@@ -183,7 +183,7 @@ def test_a_client_of_the_users_own(redis_database: Any) -> None:
 def test_a_server_that_is_not_there(url: str) -> None:
     async def main() -> None:
         async with AsyncDeduplicator(url, name="billing", timeout_s=0.2) as dedup:
-            with pytest.raises(ClaimStoreError, match="could not be asked"):
+            with pytest.raises(ClaimStoreError, match=r"could not be (reached|used)"):
                 async with dedup.once("k"):
                     pytest.fail("the block must not run")
 

@@ -410,25 +410,25 @@ def test_what_is_refused(
         replay(topic, missing)
     with pytest.raises(PipelineError, match="into itself"):
         replay(topic, topic)
-    with pytest.raises(PipelineError, match=r"the rows can't be made: .*colour"):
+    with pytest.raises(PipelineError, match=r"Spark rejected the query: .*colour"):
         replay(topic, into, spec={"filter": "colour = 'red'"})
     with pytest.raises(DeclarationError, match="has no function nothing"):
         replay(topic, into, spec={"map": f"{functions}:nothing"})
     assert replay(topic, topic, same_topic=True).counts.written == 30
     assert replay(topic, missing, create=True, name="made").counts.written == 60
-    with pytest.raises(PipelineError, match="began with to latest, not 5"):
+    with pytest.raises(PipelineError, match="was started with --to latest, not --to 5"):
         replay(topic, missing, last="5", name="made")
     with EventReplay(
         ReplaySpec(topic, into, "earliest", "latest"), ReplayOptions(cluster.bootstrap, tmp_path, "local[2]")
     ) as other:
         other.prepare()
-        with pytest.raises(PipelineError, match="another process works on replay"):
+        with pytest.raises(PipelineError, match="another process is working on replay"):
             replay(topic, into)
     spec = {"map": f"{functions}:picky"}
     with pytest.raises(ReplayStoppedError):
         replay(topic, into, spec=spec, is_stopping=lambda: True)
     functions.write_text(FUNCTIONS + "\n# changed\n", encoding="utf-8")
-    with pytest.raises(PipelineError, match="has changed since it began"):
+    with pytest.raises(PipelineError, match="has changed since it was started"):
         replay(topic, into, spec=spec)
 
 
@@ -497,7 +497,7 @@ def test_the_command_is_interrupted_killed_and_goes_on(
     os.kill(stopped.pid, signal.SIGINT)
     out, err = stopped.communicate(timeout=DEADLINE_S)
     assert (stopped.returncode, out) == (130, ""), err
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
     assert err.count("\n") == 1, err
 
     last = start(*command)

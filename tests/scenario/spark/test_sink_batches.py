@@ -116,7 +116,7 @@ def test_what_is_wrong_with_columns_is_said_before_anything_runs(
     spark: SparkSession, save: Save, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic()
-    with pytest.raises(Exception, match="no column 'value' to write; there are: id"):
+    with pytest.raises(Exception, match="no 'value' column to write; the columns are: id"):
         save(spark.range(1), topic=topic)
     with pytest.raises(Exception, match="must be string or binary"):
         save(spark.range(1).selectExpr("id AS value"), topic=topic)

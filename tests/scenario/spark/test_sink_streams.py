@@ -182,7 +182,7 @@ def test_two_writes_of_one_batch_under_one_name_are_refused(
             plain.option("topic", target).save()
 
     copying.write_source(5)
-    with pytest.raises(Exception, match="txnAppId of its own"):
+    with pytest.raises(Exception, match="its own txnAppId"):
         copying.run_for_each("checkpoint", write)
     assert copying.read(target) == _expected(5)
 

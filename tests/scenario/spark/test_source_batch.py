@@ -185,7 +185,7 @@ def test_open_transactions_are_not_read(source: Any, new_topic: Callable[..., st
         everything = source.batch(PLACES, subscribe=topic, kafka__isolation__level="read_uncommitted")
         assert places(everything) == {0: [0, 1, 2, 4, 5, 6, 8, 9, 10]}
         beyond = {"subscribe": topic, "endingOffsets": as_json(topic, p0=10)}
-        with pytest.raises(PySparkException, match="ends at offset 8 now, and endingOffsets wants it read up to 10"):
+        with pytest.raises(PySparkException, match="ends at offset 8, but endingOffsets asks for offsets up to 10"):
             source.batch(**beyond).count()
         assert places(source.batch(PLACES, failOnDataLoss="false", **beyond)) == {0: [0, 1, 2]}
         producer.abort_transaction()
@@ -197,7 +197,7 @@ def test_records_that_are_gone(source: Any, filled: Callable[..., str], cluster:
         admin.delete_records({TopicPartition(topic, 0): 40}).raise_for_errors()
     assert places(source.batch(PLACES, subscribe=topic)) == {0: list(range(40, 100))}
     early = {"subscribe": topic, "startingOffsets": as_json(topic, p0=20), "maxRecordsPerPartition": 15}
-    with pytest.raises(PySparkException, match=r"begins at offset 40 now, and \d+ was to be read"):
+    with pytest.raises(PySparkException, match=r"now starts at offset 40, but \d+ was to be read"):
         source.batch(**early).count()
     assert places(source.batch(PLACES, failOnDataLoss="false", **early)) == {0: list(range(40, 100))}
 
@@ -212,11 +212,11 @@ def test_an_empty_topic(source: Any, new_topic: Callable[..., str]) -> None:
         ({"subscribe": "no-such-topic"}, "there is no topic no-such-topic"),
         ({"assign": '{"TOPIC":[7]}'}, "there is no partition TOPIC-7"),
         ({}, "exactly one of the options assign, subscribe, subscribePattern"),
-        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC":{"0":1}}'}, "says nothing of TOPIC-1; use -2"),
-        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC"'}, "expected JSON as"),
+        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC":{"0":1}}'}, "lacks TOPIC-1; use -2"),
+        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC"'}, "expected JSON like"),
         ({"subscribe": "TOPIC", "startingOfset": "earliest"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC":{"0":99,"1":0}}'}, "the start lies behind the end"),
-        ({"subscribe": "TOPIC", "kafka.auto.offset.reset": "latest"}, "is decided by the source"),
+        ({"subscribe": "TOPIC", "startingOffsets": '{"TOPIC":{"0":99,"1":0}}'}, "the start is after the end"),
+        ({"subscribe": "TOPIC", "kafka.auto.offset.reset": "latest"}, "is controlled by the source"),
         ({"subscribe": "TOPIC", "kafka.bootstrap.servers": "127.0.0.1:1"}, "127.0.0.1:1"),
     ],
 )

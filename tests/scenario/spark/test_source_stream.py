@@ -221,7 +221,7 @@ def test_a_topic_that_is_deleted(
     assert len(numbers(source.available_now(SCHEMA, **options))) == 10
     admin.delete_topics(lost).raise_for_errors()
     send(kept, 5, 8, partitions=1)
-    with pytest.raises(StreamingQueryException, match=rf"no partition {lost}-0 any more") as raised:
+    with pytest.raises(StreamingQueryException, match=rf"partition {lost}-0 no longer exists") as raised:
         source.available_now(SCHEMA, **options)
     assert "set the option failOnDataLoss to false" in str(raised.value)
     assert numbers(source.available_now(SCHEMA, failOnDataLoss="false", **options)) == [5, 6, 7]
@@ -255,7 +255,7 @@ def test_a_topic_that_is_made_anew_fails_the_query(
     admin.create_topics(NewTopic(topic, 1)).raise_for_errors()
     admin.wait_for_topics(topic)
     send(topic, 0, 2, partitions=1)
-    with pytest.raises(StreamingQueryException, match="ends at offset 2 now, and 5 was reached before"):
+    with pytest.raises(StreamingQueryException, match="ends at offset 2 now, but 5 had already been reached"):
         source.available_now(SCHEMA, **options)
     assert numbers(source.available_now(SCHEMA, failOnDataLoss="false", **options)) == [0, 1]
 
@@ -269,7 +269,7 @@ def test_records_that_are_deleted_before_they_are_read(
     assert numbers(source.available_now(SCHEMA, **options)) == list(range(5))
     send(topic, 5, 20, partitions=1)
     admin.delete_records({TopicPartition(topic, 0): 12}).raise_for_errors()
-    with pytest.raises(StreamingQueryException, match="begins at offset 12 now, and 5 was to be read"):
+    with pytest.raises(StreamingQueryException, match="now starts at offset 12, but 5 was to be read"):
         source.available_now(SCHEMA, **options)
     assert numbers(source.available_now(SCHEMA, failOnDataLoss="false", **options)) == list(range(12, 20))
 
@@ -331,7 +331,7 @@ def test_mistakes_are_told_when_the_query_starts(source: Any, new_topic: Callabl
     for options, said in (
         ({"subscribe": "no-such-topic"}, "there is no topic no-such-topic"),
         ({"subscribe": new_topic(), "endingOffsets": "latest"}, "a streaming query has no end"),
-        ({"subscribe": new_topic(), "startingOffsets": "{}x"}, "expected JSON as"),
+        ({"subscribe": new_topic(), "startingOffsets": "{}x"}, "expected JSON like"),
         ({"subscribe": "any", "kafka.bootstrap.servers": "127.0.0.1:1"}, "127.0.0.1:1"),
     ):
         with pytest.raises(PySparkException) as raised:

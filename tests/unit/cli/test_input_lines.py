@@ -30,7 +30,7 @@ def test_lines_keep_their_bytes(pipe: tuple[int, int], content: bytes, lines: li
     reading, writing = pipe
     os.write(writing, content)
     os.close(writing)
-    assert [line for line in read_lines(reading) if line is not None] == lines
+    assert [line for chunk in read_lines(reading) for line in chunk] == lines
 
 
 def test_lines_longer_than_a_read(tmp_path: Path) -> None:
@@ -38,15 +38,15 @@ def test_lines_longer_than_a_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(long + b"\n" + b"short\n" + long)
     with path.open("rb") as file:
-        assert [line for line in read_lines(file.fileno()) if line is not None] == [long, b"short", long]
+        assert [line for lines in read_lines(file.fileno()) for line in lines] == [long, b"short", long]
 
 
 def test_says_when_the_input_falls_silent(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"one\ntw")
-    lines = read_lines(reading)
-    assert next(lines) == b"one"
-    assert next(lines) is None
+    chunks = read_lines(reading)
+    assert next(chunks) == [b"one"]
+    assert next(chunks) == []
     os.write(writing, b"o\n")
     os.close(writing)
-    assert [line for line in lines if line is not None] == [b"two"]
+    assert [line for lines in chunks for line in lines] == [b"two"]

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import tidelog.cli.main
+from tidelog import __version__
 from tidelog.cli.errors import CommandError, report_warnings
-from tidelog.cli.main import run
+from tidelog.cli.main import COMMANDS, build_app, run
 from tidelog.client.errors import BrokerError, ConnectError
 from tidelog.common.settings import SettingError
 from tidelog.protocol import ErrorCode
@@ -34,16 +38,20 @@ def one_line(captured: pytest.CaptureFixture[str]) -> str:
         (["topics", "alter", "t"], "nothing to do; give --partitions"),
         (["topics", "list", "--bootstrap", "nowhere:x"], "HOST:PORT with a port from 1 to 65535"),
         (["topics", "list", "--what"], "No such option"),
+        (["topics", "lst"], "Did you mean 'list'"),
+        (["produce"], "name one topic"),
+        (["consume", "a", "-t", "b"], "name one topic"),
+        (["consume", "a", "--offset", "soon"], "'soon' is not an offset"),
         (["configs", "describe"], "say whose settings"),
         (["configs", "describe", "--topic", "t", "--broker", "1"], "one of --topic TOPIC, --broker ID"),
         (["configs", "set", "--topic", "t", "x"], "'x' is not key=value"),
         (["produce", "t", "--acks", "2"], "--acks"),
-        (["produce", "t", "--key-separator", ""], "may not be empty"),
+        (["produce", "t", "--key-separator", ""], "must not be empty"),
         (["produce", "t", "--header", "x"], "'x' is not key=value"),
-        (["consume", "t", "--format", "%q"], "%q is no placeholder"),
+        (["consume", "t", "--format", "%q"], "%q is not a placeholder"),
         (["consume", "t", "--json", "--format", "%k"], "exclude each other"),
         (["consume", "t", "--offset", "1", "--from-beginning"], "exclude each other"),
-        (["consume", "t", "--timestamp", "soon"], "'soon' is no time"),
+        (["consume", "t", "--timestamp", "soon"], "'soon' is not a time"),
         (["consume", "t", "--max-messages", "0"], "--max-messages"),
         (["log", "dump", "/does/not/exist"], "does not exist"),
         (["serve", "--listen"], "--listen"),
@@ -72,6 +80,51 @@ def test_a_group_alone_shows_its_help(arguments: list[str], capsys: pytest.Captu
     output = capsys.readouterr()
     assert "Usage: " in output.out
     assert output.err == ""
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([option]) == 0
+    assert capsys.readouterr().out == f"tidelog {__version__}\n"
+
+
+def every_command(group: Any, *path: str) -> Iterator[tuple[str, ...]]:  # typer does not export the class
+    yield path
+    for name, command in getattr(group, "commands", {}).items():
+        yield from every_command(command, *path, name)
+
+
+def test_help_is_plain_at_any_width(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("50", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        for path in every_command(get_command(build_app())):
+            assert run([*path, "--help"]) == 0
+            shown = capsys.readouterr().out
+            assert f"Usage: {' '.join(['tidelog', *path])}" in " ".join(shown.split())
+            assert not re.search(r"<(bool|str|int|float|path)>|[{}│╭]", shown), shown
+            if columns == "80":
+                assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_commands_are_listed_in_their_order_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = {}
+    for path in every_command(get_command(build_app())):
+        run([*path, "--help"])
+        listed[path] = capsys.readouterr().out.partition("Commands:\n")[2].partition("\n\n")[0]
+        assert "..." not in listed[path], "a summary is cut off"
+    assert [line.split()[0] for line in listed[()].splitlines()] == list(COMMANDS)
+
+
+@pytest.mark.parametrize(("package", "extra"), [("pyspark", "spark"), ("matplotlib", "charts"), ("kafka", "bench")])
+def test_a_missing_extra_is_named(
+    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named '{package}.sql'", name=f"{package}.sql")
+
+    monkeypatch.setattr(tidelog.cli.main, "_run", fail)
+    assert run(["replay"]) == 1
+    assert f"needs {package}, which is not installed: pip install 'tidelog[{extra}]'" in one_line(capsys)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
-from tidelog.cli.progress import is_watched, progress, steps
+from tidelog.cli.progress import Durations, is_watched, progress, steps
 
 
 class Terminal(io.StringIO):
@@ -72,3 +73,14 @@ def test_without_a_terminal_steps_are_only_told(monkeypatch: pytest.MonkeyPatch)
     with steps(told.append) as tell:
         tell("measuring")
     assert told == ["measuring"]
+
+
+def test_the_steps_that_took_longest_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    durations = Durations()
+    assert durations.summary() == "took 0 s"
+    for step, took_s in (("short", 1), ("  longest", 30), ("long", 20), ("none", 0)):
+        assert durations.begin(step) == now_s - 1000.0
+        now_s += took_s
+    assert durations.summary(2) == "took 51 s, most of it: 30 s longest; 20 s long"

@@ -13,6 +13,10 @@ from tidelog.client.address import Address, parse_address, parse_addresses
         ("localhost", Address("localhost", 9092)),
         ("[::1]:9093", Address("::1", 9093)),
         ("[fe80::1]", Address("fe80::1", 9092)),
+        ("kafka://broker.example:9093", Address("broker.example", 9093)),
+        ("kafka://broker.example", Address("broker.example", 9092)),
+        ("Kafka://[::1]:9093/", Address("::1", 9093)),
+        ("PLAINTEXT://127.0.0.1:9092", Address("127.0.0.1", 9092)),
     ],
 )
 def test_reads_addresses(text: str, expected: Address) -> None:
@@ -20,7 +24,22 @@ def test_reads_addresses(text: str, expected: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":9092", "host:", "host:x", "host:0", "host:65536", "host:-1", "::1", "[::1", "host:１"]
+    "text",
+    [
+        "",
+        ":9092",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "::1",
+        "[::1",
+        "host:１",
+        "http://host:80",
+        "kafka://",
+        "://h",
+    ],
 )
 def test_refuses_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|\[::1\]:9092"):
@@ -29,6 +48,7 @@ def test_refuses_what_is_no_address(text: str) -> None:
 
 def test_reads_several_joined_by_commas() -> None:
     assert parse_addresses("a:1, b:2,") == [Address("a", 1), Address("b", 2)]
+    assert parse_addresses("kafka://a:1,b:2, kafka://c") == [Address("a", 1), Address("b", 2), Address("c", 9092)]
     with pytest.raises(ValueError, match="no broker address"):
         parse_addresses(" , ")
 

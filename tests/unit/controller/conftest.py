@@ -57,6 +57,7 @@ def settings() -> Settings:
         SettingsTable(
             [
                 Setting("num.partitions", SettingType.INT, 3, ""),
+                Setting("tidelog.max.partitions", SettingType.INT, 200_000, ""),
                 Setting("default.replication.factor", SettingType.INT, 1, ""),
                 Setting("log.cleanup.policy", SettingType.LIST, ["delete"], "", dynamic=True),
                 Setting("log.retention.ms", SettingType.LONG, 604_800_000, "", dynamic=True),

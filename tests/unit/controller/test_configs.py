@@ -62,9 +62,9 @@ def test_a_brokers_dynamic_settings_can_be_changed(
     ("resource", "change", "code"),
     [
         (ConfigResource(ResourceType.TOPIC, "b"), ("retention.ms", SET, "1"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        (ConfigResource(ResourceType.BROKER, "9"), ("log.retention.ms", SET, "1"), ErrorCode.BROKER_ID_NOT_REGISTERED),
+        (ConfigResource(ResourceType.BROKER, "9"), ("log.retention.ms", SET, "1"), ErrorCode.INVALID_REQUEST),
         (ConfigResource(ResourceType.BROKER, "x"), ("log.retention.ms", SET, "1"), ErrorCode.INVALID_REQUEST),
-        (BROKER, ("socket.request.max.bytes", SET, "1"), ErrorCode.INVALID_CONFIG),
+        (BROKER, ("socket.request.max.bytes", SET, "1"), ErrorCode.INVALID_REQUEST),
         (BROKER, ("retention.ms", SET, "1"), ErrorCode.INVALID_CONFIG),
         (TOPIC, ("retention.m", SET, "1"), ErrorCode.INVALID_CONFIG),
         (TOPIC, ("retention.m", DELETE, None), ErrorCode.INVALID_CONFIG),

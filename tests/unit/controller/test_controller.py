@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from tidelog.common.ids import ZERO_UUID, random_uuid
+from tidelog.common.settings import Settings
 from tidelog.controller import (
     ClusterImage,
     ConfigAlteration,
@@ -88,7 +89,9 @@ async def test_validation_alone_changes_nothing(controller: Controller, store: M
     await controller.create_topics([NewTopic("a")])
     before, image = await store.list(""), controller.image
     (result,) = await controller.create_topics([NewTopic("b", 5)], validate_only=True)
-    assert (result.error, result.partitions, result.topic_id) == (ErrorCode.NONE, 5, ZERO_UUID)
+    assert (result.error, result.partitions) == (ErrorCode.NONE, 5)
+    # As in Kafka: the id that it would have got, if it were created now.
+    assert result.topic_id != ZERO_UUID
     (exists,) = await controller.create_topics([NewTopic("a")], validate_only=True)
     assert exists.error is ErrorCode.TOPIC_ALREADY_EXISTS
     await controller.create_partitions([NewPartitions("a", 9)], validate_only=True)
@@ -101,6 +104,25 @@ async def test_too_many_partitions_over_all_topics_of_a_request_are_refused(cont
     await started(controller)
     results = await controller.create_topics([NewTopic("a", 6_000), NewTopic("b", 6_000)], validate_only=True)
     assert [result.error for result in results] == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION]
+
+
+async def test_partitions_beyond_the_limit_are_refused(controller: Controller, settings: Settings) -> None:
+    settings.set("tidelog.max.partitions", 10, "test")
+    await started(controller)
+    results = await controller.create_topics([NewTopic("a", 6), NewTopic("b", 5), NewTopic("c", 4)])
+    assert [result.error for result in results] == [ErrorCode.NONE, ErrorCode.POLICY_VIOLATION, ErrorCode.NONE]
+    assert "tidelog.max.partitions=10" in (results[1].message or "")
+    assert controller.image.partitions_count == 10
+    (grown,) = await controller.create_partitions([NewPartitions("a", 7)])
+    assert grown.error is ErrorCode.POLICY_VIOLATION
+    # What the brokers keep for themselves is not in the way of a limit for clients.
+    (internal,) = await controller.create_topics([NewTopic("__consumer_offsets", 50)])
+    assert internal.error is ErrorCode.NONE
+    await controller.delete_topics(["c", "__consumer_offsets"])
+    assert controller.image.partitions_count == 6
+    (grown,) = await controller.create_partitions([NewPartitions("a", 10)])
+    assert grown.error is ErrorCode.NONE
+    assert controller.image.partitions_count == 10
 
 
 async def test_a_topic_made_again_has_a_new_id_and_none_of_the_old_settings(controller: Controller) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tidelog.common.clock import VirtualClock
 from tidelog.controller import Controller, NewPartitions, NewTopic, layout
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
-from tidelog.metadata.faulty import Faults, FaultyStore
+from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
 from tidelog.metadata.store import Check, Del, MetadataStoreError, Op, Put, TxnResult, Unknown
 from tidelog.protocol import ErrorCode, KafkaError
@@ -75,6 +75,66 @@ async def test_a_lost_session_is_followed_by_a_new_election(
     assert not controller.image.brokers[0].fenced
     (created,) = await controller.create_topics([NewTopic("b")])
     assert created.error is ErrorCode.NONE
+
+
+async def test_a_change_waits_for_the_election_that_follows_a_lost_session(
+    store: MemoryStore, make_controller: MakeController
+) -> None:
+    faulty = FaultyStore(store)
+    controller = make_controller(faulty)
+    await controller.start()
+    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    for n in range(5):
+        for session in faulty._sessions.values():
+            session.lose()
+        # These come before the loss is noticed, between it and the next election, or after that.
+        for turn in range(10):
+            (created,) = await controller.create_topics([NewTopic(f"t-{n}-{turn}")])
+            assert created.error is ErrorCode.NONE, created.message
+            await controller.allocate_producer_ids()
+    await until(lambda: controller.epoch > 1, "a new election")
+
+
+async def deposed(make_controller: MakeController, store: FaultyStore) -> Controller:
+    """A controller that has lost its session and asks the store for another one."""
+    controller = make_controller(store)
+    await controller.start()
+    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    for session in store._sessions.values():
+        session.lose()
+    await until(lambda: not controller.is_active, "the loss of the session")
+    return controller
+
+
+async def test_a_change_waits_no_longer_than_its_time_out(store: MemoryStore, make_controller: MakeController) -> None:
+    class HangingStore(FaultyStore):
+        async def session(self, ttl_ms: float) -> FaultySession:
+            if self._sessions:
+                await asyncio.Event().wait()
+            return await super().session(ttl_ms)
+
+    controller = await deposed(make_controller, HangingStore(store))
+    (refused,) = await controller.create_topics([NewTopic("a")], timeout_s=0.02)
+    assert (refused.error, refused.message) == (ErrorCode.NOT_CONTROLLER, "No controller was elected in time.")
+    waiting = [asyncio.create_task(controller.create_topics([NewTopic("a")], timeout_s=60)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await controller.close()
+    (refused,) = await waiting[1]
+    assert (refused.error, refused.message) == (ErrorCode.NOT_CONTROLLER, "This broker is shutting down.")
+    assert waiting[0].cancelled()
+
+
+async def test_a_change_is_told_why_there_is_no_election(store: MemoryStore, make_controller: MakeController) -> None:
+    class FullStore(FaultyStore):
+        async def session(self, ttl_ms: float) -> FaultySession:
+            if self._sessions:
+                raise MetadataStoreError("the disk is full")
+            return await super().session(ttl_ms)
+
+    controller = await deposed(make_controller, FullStore(store))
+    (refused,) = await controller.create_topics([NewTopic("a")])
+    assert (refused.error, refused.message) == (ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

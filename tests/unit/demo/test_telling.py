@@ -24,7 +24,7 @@ def test_chapters_commands_and_what_they_print(capsys: pytest.CaptureFixture[str
     assert lines[1:3] == ["1. A [broker]", "   $ tidelog serve"]
     assert len(lines[3]) < 200
     assert lines[4] == "     [bold]line[/]", "what a command prints is no markup"
-    assert lines[-3].strip() == "... and 27 lines more"
+    assert lines[-3].strip() == "... and 27 more lines"
     assert lines[-2] == "   ✓ all is well"
     assert list(teller.chapters) == ["A [broker]"]
 

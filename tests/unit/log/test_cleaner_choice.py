@@ -133,10 +133,10 @@ def test_a_log_that_is_not_compacted_rolls_by_its_own_time_only() -> None:
 @pytest.mark.parametrize(
     ("noted", "policy", "words"),
     [
-        (1, {"compact"}, "the noted offset 1 lies below its start 2"),
+        (1, {"compact"}, "the checkpointed offset 1 lies below its start 2"),
         (1, {"compact", "delete"}, None),
-        (9, {"compact"}, "the noted offset 9 lies above its end 4"),
-        (9, {"compact", "delete"}, "the noted offset 9 lies above its end 4"),
+        (9, {"compact"}, "the checkpointed offset 9 lies above its end 4"),
+        (9, {"compact", "delete"}, "the checkpointed offset 9 lies above its end 4"),
     ],
 )
 def test_an_offset_outside_of_the_log_starts_anew(

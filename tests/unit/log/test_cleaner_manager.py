@@ -200,7 +200,7 @@ def test_a_damaged_log_is_named_once_and_others_go_on(
         clean(store)
         clean(store)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert line.startswith(f"topic-0 can't be compacted any more: {path} at byte 0: the CRC is")
+    assert line.startswith(f"topic-0 can no longer be compacted: {path} at byte 0: the CRC is")
     assert store.manager.cleaner.uncleanable == [("topic", 0)]
     assert {item: item.read_bytes() for item in sorted(store.directory.glob("*.log"))} == files
     assert leftovers(store.directory) == []
@@ -284,7 +284,7 @@ def test_a_broken_disk_takes_the_directory_offline(
     assert assert_failed
     for refused in (log, other):
         with pytest.raises(LogStorageError):
-            refused.check_online()
+            refused.health.check_online()
     log = store.reopen(clean=False)
     assert contents(read_log(log))[-5:] == before[-5:]
     assert leftovers(store.directory) == []

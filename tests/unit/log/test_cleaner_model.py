@@ -140,7 +140,7 @@ def test_a_false_length_is_not_believed(tmp_path: Path, pace: Pace) -> None:
 def test_a_file_that_ends_with_part_of_a_header_is_damaged(tmp_path: Path, pace: Pace) -> None:
     source = write_segment(tmp_path / "0.log", [10, 10, 10])
     source.path.write_bytes(source.path.read_bytes() + bytes(30))
-    with pytest.raises(CorruptSegmentError, match="30 bytes are no batch"):
+    with pytest.raises(CorruptSegmentError, match="30 bytes are not a batch"):
         list(read_batches(source._replace(size_bytes=source.size_bytes + 30), 1_000, 1_000, pace))
 
 

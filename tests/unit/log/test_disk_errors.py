@@ -166,7 +166,7 @@ def test_a_roll_that_found_no_room_leaves_no_segment_behind(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tidelog.log.partition_log.write_snapshot", full)
+    monkeypatch.setattr("tidelog.log.segment.Segment.become_inactive", full)
     with pytest.raises(LogStorageError, match="undone"):
         log.append_as_leader(make_batch([bytes(300)]), leader_epoch=0)
     monkeypatch.undo()
@@ -175,6 +175,25 @@ def test_a_roll_that_found_no_room_leaves_no_segment_behind(
     assert len(store.files(".log")) == 1
     log = store.reopen(clean=False)
     assert [len(record.value or b"") for record in read_log(log)] == [200, 5]
+
+
+def test_a_snapshot_that_found_no_room_is_done_without(
+    store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = store.create(config=LogConfig(segment_bytes=400))
+    log.append_as_leader(make_batch([bytes(200)], producer_id=5, producer_epoch=0, base_sequence=0), leader_epoch=0)
+    log.append_as_leader(make_batch([bytes(300)], producer_id=5, producer_epoch=0, base_sequence=1), leader_epoch=0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tidelog.log.partition_log.write_snapshot", full)
+    log.flush()
+    monkeypatch.undo()
+    assert "no snapshot of its producers at 1" in caplog.text
+    assert log.flushed_offset == 2
+    assert not store.files(".snapshot")
+    assert store.reopen(clean=False).active_producers()[0].last_sequence == 1
 
 
 def test_a_new_epoch_that_found_no_room_is_tried_again(

@@ -124,7 +124,7 @@ def test_damage_that_is_noticed_without_the_log(offsets: OffsetIndex, times: Tim
         offsets.check(1000)
     offsets.drop()
     offsets.path.write_bytes(bytes.fromhex("00000005 00001000"))
-    with pytest.raises(CorruptIndexError, match="outside of its log"):
+    with pytest.raises(CorruptIndexError, match="outside its log"):
         offsets.check(1000)
     times.path.write_bytes(bytes.fromhex("0000018bcfe56800 00000005 0000000000000000 00000006"))
     with pytest.raises(CorruptIndexError, match="before its first"):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tidelog.log.errors import CorruptSnapshotError
+from tidelog.log.producer_entry import SEQUENCE_MAX, BatchMetadata, ProducerEntry
 from tidelog.log.producer_snapshot import decode_snapshot, encode_snapshot, read_snapshot, write_snapshot
-from tidelog.log.producer_state import SEQUENCE_MAX, BatchMetadata, ProducerEntry, ProducerState
+from tidelog.log.producer_state import ProducerState
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import BatchHeader, ControlRecord, ControlRecordType
 
@@ -119,7 +120,7 @@ def test_silent_producers_expire_unless_a_transaction_is_open(state: ProducerSta
 
 def test_a_snapshot_has_kafkas_bytes() -> None:
     entry = ProducerEntry(9, 2, 5, 1_700_000_000_000, 33, [BatchMetadata(41, 77, 3, 1_700_000_000_000)])
-    contents = encode_snapshot([entry])
+    contents = encode_snapshot([entry.pack()])
     assert contents[:2] == bytes.fromhex("0001")
     assert contents[6:] == bytes.fromhex("00000001") + struct.pack(
         ">qhiqiqiq", 9, 2, 41, 77, 3, 1_700_000_000_000, 5, 33
@@ -133,7 +134,7 @@ def test_a_snapshot_has_kafkas_bytes() -> None:
 
 
 def test_a_snapshot_gives_back_what_was_written(tmp_path: Path, state: ProducerState) -> None:
-    write_snapshot(tmp_path, 114, state.entries())
+    write_snapshot(tmp_path, 114, state.packed())
     assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000114.snapshot"]
     restored = ProducerState()
     restored.load(read_snapshot(tmp_path, 114))
@@ -146,4 +147,4 @@ def test_a_snapshot_gives_back_what_was_written(tmp_path: Path, state: ProducerS
 @pytest.mark.parametrize("size", range(0, 56, 5))
 def test_a_cut_snapshot_is_refused(state: ProducerState, size: int) -> None:
     with pytest.raises(CorruptSnapshotError):
-        decode_snapshot(encode_snapshot(state.entries())[:size])
+        decode_snapshot(encode_snapshot(state.packed())[:size])

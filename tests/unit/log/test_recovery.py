@@ -278,7 +278,7 @@ def test_flushed_offsets_that_are_gone_are_told(filled: Store, caplog: pytest.Lo
     os.truncate(path, path.stat().st_size - 1)
     with caplog.at_level(logging.ERROR):
         filled.start()
-    assert f"offsets {END - RECORDS} to {END - 1} had been flushed and are gone" in caplog.text
+    assert f"offsets {END - RECORDS} to {END - 1} had been flushed but are missing" in caplog.text
 
 
 def test_leftovers_of_a_crash_are_removed(filled: Store, read_log: ReadLog) -> None:

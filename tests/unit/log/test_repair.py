@@ -38,6 +38,8 @@ def filled(store: Store, make_batch: MakeBatch) -> Store:
             timestamps=[store.clock.now_ms() + index] * RECORDS,
         )  # fmt: skip
         log.append_as_leader(batch, leader_epoch=index // 20)
+        if index == BATCHES // 2:
+            log.flush()  # with the snapshot of the last roll
     log.advance_high_watermark(END)
     assert len(log.segments) > 3
     return store

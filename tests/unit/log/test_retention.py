@@ -16,7 +16,7 @@ from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
 from tidelog.log import LogConfig, LogStorageError, PartitionLog
 from tidelog.log.checkpoints import LOG_START_OFFSET_FILE, read_offsets
-from tidelog.log.cold_lookup import NotInMemoryError
+from tidelog.log.cold_lookup import ColdSegmentError
 from tidelog.log.retention import count_expired, delete_expired
 from tidelog.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment
 from tidelog.records import Record
@@ -427,14 +427,14 @@ def test_files_that_nobody_has_looked_into_are_read_ahead_in_a_thread(
     log = store.reopen(clean=True)
     log.advance_high_watermark(4)
     read: list[tuple[str, bool]] = []
-    bring_in = NotInMemoryError.bring_in
+    bring_in = ColdSegmentError.bring_in
 
-    def noting(prepared: NotInMemoryError) -> None:
+    def noting(prepared: ColdSegmentError) -> None:
         is_loop = threading.current_thread() is threading.main_thread()
         read.append((str(prepared), is_loop or any(segment.knows_max_timestamp for segment in log.segments)))
         bring_in(prepared)
 
-    monkeypatch.setattr(NotInMemoryError, "bring_in", noting)
+    monkeypatch.setattr(ColdSegmentError, "bring_in", noting)
     run(store, "delete expired segments")
     assert [Path(text.split()[2]).name for text, _ in read] == [f"{offset:020d}.log" for offset in range(4)]
     assert not any(is_late for _, is_late in read)
@@ -469,7 +469,7 @@ def test_thousands_of_logs_take_turns_with_everything_else(
         await asyncio.gather(others(), delete_expired([filled] * 3_000, clock.now_ms()))
 
     monkeypatch.setattr(PartitionLog, "delete_expired", look)
-    monkeypatch.setattr("tidelog.log.retention.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("tidelog.common.steps.time.perf_counter", lambda: now_s)
     asyncio.run(both())
     assert looked_at == 3_000
     assert longest <= 3

@@ -18,7 +18,7 @@ from tidelog.common.clock import VirtualClock
 from tidelog.log import LogConfig, PartitionLog
 from tidelog.log.errors import CorruptIndexError
 from tidelog.log.inspect import AbortedTransactionRow, dump, verify
-from tidelog.log.producer_state import NO_OFFSET
+from tidelog.log.producer_entry import NO_OFFSET
 from tidelog.log.repair import examine, execute
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction, TransactionIndex, write_txn_index

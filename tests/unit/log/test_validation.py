@@ -71,10 +71,10 @@ def test_a_batch_passes_as_it_is() -> None:
     assert validated.log_append_time_ms == -1
 
 
-def test_records_are_not_opened_on_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("decode_records", "open_records", "check_records", "close_records"):
+def test_records_are_not_opened_where_they_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("decode_records", "view_records", "scan_records", "close_records"):
         monkeypatch.setattr(f"tidelog.log.validation.{name}", None)
-    validate(batch_of([b"a", b"b"], compression=Compression.ZSTD))
+    validate(batch_of([b"a", b"b"], compression=Compression.ZSTD), LogConfig(tidelog_records_check="none"))
 
 
 @pytest.mark.parametrize("position", [17, 21, 40, 57, 65])
@@ -88,15 +88,23 @@ def test_what_is_not_exactly_one_batch_is_refused() -> None:
     assert refusal(memoryview(bytearray())).code is ErrorCode.INVALID_RECORD
     two = memoryview(bytearray(batch_of()) + bytearray(batch_of()))
     assert refusal(two).code is ErrorCode.INVALID_RECORD
-    assert refusal(memoryview(bytearray(batch_of())[:-1])).code is ErrorCode.CORRUPT_MESSAGE
-    assert refusal(memoryview(bytearray(batch_of())[:30])).code is ErrorCode.CORRUPT_MESSAGE
+    assert refusal(memoryview(bytearray(batch_of())[:-1])).code is ErrorCode.INVALID_RECORD
+    assert refusal(memoryview(bytearray(batch_of())[:30])).code is ErrorCode.INVALID_RECORD
 
 
-@pytest.mark.parametrize("magic", [0, 1, 3])
-def test_other_magics_are_refused(magic: int) -> None:
+def test_the_beginning_of_another_batch_is_left_out() -> None:
+    batch = batch_of()
+    assert validate(memoryview(bytearray(batch) + bytearray(batch)[:-1])).records == batch
+
+
+@pytest.mark.parametrize(
+    ("magic", "code"),
+    [(0, ErrorCode.INVALID_RECORD), (1, ErrorCode.INVALID_RECORD), (3, ErrorCode.CORRUPT_MESSAGE)],
+)
+def test_other_magics_are_refused(magic: int, code: ErrorCode) -> None:
     batch = batch_of()
     batch[16] = magic
-    assert refusal(batch).code is ErrorCode.INVALID_RECORD
+    assert refusal(batch).code is code
 
 
 def test_counts_must_agree() -> None:
@@ -195,16 +203,17 @@ def test_runs_of_a_followers_batches_fit_into_segments() -> None:
 
 
 OPENING = [
+    LogConfig(),
     LogConfig(cleanup_policy=frozenset({"compact"})),
     LogConfig(compression_type="uncompressed"),
     LogConfig(compression_type="lz4"),
 ]
 
 
-@pytest.mark.parametrize("config", OPENING, ids=["compacted", "uncompressed", "recompressed"])
+@pytest.mark.parametrize("config", OPENING, ids=["plain", "compacted", "uncompressed", "recompressed"])
 @pytest.mark.parametrize("codec", [Compression.GZIP, Compression.ZSTD])
 def test_a_batch_that_opens_to_too_much_is_refused(config: LogConfig, codec: Compression) -> None:
-    bomb = batch_of([bytes(17 << 20)], keys=[b"key"], compression=codec)
+    bomb = batch_of([bytes(65 << 20)], keys=[b"key"], compression=codec)
     assert len(bomb) < config.max_message_bytes
     error = refusal(bomb, config)
     assert error.code is ErrorCode.MESSAGE_TOO_LARGE

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from tidelog.common.clock import VirtualClock
 from tidelog.metadata.lease import Lease
+from tidelog.metadata.memory import MemoryStore
 from tidelog.metadata.store import MetadataStoreError
 
 TTL_MS = 60_000
@@ -21,7 +23,13 @@ class Keeper:
         self.ended: list[str] = []
         self.was_asked = asyncio.Event()
 
-    async def renew_session(self, session_id: str) -> bool:
+    def repeat(self, call: Callable[[], object], interval_s: float) -> Callable[[], None]:
+        return MemoryStore().repeat(call, interval_s)
+
+    async def run(self, call: Callable[[], bool]) -> bool:
+        return call()
+
+    def renew_session(self, session_id: str) -> bool:
         self.was_asked.set()
         self.clock.advance(ms=self.answer_takes_ms)
         if isinstance(self.answer, MetadataStoreError):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from power_cut import PowerCut
 from tidelog.pipeline import Json, Pipeline, TopicInput, TopicOutput
 from tidelog.pipeline.dead_letters import DeadLetters
 
@@ -111,6 +112,46 @@ def test_a_process_that_died_has_counted_nothing(file: Path) -> None:
     second.deliver()
     assert [(asked[0], asked[2]) for asked in second.asked] == [(2, {"orders": {0: 20}})]
     assert second.deliver() == 0
+
+
+class FailingLetters(Letters):
+    """A write that the broker refuses."""
+
+    def _deliver_batch(self, batch_id: int, suspects: Iterable[str]) -> int:
+        super()._deliver_batch(batch_id, suspects)
+        raise RuntimeError("not stored")
+
+
+def test_a_batch_is_noted_only_after_its_letters_are_written(file: Path) -> None:
+    """Whether the write fails or the process dies in it: the batch is gone through again."""
+    log = Log()
+    for end in (10, 20, 30):
+        log.add({"orders": {0: end}})
+    first = FailingLetters(log, file)
+    first.note_counts(0, {"orders": 0, "clicks": 0})
+    with pytest.raises(RuntimeError):
+        first.deliver()
+    # Batch 0 refused nothing and is done; batch 1 is not, neither on disk nor for this process.
+    assert json.loads(file.read_text()) == {"query_id": "q", "batch_id": 0}
+    with pytest.raises(RuntimeError):
+        first.deliver()
+    assert [asked[0] for asked in first.asked] == [1, 1]
+    second = Letters(log, file)
+    second.deliver()
+    assert [asked[0] for asked in second.asked] == [1, 2]
+
+
+def test_progress_survives_a_power_cut(tmp_path: Path) -> None:
+    before, log = tmp_path / "before", Log()
+    before.mkdir()
+    with PowerCut(before) as cut:
+        log.add({"orders": {0: 10}})
+        Letters(log, before / "letters.json").deliver()
+        log.add({"orders": {0: 20}})
+        Letters(log, before / "letters.json").deliver()
+    after = Letters(log, cut.leave(tmp_path / "after") / "letters.json")
+    assert after.deliver() == 0
+    assert after.asked == []
 
 
 def test_a_new_checkpoint_begins_anew(file: Path) -> None:

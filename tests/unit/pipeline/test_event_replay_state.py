@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from power_cut import PowerCut
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.event_replay.range import OffsetRange
 from tidelog.pipeline.event_replay.state import Counts, ReplaySpec, ReplayState, ReplayStore
@@ -35,6 +36,21 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     assert saved.done == {0: 9, 1: 2, 2: 3}
     assert (saved.offsets_done, saved.offsets_total, saved.chunk_number) == (6, 25, 1)
     assert [path.name for path in store.directory.iterdir()] == ["replay.json"]
+
+
+def test_it_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    before = tmp_path / "before"
+    before.mkdir()
+    saved = state()
+    with PowerCut(before) as cut:
+        for number in range(3):
+            ReplayStore(before, "nightly").save(saved)
+            assert ReplayStore(cut.leave(tmp_path / f"after-{number}"), "nightly").load() == saved
+            saved.begin_chunk({0: OffsetRange(5 + number, 6 + number)})
+        kept = ReplayStore(before, "nightly").set_aside(saved)
+    after = cut.leave(tmp_path / "after")
+    assert ReplayStore(after, "nightly").load() is None
+    assert (after / kept.relative_to(before)).stat().st_size > 0
 
 
 def test_counts_add_up() -> None:

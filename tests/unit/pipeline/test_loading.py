@@ -49,7 +49,7 @@ def test_several_need_a_name(write: Callable[[str, str], Path]) -> None:
     file = write("shop_two.py", DECLARED + "a = declare('orders')\nb = declare('clicks')\n")
     assert [pipeline.name for pipeline in load_all(file)] == ["orders", "clicks"]
     assert load(file, "clicks").name == "clicks"
-    with pytest.raises(DeclarationError, match="say which with --name"):
+    with pytest.raises(DeclarationError, match="choose one with --name"):
         load(file)
     with pytest.raises(DeclarationError, match="did you mean 'orders'"):
         load(file, "order")

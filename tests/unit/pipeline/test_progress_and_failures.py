@@ -37,7 +37,7 @@ ZeroDivisionError: division by zero
 
 def test_an_error_in_a_function_of_the_users() -> None:
     failure = query_failure(Exception(IN_A_WORKER), PIPELINE, None, LOG)
-    assert str(failure).startswith(f"{__file__}:77: ZeroDivisionError: division by zero; one bad row")
+    assert str(failure).startswith(f"{__file__}:77: ZeroDivisionError: division by zero; here one bad row")
     assert str(LOG) in str(failure)
     assert failure.details == IN_A_WORKER
 
@@ -53,7 +53,7 @@ def test_an_error_of_sparks_own() -> None:
 
 def test_an_error_without_a_name() -> None:
     assert "it broke" in str(query_failure(Exception("it broke\n\tat org.apache"), PIPELINE, None, LOG))
-    assert "without a word" in str(query_failure(Exception(""), PIPELINE, None, LOG))
+    assert "without a message" in str(query_failure(Exception(""), PIPELINE, None, LOG))
 
 
 def test_an_error_while_the_query_is_put_together() -> None:

@@ -122,13 +122,13 @@ def test_a_stop_is_asked_for_once_and_seen_by_the_run(registry: Registry) -> Non
 def test_one_switch_is_open_at_a_time_and_moves_the_live_version_with_its_step(registry: Registry) -> None:
     registry.start_run("revenue", 1, "live")
     switch = registry.begin_switch("revenue", "promote", 2, "stop")
-    with pytest.raises(RegistryError, match="being switched from version 1 to 2 already"):
+    with pytest.raises(RegistryError, match="already being switched from version 1 to 2"):
         registry.begin_switch("revenue", "promote", 2, "stop")
     registry.start_run("revenue", 1, "live")  # to end its last batch
     moved = registry.advance_switch(switch, "write", {"old_offsets": {}, "keys": 3})
     with pytest.raises(RegistryError, match=r"being switched from version 1 to 2.*--abandon"):
         registry.start_run("revenue", 1, "live")
-    with pytest.raises(RegistryError, match="another command has gone on"):
+    with pytest.raises(RegistryError, match="another command has continued"):
         registry.advance_switch(switch, "write")
     moved = registry.advance_switch(moved, "end", {"more": 1}, live_version=2)
     assert moved.data == {"old_offsets": {}, "keys": 3, "more": 1}
@@ -145,7 +145,7 @@ def test_a_switch_to_the_live_version_is_refused(registry: Registry) -> None:
     with pytest.raises(RegistryError, match="no version of revenue is live"):
         registry.begin_switch("revenue", "promote", 2, "stop")
     registry.start_run("revenue", 1, "live")
-    with pytest.raises(RegistryError, match="version 1 of revenue is live already"):
+    with pytest.raises(RegistryError, match="version 1 of revenue is already live"):
         registry.begin_switch("revenue", "promote", 1, "stop")
 
 

@@ -143,7 +143,7 @@ def test_avro_types() -> None:
         name: good[name] for name in ("id", "kind", "number", "day", "at", "price", "lines", "first", "digest")
     } == {name: row[name] for name in ("id", "kind", "number", "day", "at", "price", "lines", "first", "digest")}
     assert [each["__tidelog_error"] is None for each in parsed] == [True, False, False, False, True]
-    assert "1 bytes are left" in parsed[3]["__tidelog_error"]
+    assert "1 extra bytes after" in parsed[3]["__tidelog_error"]
 
 
 def test_avro_written_is_what_is_read() -> None:
@@ -171,7 +171,7 @@ def test_avro_written_is_what_is_read() -> None:
         ),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": ["null", "R"]}]}, "contains itself"),
         ({"type": "record", "name": "R", "fields": [{"name": "a", "type": "unheard"}]}, "can't be used"),
-        ("string", "to be a record"),
+        ("string", "must be a record"),
     ],
 )
 def test_avro_that_spark_has_no_columns_for(schema: Any, words: str) -> None:
@@ -209,7 +209,7 @@ def test_protobuf_written_is_what_is_read() -> None:
         write(pa.array([{"colour": "red"}], pa.struct([("colour", pa.string())])))
 
 
-@pytest.mark.parametrize(("message", "words"), [(Struct, "contains itself"), (int, "no generated class")])
+@pytest.mark.parametrize(("message", "words"), [(Struct, "contains itself"), (int, "not a generated message class")])
 def test_protobuf_that_spark_has_no_columns_for(message: Any, words: str) -> None:
     with pytest.raises(DeclarationError, match=words):
         protobuf_reader(Protobuf(message), ["t"], "input")

@@ -1,4 +1,4 @@
-"""A JVM that ends while it starts is started once more; what is wrong with it is said."""
+"""A JVM that ends while it starts is starting it again; what is wrong with it is said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 
 from tidelog.pipeline.errors import PipelineError
-from tidelog.pipeline.session import _made
+from tidelog.pipeline.session import _create
 
 
 class Builder:
@@ -27,18 +27,18 @@ class Builder:
 
 def test_it_is_started_once_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        made: Any = _made(Builder("JAVA_GATEWAY_EXITED"), tmp_path)
+        made: Any = _create(Builder("JAVA_GATEWAY_EXITED"), tmp_path)
     assert made == "session"
-    assert "started once more" in caplog.text
+    assert "starting it again" in caplog.text
 
 
 def test_a_second_end_is_an_error_that_names_the_log(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"see .*spark\.log"):
-        _made(Builder("JAVA_GATEWAY_EXITED", "JAVA_GATEWAY_EXITED"), tmp_path / "spark.log")
+        _create(Builder("JAVA_GATEWAY_EXITED", "JAVA_GATEWAY_EXITED"), tmp_path / "spark.log")
 
 
 def test_other_errors_are_not_tried_again(tmp_path: Path) -> None:
     builder = Builder("NO_ACTIVE_SESSION", "JAVA_GATEWAY_EXITED")
     with pytest.raises(PySparkRuntimeError):
-        _made(builder, tmp_path)
+        _create(builder, tmp_path)
     assert builder.conditions == ["JAVA_GATEWAY_EXITED"]

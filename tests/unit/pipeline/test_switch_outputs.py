@@ -26,7 +26,7 @@ def _pipeline(*outputs: Output, starting: object = "latest") -> Pipeline:
 
 def test_topics_without_keys_can_not_be_switched_and_the_ways_out_are_told() -> None:
     check_switchable(_pipeline(KEYED, TABLE))
-    with pytest.raises(PipelineError, match=r"clicks of shop is a topic that is appended to.*mode='upsert'.*another"):
+    with pytest.raises(PipelineError, match=r"clicks of shop is an append-only topic.*mode='upsert'.*another"):
         check_switchable(_pipeline(KEYED, APPENDED))
 
 

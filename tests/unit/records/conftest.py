@@ -17,6 +17,7 @@ from tidelog.records import (
     compaction,
     kernel,
     kernel_arrow,
+    kernel_check,
     kernel_compact,
     kernel_fill,
     kernel_is_compiled,
@@ -44,9 +45,19 @@ class Twin:
     name: str
     kernel: ModuleType
     kernel_arrow: ModuleType
+    kernel_check: ModuleType
     kernel_fill: ModuleType
     kernel_offset_map: ModuleType
     compaction: ModuleType  # over this one's loops
+
+    def scan(self, batch: bytes | bytearray, max_bytes: int = records.DECOMPRESSED_BYTES_MAX) -> records.RecordsScan:
+        """Check the records of a batch as the broker does; `use` has no part in this."""
+        header = records.parse_header(batch)
+        opened = records.view_records(batch, header, max_bytes=max_bytes)
+        found: records.RecordsScan = self.kernel_check.scan_records(
+            opened, header.records_count, header.base_timestamp, records.KEYLESS_INDEXES_MAX
+        )
+        return found
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let the modules above the kernel use this one."""
@@ -75,6 +86,7 @@ def interpreted() -> Twin:
         # The Arrow half shares the reader with the other half and must find the interpreted one.
         patch.setitem(sys.modules, "tidelog.records.kernel", plain)
         plain_arrow = load_source("kernel_arrow")
+        plain_check = load_source("kernel_check")
         plain_fill = load_source("kernel_fill")
         plain_map = load_source("kernel_offset_map")
         patch.setitem(sys.modules, "tidelog.records.kernel_offset_map", plain_map)
@@ -84,7 +96,7 @@ def interpreted() -> Twin:
         patch.setattr(records, "kernel_compact", plain_compact)
         patch.setattr(records, "kernel_small", load_source("kernel_small"))
         plain_compaction = load_source("compaction")
-    return Twin("interpreted", plain, plain_arrow, plain_fill, plain_map, plain_compaction)
+    return Twin("interpreted", plain, plain_arrow, plain_check, plain_fill, plain_map, plain_compaction)
 
 
 @pytest.fixture(scope="session")
@@ -93,9 +105,17 @@ def compiled() -> Twin:
         pytest.fail(
             "the record kernel is not compiled; `make setup` or `python setup.py build_ext --inplace` builds it"
         )
-    for module in (kernel_arrow, kernel_compact, kernel_fill, kernel_offset_map, kernel_small, kernel_walk):
+    for module in (
+        kernel_arrow,
+        kernel_check,
+        kernel_compact,
+        kernel_fill,
+        kernel_offset_map,
+        kernel_small,
+        kernel_walk,
+    ):
         assert not str(module.__file__).endswith(".py")
-    return Twin("compiled", kernel, kernel_arrow, kernel_fill, kernel_offset_map, compaction)
+    return Twin("compiled", kernel, kernel_arrow, kernel_check, kernel_fill, kernel_offset_map, compaction)
 
 
 @pytest.fixture(params=["compiled", "interpreted"])

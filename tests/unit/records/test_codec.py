@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,15 +15,16 @@ from tidelog.records import (
     NewRecord,
     Record,
     TimestampType,
-    assign_offsets,
     check_crc,
     decode_records,
     encode_batch,
     parse_header,
     recompress,
-    validate_records,
 )
 from tidelog.records.batch import write_header
+
+if TYPE_CHECKING:
+    from tests.unit.records.conftest import Twin
 
 RECORDS = [
     NewRecord(b"key", b"value", (), 1_700_000_000_000),
@@ -109,7 +111,7 @@ def test_only_bytes_are_keys_and_values() -> None:
 def test_log_append_time_when_encoding() -> None:
     data = encode_batch([(None, b"a", (), 5)], timestamp_type=TimestampType.LOG_APPEND_TIME, now_ms=99)
     assert decode_records(data)[0].timestamp == 99
-    with pytest.raises(ValueError, match="log append time needs now_ms"):
+    with pytest.raises(ValueError, match="LogAppendTime needs now_ms"):
         encode_batch([(None, b"a", (), 5)], timestamp_type=TimestampType.LOG_APPEND_TIME)
 
 
@@ -133,53 +135,42 @@ def test_emptied_batch_is_legal(compression: Compression) -> None:
     assert decode_records(data) == []
     header = parse_header(data)
     assert (header.last_offset, header.last_sequence) == (10, 3)
-    summary = validate_records(data, header)
-    assert (summary.count, summary.max_timestamp, summary.offset_of_max_timestamp) == (0, -1, -1)
 
 
-@pytest.mark.usefixtures("twin")
-def test_batch_with_gaps_keeps_its_offsets() -> None:
+def test_batch_with_gaps_keeps_its_offsets(twin: Twin) -> None:
     """What the cleaner leaves has deltas that do not count up; reading takes them as they are."""
     data = encode_batch([(None, b"a", (), 5), (None, b"b", (), 5)], base_offset=100)
     position = data.index(b"b") - 3  # the offset delta before null key and value length
     assert data[position] == 2
     data[position] = 2 * 40
-    header = parse_header(data)
     assert [record.offset for record in decode_records(data, check_crc=False)] == [100, 140]
     with pytest.raises(CorruptBatchError, match="record 1 of the batch has offset delta 40 instead of 1"):
-        validate_records(data, header)
+        twin.scan(data)
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("compression", list(Compression))
-def test_validation_sums_up(compression: Compression) -> None:
-    data = encode_batch(RECORDS, base_offset=0, compression=compression)
-    assign_offsets(data, 50, 1)
-    summary = validate_records(data, parse_header(data))
-    assert (summary.count, summary.max_timestamp) == (4, 1_700_000_500_000)
-    assert (summary.offset_of_max_timestamp, summary.index_of_max_timestamp) == (53, 3)
-    assert summary.keyless_indexes == (1,)
-    assert summary.uncompressed_size_bytes == len(encode_batch(RECORDS)) - BATCH_HEADER_SIZE
+def test_a_scan_sums_up(compression: Compression, twin: Twin) -> None:
+    scan = twin.scan(encode_batch(RECORDS, base_offset=0, compression=compression))
+    assert (scan.max_timestamp, scan.index_of_max_timestamp) == (1_700_000_500_000, 3)
+    assert scan.keyless_indexes == [1]
 
 
-@pytest.mark.usefixtures("twin")
-def test_validation_names_the_first_keyless_records_and_the_first_of_equal_timestamps() -> None:
+def test_a_scan_names_the_first_keyless_records_and_the_first_of_equal_timestamps(twin: Twin) -> None:
     data = encode_batch([(None, b"", (), 5) for _ in range(100)])
-    summary = validate_records(data, parse_header(data))
-    assert summary.keyless_indexes == tuple(range(10))
-    assert summary.offset_of_max_timestamp == 0
+    scan = twin.scan(data)
+    assert scan.keyless_indexes == list(range(10))
+    assert scan.index_of_max_timestamp == 0
 
 
-@pytest.mark.usefixtures("twin")
 @pytest.mark.parametrize("count", [0, 3, 5, 11_000, 0x7FFFFFFF])
-def test_wrong_count_is_refused(count: int) -> None:
+def test_wrong_count_is_refused(count: int, twin: Twin) -> None:
     data = encode_batch(RECORDS)
     struct.pack_into(">i", data, 57, count)
     reason = "bytes are left|ends within a varint|can't hold"
     with pytest.raises(CorruptBatchError, match=reason):
         decode_records(data, check_crc=False)
     with pytest.raises(CorruptBatchError, match=reason):
-        validate_records(data, parse_header(data))
+        twin.scan(data)
 
 
 @pytest.mark.usefixtures("twin")
@@ -205,12 +196,12 @@ def test_recompression_changes_nothing_else(source: Compression, target: Compres
     assert recompress(result, source) == data
 
 
-def test_bomb_in_a_batch_is_refused() -> None:
+def test_bomb_in_a_batch_is_refused(compiled: Twin) -> None:
     data = encode_batch([(None, bytes(8_000_000), (), 0)], compression=Compression.ZSTD)
     assert len(data) < 10_000
     for read in (
         lambda: decode_records(data, max_bytes=1_000_000),
-        lambda: validate_records(data, parse_header(data), max_bytes=1_000_000),
+        lambda: compiled.scan(data, max_bytes=1_000_000),
         lambda: recompress(data, Compression.LZ4, max_bytes=1_000_000),
     ):
         with pytest.raises(CorruptBatchError, match="more than 1000000 bytes"):

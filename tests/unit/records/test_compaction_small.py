@@ -254,3 +254,19 @@ def test_offsets_before_the_next_one_are_not_taken_up(twin: Twin) -> None:
     offset_map = twin.compaction.OffsetMap(10_000)
     run = twin.compaction.map_small_batches(offset_map, log, 0, 5, start_offset=0, end_offset=ENDLESS)
     assert (run.position, run.next_offset, offset_map.size) == (0, 5, 0)
+
+
+def test_a_run_takes_batches_of_every_length_and_none_with_a_wrong_checksum(twin: Twin) -> None:
+    """The checksum is computed eight bytes at a time, with what is left over at the end."""
+    compaction = twin.compaction
+    for size in range(40):
+        batch = bytes(encode_batch([(b"key", bytes(range(size)), (), NOW_MS)]))
+        run = compaction.map_small_batches(compaction.OffsetMap(1024), batch, 0, 0, start_offset=0, end_offset=ENDLESS)
+        assert run.position == len(batch)
+        for at in (21, len(batch) // 2, len(batch) - 1):
+            damaged = batch[:at] + bytes([batch[at] ^ 0x10]) + batch[at + 1 :]
+            offset_map = compaction.OffsetMap(1024)
+            assert (
+                compaction.map_small_batches(offset_map, damaged, 0, 0, start_offset=0, end_offset=ENDLESS).position
+                == 0
+            )

@@ -17,6 +17,7 @@ from tidelog.records.kernel import RecordTuple
 class Twin(Protocol):
     kernel: ModuleType
     kernel_arrow: ModuleType
+    kernel_check: ModuleType
 
 
 TIMESTAMPS = st.integers(-1, 2**40) | st.integers(-1, 2**63 - 2)
@@ -50,8 +51,8 @@ def decode(twin: Twin, data: bytes, count: int, base_offset: int, base_timestamp
 
 def scan(twin: Twin, data: bytes, count: int, base_timestamp: int) -> object:
     def call() -> object:
-        found = twin.kernel.scan_records(data, count, base_timestamp, 10)
-        return found.max_timestamp, found.index_of_max_timestamp, found.keyless_indexes
+        found = twin.kernel_check.scan_records(data, count, base_timestamp, 10)
+        return found.max_timestamp, found.min_timestamp, found.index_of_max_timestamp, found.keyless_indexes
 
     return outcome(call)
 

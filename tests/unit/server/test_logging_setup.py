@@ -51,3 +51,18 @@ def test_json_lines_hold_everything_in_one_line(capsys: pytest.CaptureFixture[st
     assert (parsed["level"], parsed["logger"], parsed["message"]) == ("error", "tidelog.test", "can't write ä")
     assert "RuntimeError: broken pipe" in parsed["traceback"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", parsed["time"])
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_name_that_a_client_chose_can_neither_fill_the_log_nor_forge_a_line(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    set_up_logging("info", as_json=as_json)
+    logger = logging.getLogger("tidelog.test")
+    logger.info("group %s: gone", "x\n2026-01-01T00:00:00.000Z INFO    tidelog: all is well \x1b[2J")
+    logger.info("group %s: gone", "ä" * 32_000)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "x\\n2026" in (json.loads(first)["message"] if as_json else first)
+    assert "\x1b" not in first
+    assert len(second) < 2500
+    assert "äää" in second

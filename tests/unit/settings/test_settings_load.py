@@ -114,7 +114,7 @@ def test_a_file_that_is_missing_or_no_text_is_one_clear_line(tmp_path: Path) -> 
 
 def test_an_unknown_variable_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(
-        SettingError, match="TIDELOG_NUM_PARTITION names no setting; did you mean TIDELOG_NUM_PARTITIONS"
+        SettingError, match="TIDELOG_NUM_PARTITION does not name a setting; did you mean TIDELOG_NUM_PARTITIONS"
     ):
         load(None, {"TIDELOG_NUM_PARTITION": "1"})
     with pytest.raises(SettingError, match=r"environment TIDELOG_NODE_ID: node\.id=x: expected a whole number"):
@@ -133,9 +133,9 @@ def test_variables_of_the_command_line_and_of_others_are_left_alone() -> None:
         ("node.id=-1", "--set: node.id=-1: expected 0 or more"),
         ("listeners=here", "'here' is not an address; expected HOST:PORT"),
         ("listeners=", "expected HOST:PORT"),
-        ("log.dirs=/a,/a", "stands twice"),
+        ("log.dirs=/a,/a", "listed twice"),
         ("log.retention.ms=0", "expected -1 (unlimited) or 1 or more"),
-        ("queued.max.request.bytes=0", "expected -1 (no bound)"),
+        ("queued.max.request.bytes=0", "expected -1 (no limit)"),
         ("default.replication.factor=0", "expected 1 to 32767"),
     ],
 )

@@ -50,8 +50,8 @@ TOPIC_SETTINGS_OF_KAFKA = {
 }
 
 
-def test_topic_settings_are_those_of_kafka() -> None:
-    assert {row.name for row in TABLE.rows(TOPIC)} == TOPIC_SETTINGS_OF_KAFKA
+def test_topic_settings_are_those_of_kafka_and_one_of_ours() -> None:
+    assert {row.name for row in TABLE.rows(TOPIC)} == TOPIC_SETTINGS_OF_KAFKA | {"tidelog.records.check"}
 
 
 @pytest.mark.parametrize("row", [*TABLE.rows(TOPIC), *TABLE.rows(BROKER)], ids=lambda row: row.name)
@@ -150,7 +150,7 @@ def test_accepted_topic_values(name: str, text: str, value: object) -> None:
         ("min.cleanable.dirty.ratio", "1.1", "expected 0 to 1"),
         ("min.cleanable.dirty.ratio", "much", "expected a number"),
         ("min.cleanable.dirty.ratio", "nan", "expected 0 to 1"),
-        ("remote.storage.enable", "true", "tiered storage is not available"),
+        ("remote.storage.enable", "true", "tiered storage is not supported"),
         ("leader.replication.throttled.replicas", "x", "PARTITION:BROKER"),
         ("segment.ms", "0", "expected 1 or more"),
         ("retention.ms", None, "expected a value"),
@@ -183,3 +183,9 @@ def test_types_have_kafka_s_numbers() -> None:
     assert TABLE.get("cleanup.policy", TOPIC).type is SettingType.LIST
     assert int(SettingType.LIST) == 7
     assert TABLE.get("retention.ms", TOPIC).type is SettingType.LONG
+
+
+def test_listeners_are_shown_with_their_name() -> None:
+    row = TABLE.get("listeners", SettingScope.BROKER)
+    assert row.format(row.parse("127.0.0.1:9092")) == "PLAINTEXT://127.0.0.1:9092"
+    assert row.format(row.parse("plaintext://[::1]:0")) == "PLAINTEXT://[::1]:0"

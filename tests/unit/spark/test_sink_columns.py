@@ -51,15 +51,15 @@ def test_good_columns(columns: dict[str, DataType]) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"key": TEXT, "v": TEXT}, "no column 'value' to write; there are: key, v"),
-        ({"value": INT}, "'value' is of type int; it must be string or binary"),
+        ({"key": TEXT, "v": TEXT}, "no 'value' column to write; the columns are: key, v"),
+        ({"value": INT}, "'value' has type int, but must be string or binary"),
         ({"value": StructType().add("a", INT)}, "to_json"),
-        ({"key": LONG, "value": TEXT}, "'key' is of type bigint"),
+        ({"key": LONG, "value": TEXT}, "'key' has type bigint"),
         ({"partition": LONG, "value": TEXT}, r"CAST\(partition AS INT\)"),
-        ({"topic": INT, "value": TEXT}, "'topic' is of type int; it must be string"),
-        ({"headers": MapType(TEXT, BYTES), "value": TEXT}, "'headers' is of type map"),
-        ({"headers": _headers(value=TEXT), "value": TEXT}, "'headers' is of type array"),
-        ({"headers": _headers(key="name"), "value": TEXT}, "'headers' is of type array"),
+        ({"topic": INT, "value": TEXT}, "'topic' has type int, but must be string"),
+        ({"headers": MapType(TEXT, BYTES), "value": TEXT}, "'headers' has type map"),
+        ({"headers": _headers(value=TEXT), "value": TEXT}, "'headers' has type array"),
+        ({"headers": _headers(key="name"), "value": TEXT}, "'headers' has type array"),
     ],
 )
 def test_bad_columns_are_told_with_what_would_be_right(columns: dict[str, DataType], said: str) -> None:
@@ -69,12 +69,12 @@ def test_bad_columns_are_told_with_what_would_be_right(columns: dict[str, DataTy
 
 def test_a_column_twice() -> None:
     schema = _schema({"value": TEXT}).add("value", TEXT)
-    with pytest.raises(ColumnError, match="'value' is there twice"):
+    with pytest.raises(ColumnError, match="'value' occurs twice"):
         check_columns(schema, "t")
 
 
 def test_no_topic_anywhere() -> None:
-    with pytest.raises(OptionError, match="set option topic, or give the DataFrame a column 'topic'"):
+    with pytest.raises(OptionError, match="set the option topic, or add a 'topic' column"):
         check_columns(_schema({"value": TEXT}), None)
     check_columns(_schema({"topic": TEXT, "value": TEXT}), None)
 

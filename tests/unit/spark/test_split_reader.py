@@ -192,7 +192,7 @@ def test_an_open_transaction_ends_in_an_error_that_says_where(
     partition.add(10)
     partition.end = 10
     with pytest.raises(
-        SourceError, match=r"from offset 0 to 20 got no further than 10 within 0.2 s.*stable offset is 10"
+        SourceError, match=r"from offset 0 to 20 made no progress beyond 10 within 0.2 s.*stable offset is 10"
     ):
         read(0, 20, timeout_s=0.2)
 
@@ -201,7 +201,7 @@ def test_records_that_were_deleted(partition: Partition, read: Callable[..., lis
     for _ in range(4):
         partition.add(10)
     partition.first = 25
-    with pytest.raises(DataLossError, match="t-0 begins at offset 25 now, and 5 was to be read"):
+    with pytest.raises(DataLossError, match="t-0 now starts at offset 25, but 5 was to be read"):
         read(5, 40)
     assert read(5, 40, fail=False) == list(range(25, 40))
     assert read(5, 20, fail=False) == []
@@ -209,14 +209,14 @@ def test_records_that_were_deleted(partition: Partition, read: Callable[..., lis
 
 def test_a_partition_that_was_cut_back(partition: Partition, read: Callable[..., list[int]]) -> None:
     partition.add(10)
-    with pytest.raises(DataLossError, match="t-0 ends at offset 10 now, and 30 was to be read"):
+    with pytest.raises(DataLossError, match="t-0 now ends at offset 10, but 30 was to be read"):
         read(30, 40)
     assert read(30, 40, fail=False) == []
 
 
 def test_a_partition_that_is_gone(partition: Partition, read: Callable[..., list[int]]) -> None:
-    partition.error = DataLossError("partition t-0 does not exist any more")
-    with pytest.raises(DataLossError, match="does not exist"):
+    partition.error = DataLossError("partition t-0 no longer exists")
+    with pytest.raises(DataLossError, match="no longer exists"):
         read(0, 5)
     assert read(0, 5, fail=False) == []
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tidelog.client.admin.offset_types import ListedOffset
 from tidelog.client.admin.results import Results
+from tidelog.client.admin.types import ListedOffset
 from tidelog.client.errors import BrokerError, ClientError, ConnectError, NoSuchPartitionError
 from tidelog.client.types import PartitionMetadata, TopicMetadata, TopicPartition
 from tidelog.protocol import ErrorCode

@@ -13,6 +13,8 @@ from unittest.mock import ANY
 import pytest
 
 from tidelog import AsyncConsumer, Consumer, ConsumerInterceptor, ConsumerRecord, TopicPartition
+from tidelog.client.consumer.fetch_answers import Asked
+from tidelog.client.consumer.fetcher import Fetcher
 from tidelog.client.errors import (
     ClientError,
     ClosedError,
@@ -177,6 +179,24 @@ def test_times(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> N
         assert reader.offsets_for_times({first: 2_000_000}) == {first: None}
         with pytest.raises(ValueError, match="milliseconds"):
             reader.offsets_for_times({first: -1})
+
+
+def test_a_poll_waits_for_the_first_record(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
+    """One long wait at the broker, which ends with the record; no asking again and again meanwhile."""
+    topic = make_topic()
+    with consumer(
+        topic, fetch_max_wait_ms=20_000, value_deserializer=lambda topic, value, headers: int(value)
+    ) as reader:
+        assert reader.poll(0.1) == []
+        fetches = reader.metrics().fetches_total
+        writer = threading.Timer(0.3, write, (topic, [b"7"]))
+        writer.start()
+        began_s = time.monotonic()
+        (record,) = reader.poll(60)
+        assert time.monotonic() - began_s < 19
+        assert record.value == 7
+        assert reader.metrics().fetches_total - fetches <= 3
+        writer.join()
 
 
 def test_pausing(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
@@ -362,7 +382,7 @@ def test_an_unexpected_error_while_topics_are_asked_for_is_told(
         raise RuntimeError("a defect")
 
     with consumer(group_id=fresh_name("group")) as reader:
-        with pytest.raises(TypeError, match="a topic is named by a string, not 3"):
+        with pytest.raises(TypeError, match="a topic must be a string, not 3"):
             reader.subscribe([3])  # type: ignore[list-item]  # which is the point
         assert reader.subscription() == frozenset()
         monkeypatch.setattr("tidelog.client.consumer.core.Cluster.refresh", broken)
@@ -430,6 +450,45 @@ def test_a_slow_reader_bounds_memory(consumer: MakeConsumer, make_topic: MakeTop
         assert highest <= bound + 1_000_000
 
 
+@pytest.mark.parametrize("options", [{}, {"max_partition_fetch_bytes": 1_000_000}, {"fetch_growth_max_bytes": 0}])
+def test_fetches_grow_while_a_consumer_catches_up(
+    consumer: MakeConsumer,
+    make_topic: MakeTopic,
+    write: Write,
+    options: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = make_topic()
+    write(topic, [bytes(10_000)] * 1_500)
+    sizes: list[int] = []
+    choose_size = Fetcher._choose_size
+
+    def note_size(self: Fetcher, asked: Asked, received: int) -> None:
+        sizes.append(asked.wanted.max_bytes)
+        choose_size(self, asked, received)
+
+    monkeypatch.setattr(Fetcher, "_choose_size", note_size)
+    with consumer(topic, 1, **options) as reader:
+        seen = 0
+        deadline_s = time.monotonic() + DEADLINE_S
+        while seen < 1_500:
+            assert time.monotonic() < deadline_s
+            seen += len(reader.poll(1))
+        for number in range(2):
+            write(topic, [b"one more"])
+            while seen < 1_501 + number:
+                assert time.monotonic() < deadline_s
+                seen += len(reader.poll(1))
+    mib = 1024 * 1024
+    if options:
+        assert max(sizes) <= mib
+    else:
+        assert sizes[:3] == [mib, 2 * mib, 4 * mib]
+        assert max(sizes) == 4 * mib
+        assert len(sizes) < 10
+        assert sizes[-1] == mib, "it has caught up, so its fetches are of the usual size again"
+
+
 def test_async_consumer(client_cluster: BrokerProcess, make_topic: MakeTopic, write: Write) -> None:
     topic = make_topic(partitions=2)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -453,7 +512,7 @@ def test_async_consumer(client_cluster: BrokerProcess, make_topic: MakeTopic, wr
             assert await reader.position(first) == 50
             reader.seek_to_end([first])
             polling = asyncio.create_task(reader.poll(20))
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # the task starts
             with pytest.raises(ConcurrentUseError):
                 await reader.poll(0)
             reader.wakeup()

@@ -56,14 +56,14 @@ def test_brokers_out_of_reach_are_told_once_and_so_is_their_return(
             read += [record.value for record in consumer.poll(1.0)]
         assert not told("reaches")
         proxied_cluster.cut_off()
-        poll_until(consumer, lambda: bool(told("client reader reaches no broker, trying again: ")))
+        poll_until(consumer, lambda: bool(told("client reader can't reach any broker, retrying: ")))
         poll_until(consumer, lambda: len(caplog.records) > 20)  # of which all but one are for those who want to know
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1, caplog.text
         proxied_cluster.proxy.reset()
-        poll_until(consumer, lambda: bool(told("client reader reaches a broker again, after ")))
+        poll_until(consumer, lambda: bool(told("client reader has reached a broker again after ")))
         with Producer(settings) as producer:
             producer.send(topic, b"after").result(DEADLINE_S)
         while len(read) < 2:
             read += [record.value for record in consumer.poll(1.0)]
         assert read == [b"before", b"after"]
-    assert len(told("reaches no broker")) == len(told("reaches a broker again")) == 1
+    assert len(told("can't reach any broker")) == len(told("has reached a broker again")) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from tidelog import Admin, Consumer, RebalanceListener, TopicPartition
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.admin.types import NewTopic
 
 DEADLINE_S = 45.0
 

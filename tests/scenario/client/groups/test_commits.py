@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -115,7 +114,12 @@ def test_no_automatic_commits_without_the_wish(group: Any) -> None:
     consumer = group.consumer(enable_auto_commit=False, auto_commit_interval_ms=50)
     consumer.subscribe([topic])
     group.read(consumer, 5)
-    time.sleep(0.1)
+    # Meanwhile one that has the wish does it more than once.
+    committing = group.consumer(group_id=f"{topic}-committing", auto_commit_interval_ms=50)
+    committing.subscribe([topic])
+    group.read(committing, 5)
+    partition = TopicPartition(topic, 0)
+    group.wait_for(lambda: committing.poll(0.01) == [] and committing.committed([partition])[partition] is not None)
     consumer.poll(0)
     consumer.close()
     assert group.consumer().committed([TopicPartition(topic, 0)]) == {TopicPartition(topic, 0): None}

@@ -13,7 +13,7 @@ import pytest
 
 from tidelog import Admin, Consumer, RebalanceListener, TopicPartition
 from tidelog.bench.brokers import BrokerProcess
-from tidelog.client.admin.topic_types import NewPartitions
+from tidelog.client.admin.types import NewPartitions
 from tidelog.client.errors import BrokerError, CommitFailedError, FencedInstanceError, PollIntervalExceededError
 
 RANGE = {"partition_assignment_strategy": "range"}

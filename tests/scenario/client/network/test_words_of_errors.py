@@ -66,7 +66,7 @@ def answer(correlation_id: int, body: bytes) -> Serve:
         (
             lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n"),
             InvalidResponseError,
-            r"what listens at 127\.0\.0\.1:\d+ does not speak Kafka's protocol in plain text; check host and port",
+            r"the server at 127\.0\.0\.1:\d+ does not speak plaintext Kafka; check host and port",
         ),
         (lambda connection: None, ConnectError, "lost the connection to the broker at .*: closed by the broker"),
         (lambda connection: connection.sendall(struct.pack(">i", 100) + b"x"), ConnectError, "lost the connection"),

@@ -209,11 +209,13 @@ KILLED_POOL = """
 import sqlite3, sys, threading
 from tidelog import Consumer, Deduplicator, KeyedWorkerPool
 
-bootstrap, topic, group, database = sys.argv[1:]
+bootstrap, topic, group, database, stuck = sys.argv[1:]
 dedup = Deduplicator(f"sqlite:///{database}", name="ledger")
 local = threading.local()
 
 def handle(record):
+    if record.value == stuck.encode():
+        threading.Event().wait()
     if not hasattr(local, "connection"):
         local.connection = sqlite3.connect(database, timeout=30)
         local.connection.execute("PRAGMA synchronous=OFF")  # processes die here, machines do not
@@ -247,8 +249,9 @@ def test_killed_pools_lose_nothing_and_a_deduplicator_makes_it_once(
         with closing(sqlite3.connect(database)) as connection:
             return int(connection.execute("SELECT count(*) FROM effects").fetchone()[0])
 
-    for enough in (300, 1000):
-        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    # The first pool never ends one record, so it can't commit the others of that partition which it does end.
+    for enough, stuck in ((300, "17"), (1000, "none")):
+        process = subprocess.Popen([*command, stuck], stderr=subprocess.PIPE)
         try:
             wait_until(lambda enough=enough, process=process: effects() >= enough or process.poll() is not None, "work")
         finally:
@@ -260,3 +263,4 @@ def test_killed_pools_lose_nothing_and_a_deduplicator_makes_it_once(
         given = connection.execute("SELECT count(*), count(DISTINCT number) FROM given").fetchone()
     assert numbers == list(range(1000)), "each effect once"
     assert given[1] == 1000
+    assert given[0] > 1000, "no record was given twice, so nothing was kept from happening twice"

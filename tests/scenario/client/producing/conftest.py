@@ -11,7 +11,7 @@ import pytest
 
 from tidelog import Admin
 from tidelog.bench.brokers import BrokerProcess
-from tidelog.client.admin.topic_types import NewTopic
+from tidelog.client.admin.types import NewTopic
 
 DEADLINE_S = 60.0
 

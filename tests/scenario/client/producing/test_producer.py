@@ -10,6 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -239,7 +240,7 @@ def test_what_is_not_bytes_needs_a_serializer(make_producer: MakeProducer, make_
         producer.send(topic, "text")
     with pytest.raises(SerializationError, match="the key of a record"):
         producer.send_nowait(topic, b"v", key=7)
-    with pytest.raises(SerializationError, match="headers are pairs"):
+    with pytest.raises(SerializationError, match="headers must be pairs"):
         producer.send_nowait(topic, b"v", headers=[("h", "text")])  # type: ignore[list-item]
     with pytest.raises(SerializationError, match="milliseconds since 1970"):
         producer.send(topic, b"v", timestamp=-5)
@@ -288,6 +289,30 @@ def test_interceptors(make_producer: MakeProducer, make_topic: MakeTopic, read_t
     assert told == [("a", 0), ("b", 0), "own"]
 
 
+class Failing:
+    """An interceptor with a defect."""
+
+    def on_send(self, record: ProducerRecord) -> ProducerRecord:
+        raise RuntimeError("a defect in on_send")
+
+    def on_acknowledgement(self, metadata: RecordMetadata | None, error: ClientError | None) -> None:
+        raise RuntimeError("a defect in on_acknowledgement")
+
+
+def test_what_an_interceptor_raises_is_logged_and_not_passed_on(
+    make_producer: MakeProducer, make_topic: MakeTopic, read_topic: ReadTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic()
+    told: list[Any] = []
+    producer = make_producer(interceptor_classes=[Stamping("a", told), Failing(), Stamping("b", told)])
+    assert producer.send(topic, b"v").result(DEADLINE_S).offset == 0
+    producer.flush(DEADLINE_S)
+    assert [row.value for row in read_topic(topic)] == [b"vab"]
+    assert told == [("a", 0), ("b", 0)]
+    assert "a defect in on_send" in caplog.text
+    assert "a defect in on_acknowledgement" in caplog.text
+
+
 def test_records_that_are_too_large(make_producer: MakeProducer, make_topic: MakeTopic) -> None:
     topic = make_topic(max_message_bytes="20000")
     producer = make_producer()
@@ -300,9 +325,15 @@ def test_records_that_are_too_large(make_producer: MakeProducer, make_topic: Mak
     assert producer.send(topic, b"x" * 10_000).result(DEADLINE_S).offset == 0
 
 
-def test_names_that_no_topic_can_have_are_told(make_producer: MakeProducer) -> None:
+def test_names_that_no_topic_can_have_are_told(make_producer: MakeProducer, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(BrokerError, match=r"topic no good: .*INVALID_TOPIC"):
-        make_producer().send("no good", b"value")
+        make_producer().send("no good", b"value").result(DEADLINE_S)
+    caplog.clear()
+    producer = make_producer()
+    producer.send_nowait("no good", b"value")
+    producer.flush(DEADLINE_S)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("1 record to topic no good failed: topic no good: ")
 
 
 def test_batches_that_are_too_large_are_split(
@@ -320,7 +351,7 @@ def test_batches_that_are_too_large_are_split(
 def test_a_topic_that_nobody_makes(client_cluster: BrokerProcess, make_producer: MakeProducer) -> None:
     producer = make_producer(max_block_ms=200)
     with pytest.raises(ClientError) as caught:
-        producer.send("not a valid name!", b"v")
+        producer.send("not a valid name!", b"v").result(DEADLINE_S)
     assert "\n" not in str(caught.value)
 
 
@@ -335,12 +366,49 @@ def test_topics_are_made_by_first_use_where_brokers_allow_it(
 # Time and memory
 
 
+def test_records_sent_before_a_broker_is_there_are_stored_in_order(
+    own_cluster: BrokerProcess, fresh_name: Callable[[str], str]
+) -> None:
+    topic = fresh_name("early")
+    own_cluster.stop()
+    with Producer(bootstrap_servers=own_cluster.bootstrap, reconnect_backoff_ms=5, retry_backoff_ms=5) as producer:
+        futures = [producer.send(topic, b"%d" % number) for number in range(100)]
+        assert not any(future.done() for future in futures)
+        own_cluster.start()
+        while not futures[0].done():
+            futures.append(producer.send(topic, b"%d" % len(futures)))
+            with suppress(RequestTimeoutError):
+                futures[0].result(0.001)
+        futures += [producer.send(topic, b"%d" % number) for number in range(len(futures), len(futures) + 1000)]
+        assert [future.result(DEADLINE_S).offset for future in futures] == list(range(len(futures)))
+
+
 def test_an_unreachable_broker_ends_a_send_in_time() -> None:
     with Producer(bootstrap_servers=NOBODY, max_block_ms=300) as producer:
         before_s = time.monotonic()
         with pytest.raises(ConnectError, match="connection refused"):
-            producer.send("topic", b"v")
+            producer.send("topic", b"v").result(DEADLINE_S)
+        producer.send_nowait("topic", b"v")
+        producer.flush(DEADLINE_S)
         assert time.monotonic() - before_s < 5
+
+
+def test_an_outage_is_logged_once_however_often_brokers_are_tried(
+    proxied_cluster: ProxiedCluster, fresh_name: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = fresh_name("quiet")
+    settings = {"retry.backoff.ms": 1, "retry.backoff.max.ms": 1, "reconnect.backoff.ms": 1, "metadata.max.age.ms": 1}
+    settings["reconnect.backoff.max.ms"] = 1
+    with Producer({"bootstrap.servers": proxied_cluster.bootstrap, **settings}) as producer:
+        producer.send(topic, b"stored").result(DEADLINE_S)
+        proxied_cluster.cut_off()
+        future = producer.send(topic, b"waits")
+        proxied_cluster.proxy.wait_for(lambda: proxied_cluster.proxy.connections_refused > 50)
+        assert not future.done()
+        producer.close(0)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    # One of the cluster, one of the sender, one of the refresh of metadata.
+    assert 1 <= len(warnings) <= 3, warnings
 
 
 def test_records_that_no_broker_takes_fail_in_time(
@@ -383,14 +451,19 @@ def test_a_full_buffer_holds_a_send_back_and_says_so(
 def test_memory_stays_bounded_while_a_fast_sender_waits(make_producer: MakeProducer, make_topic: MakeTopic) -> None:
     topic = make_topic()
     producer = make_producer(buffer_memory=200_000)
-    lowest = 200_000
+    accumulator = producer._core.accumulator
+    highest = 0
     for number in range(50_000):
         producer.send_nowait(topic, b"x" * 100)
         if not number % 100:
-            lowest = min(lowest, producer.metrics().buffer_available_bytes)
+            with accumulator.lock:
+                buffers = [batch.buffer for batch in accumulator.incomplete if batch.buffer is not None]
+                highest = max(highest, sum(len(buffer) for buffer in buffers))
     producer.flush(DEADLINE_S)
-    assert lowest >= 0
+    assert 100_000 < highest <= 200_000, "what is really held, and most of what may be"
+    assert producer.metrics().buffer_exhausted > 0, "the sender was never held back"
     assert producer.metrics().records_delivered == 50_000
+    assert producer.metrics().buffer_available_bytes == 200_000
 
 
 def test_many_threads_share_a_producer(

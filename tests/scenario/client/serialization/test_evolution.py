@@ -338,7 +338,7 @@ def test_settings_that_contradict_each_other_are_refused(local_registry: LocalRe
     for made in (AvroSerializer, JsonSchemaSerializer):
         with pytest.raises(ConfigError, match="needs a schema"):
             made(registry)
-        with pytest.raises(ConfigError, match="is JSON"):
+        with pytest.raises(ConfigError, match="must be JSON"):
             made(registry, "no json")
     with pytest.raises(ConfigError, match="of type AVRO, not JSON"):
         AvroSerializer[Any](registry, Schema("{}", SchemaType.JSON))

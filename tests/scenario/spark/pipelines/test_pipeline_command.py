@@ -145,11 +145,10 @@ def test_killed_and_run_again(place: Place, command: Command, fresh_name: Callab
     found = {row["category"]: (row["orders"], row["total"]) for row in place.table(totals).values()}
     assert found == {"a": (891, 1782.0), "b": (891, 1782.0), "c": (891, 1782.0)}
     assert len(place.read(refused)) == 3 * (9 + 1)
-    # Lag tools see it: the group stands at the end of the topic.
+    # Lag tools see it. Spark commits a batch when it plans the next one, so the last may be missing, but no other.
     with Admin(bootstrap_servers=place.bootstrap) as admin:
         committed = admin.list_consumer_group_offsets(group)[group]
-    assert sum(each.offset for each in committed.values()) <= 2703
-    assert committed
+    assert 2 * 901 <= sum(each.offset for each in committed.values()) <= 3 * 901
 
 
 def test_what_the_command_refuses(command: Command, tmp_path: Path) -> None:

@@ -180,5 +180,5 @@ def test_what_goes_wrong_is_told_by_the_line(place: Place, orders: str) -> None:
     assert str(failed.value).startswith(here)
     assert "TopicInput(map=...)" in str(failed.value)
     assert "\n" not in str(failed.value)
-    with pytest.raises(DeclarationError, match="key names the column 'colour'"):
+    with pytest.raises(DeclarationError, match="key uses the column 'colour'"):
         run(lambda orders: orders, TopicOutput(f"{orders}-x", key="colour"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -16,10 +16,18 @@ from tidelog.broker.handlers import (  # noqa: F401 - importing a handler regist
     k10_find_coordinator,
     k19_create_topics,
     k20_delete_topics,
+    k29_describe_acls,
+    k30_create_acls,
+    k31_delete_acls,
     k32_describe_configs,
     k33_alter_configs,
     k37_create_partitions,
+    k43_elect_leaders,
     k44_incremental_alter_configs,
+    k45_alter_partition_reassignments,
+    k46_list_partition_reassignments,
+    k48_describe_client_quotas,
+    k50_describe_user_scram_credentials,
     k60_describe_cluster,
     k74_list_config_resources,
     k75_describe_topic_partitions,
@@ -33,6 +41,7 @@ from tidelog.broker.txn_markers import LocalMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import VirtualClock
 from tidelog.common.settings import Settings
+from tidelog.common.steps import Steps, run_through
 from tidelog.controller import Controller
 from tidelog.controller.image import ClusterImage
 from tidelog.metadata.memory import MemoryStore
@@ -50,10 +59,10 @@ class Replicas:
 
     def __init__(self) -> None:
         self.are_slow = False
-        self.opening_indexes: set[int] = set()
+        self.first_opening: int | None = None
 
-    def opening(self, topic_id: uuid.UUID) -> Collection[int]:
-        return self.opening_indexes
+    def opening_from(self, topic_id: uuid.UUID) -> int | None:
+        return self.first_opening
 
     async def wait_until_opened(
         self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
@@ -128,6 +137,8 @@ class AdminBroker:
         assert handler is not None
         context = RequestContext(api=api, version=version, services=self.services)
         answer = handler.handle(decode(type(request), bytearray(encode(request, version)), version), context)
+        if inspect.isgenerator(answer):
+            answer = run_through(cast("Steps[object]", answer))
         if inspect.isawaitable(answer):
             answer = await answer
         await self.services.auto_topic_creation.wait()

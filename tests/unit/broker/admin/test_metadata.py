@@ -11,8 +11,10 @@ import pytest
 
 from tidelog.broker.handlers.k03_metadata import handle_metadata
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import run_through
 from tidelog.controller import NewTopic
 from tidelog.controller.image import ClusterImage
+from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 if TYPE_CHECKING:
@@ -156,14 +158,18 @@ def test_a_fenced_broker_s_partitions_have_no_leader(broker: AdminBroker, monkey
 
 
 @pytest.mark.parametrize("with_operations", [False, True])
-def test_partitions_that_are_being_opened_have_no_leader_yet(broker: AdminBroker, with_operations: bool) -> None:
+def test_a_topic_that_is_being_opened_has_an_error_and_no_partition(broker: AdminBroker, with_operations: bool) -> None:
     create(broker, "a", partitions=3)
-    broker.replicas.opening_indexes = {1, 2}
-    partitions = ask(broker, ["a"], 10, with_operations=with_operations).topics[0].partitions
-    assert [(each.error_code, each.leader_id) for each in partitions] == [(0, 1), (5, -1), (5, -1)]
-    broker.replicas.opening_indexes.clear()
-    partitions = ask(broker, ["a"], 10, with_operations=with_operations).topics[0].partitions
-    assert [(each.error_code, each.leader_id) for each in partitions] == [(0, 1)] * 3
+    broker.replicas.first_opening = 0
+    [topic] = ask(broker, ["a"], 10, with_operations=with_operations).topics
+    assert (topic.error_code, topic.name, topic.partitions) == (ErrorCode.LEADER_NOT_AVAILABLE, "a", [])
+    assert topic.topic_id == broker.controller.image.topics["a"].topic_id
+    broker.replicas.first_opening = 2
+    [topic] = ask(broker, ["a"], 10, with_operations=with_operations).topics
+    assert (topic.error_code, [each.leader_id for each in topic.partitions]) == (0, [1, 1])
+    broker.replicas.first_opening = None
+    [topic] = ask(broker, ["a"], 10, with_operations=with_operations).topics
+    assert (topic.error_code, [each.leader_id for each in topic.partitions]) == (0, [1, 1, 1])
 
 
 def test_many_clients_that_ask_at_once_create_a_topic_once(broker: AdminBroker) -> None:
@@ -173,7 +179,7 @@ def test_many_clients_that_ask_at_once_create_a_topic_once(broker: AdminBroker) 
     async def ask_often() -> None:
         context = RequestContext(api=METADATA, version=12, services=broker.services)
         for _ in range(50):
-            handle_metadata(MetadataRequest(topics=[MetadataRequestTopic(name="new")]), context)
+            run_through(handle_metadata(MetadataRequest(topics=[MetadataRequestTopic(name="new")]), context))
         await broker.services.auto_topic_creation.wait()
 
     broker.run(ask_often())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidelog.broker.metadata_view import MetadataView
+from tidelog.common.steps import run_through
 from tidelog.controller import NewPartitions, NewTopic
 
 if TYPE_CHECKING:
@@ -15,13 +16,13 @@ def test_a_topic_is_built_again_only_when_it_changed(broker: AdminBroker) -> Non
     view = MetadataView()
     broker.run(broker.controller.create_topics([NewTopic("a"), NewTopic("b")]))
     view.follow(broker.image)
-    a, b = (view.topic(broker.image.topics[name]) for name in "ab")
+    a, b = (run_through(view.topic(broker.image.topics[name])) for name in "ab")
 
     broker.run(broker.controller.create_partitions([NewPartitions("a", 3)]))
     view.follow(broker.image)
-    assert len(view.topic(broker.image.topics["a"]).partitions) == 3
-    assert view.topic(broker.image.topics["a"]) is not a
-    assert view.topic(broker.image.topics["b"]) is b
+    assert len(run_through(view.topic(broker.image.topics["a"])).partitions) == 3
+    assert run_through(view.topic(broker.image.topics["a"])) is not a
+    assert run_through(view.topic(broker.image.topics["b"])) is b
 
 
 def test_topics_that_are_gone_are_forgotten(broker: AdminBroker) -> None:
@@ -29,7 +30,7 @@ def test_topics_that_are_gone_are_forgotten(broker: AdminBroker) -> None:
     broker.run(broker.controller.create_topics([NewTopic(f"t{number}") for number in range(10)]))
     view.follow(broker.image)
     for topic in broker.image.topics.values():
-        view.topic(topic)
+        run_through(view.topic(topic))
     broker.run(broker.controller.delete_topics([f"t{number}" for number in range(9)]))
     view.follow(broker.image)
     assert len(view._topics) == 1

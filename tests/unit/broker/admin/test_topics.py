@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.controller import NewTopic
+from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k19_create_topics import (
     CREATE_TOPICS,
     CreatableReplicaAssignment,
@@ -118,15 +119,7 @@ def test_create_answers_with_what_the_version_has(broker: AdminBroker, version: 
             ),
             39,
         ),
-        (
-            CreatableTopic(
-                name="a",
-                num_partitions=1,
-                replication_factor=1,
-                configs=[CreatableTopicConfig(name="retention.ms", value="1")] * 2,
-            ),
-            40,
-        ),
+        (topic("__cluster_metadata"), 42),
     ],
     ids=lambda value: value.name if isinstance(value, CreatableTopic) else str(value),
 )
@@ -161,11 +154,33 @@ def test_validate_only_answers_the_same_and_changes_nothing(broker: AdminBroker)
     assert not broker.image.topics
 
 
+def test_of_a_setting_that_is_given_twice_the_last_value_counts(broker: AdminBroker) -> None:
+    configs = [CreatableTopicConfig(name="retention.ms", value=value) for value in ("1000", "2000")]
+    [made] = create(broker, CreatableTopic(name="a", num_partitions=1, replication_factor=1, configs=configs)).topics
+    assert made.error_code == 0
+    assert broker.image.topic_configs("a") == {"retention.ms": "2000"}
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1])
+def test_without_time_nothing_is_done(broker: AdminBroker, timeout_ms: int) -> None:
+    make(broker, "a")
+    created = CreateTopicsRequest(timeout_ms=timeout_ms, topics=[topic("b")])
+    [row] = broker.call(CREATE_TOPICS, created, CreateTopicsResponse, 7).topics
+    assert (row.name, row.error_code) == ("b", ErrorCode.REQUEST_TIMED_OUT)
+    deleted = DeleteTopicsRequest(timeout_ms=timeout_ms, topics=[DeleteTopicState(name="a")])
+    [gone] = broker.call(DELETE_TOPICS, deleted, DeleteTopicsResponse, 6).responses
+    assert (gone.name, gone.error_code) == ("a", ErrorCode.REQUEST_TIMED_OUT)
+    grown = CreatePartitionsRequest(timeout_ms=timeout_ms, topics=[CreatePartitionsTopic(name="a", count=9)])
+    [larger] = broker.call(CREATE_PARTITIONS, grown, CreatePartitionsResponse, 3).results
+    assert (larger.name, larger.error_code) == ("a", ErrorCode.REQUEST_TIMED_OUT)
+    assert {name: len(each.partitions) for name, each in broker.image.topics.items()} == {"a": 1}
+
+
 def test_partitions_that_are_not_open_in_time_are_told(broker: AdminBroker) -> None:
     broker.replicas.are_slow = True
     made, refused = create(broker, topic("a"), topic("b", 0)).topics
     assert (made.error_code, refused.error_code) == (7, 37)
-    assert made.error_message == "the topic was created, but not all of its partitions are open yet"
+    assert made.error_message == "The topic was created, but not all of its partitions are open yet."
     assert "a" in broker.image.topics
     [result] = create(broker, topic("a")).topics
     assert result.error_code == 36
@@ -194,9 +209,9 @@ def test_an_assignment_places_the_replicas(broker: AdminBroker) -> None:
 
 def delete(broker: AdminBroker, version: int, *names: str) -> DeleteTopicsResponse:
     if version >= 6:
-        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names])
+        request = DeleteTopicsRequest(timeout_ms=10_000, topics=[DeleteTopicState(name=name) for name in names])
     else:
-        request = DeleteTopicsRequest(topic_names=list(names))
+        request = DeleteTopicsRequest(timeout_ms=10_000, topic_names=list(names))
     return broker.call(DELETE_TOPICS, request, DeleteTopicsResponse, version)
 
 
@@ -214,7 +229,9 @@ def test_delete_by_id_names_the_topic(broker: AdminBroker) -> None:
     """Behaviour 16."""
     make(broker, "a")
     topic_id, stranger = broker.image.topics["a"].topic_id, uuid.UUID(int=5)
-    request = DeleteTopicsRequest(topics=[DeleteTopicState(topic_id=topic_id), DeleteTopicState(topic_id=stranger)])
+    request = DeleteTopicsRequest(
+        timeout_ms=10_000, topics=[DeleteTopicState(topic_id=topic_id), DeleteTopicState(topic_id=stranger)]
+    )
     results = {r.topic_id: r for r in broker.call(DELETE_TOPICS, request, DeleteTopicsResponse, 6).responses}
     assert (results[topic_id].error_code, results[topic_id].name) == (0, "a")
     assert (results[stranger].error_code, results[stranger].name) == (100, None)
@@ -234,12 +251,13 @@ def test_a_topic_to_delete_stands_once_and_has_a_name_or_an_id(broker: AdminBrok
     make(broker, "a")
     topic_id = broker.image.topics["a"].topic_id
     request = DeleteTopicsRequest(
+        timeout_ms=10_000,
         topics=[
             DeleteTopicState(name="b"),
             DeleteTopicState(name="b"),
             DeleteTopicState(name="a", topic_id=topic_id),
             DeleteTopicState(),
-        ]
+        ],
     )
     results = broker.call(DELETE_TOPICS, request, DeleteTopicsResponse, 6).responses
     assert [(result.name, result.error_code) for result in results] == [("b", 42), ("a", 42), (None, 42)]

@@ -74,7 +74,9 @@ class Node:
 
     async def fetch(self, request: FetchRequest, version: int = 16) -> FetchResponse:
         answer = handle_fetch(request, RequestContext(api=FETCH, version=version, services=self.services))
-        return answer if isinstance(answer, FetchResponse) else await answer
+        response = answer if isinstance(answer, FetchResponse) else await cast(Coroutine[Any, Any, Any], answer)
+        assert isinstance(response, FetchResponse)
+        return response
 
 
 @pytest.fixture

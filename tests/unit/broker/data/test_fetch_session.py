@@ -133,9 +133,9 @@ def test_a_partition_is_told_when_something_changed() -> None:
     assert fetch.must_be_told(5, 0, has_news=True, is_error=False)
     assert fetch.must_be_told(6, 0, has_news=False, is_error=False)
     assert fetch.must_be_told(6, 2, has_news=False, is_error=False)
-    assert fetch.must_be_told(-1, -1, has_news=False, is_error=True)
-    assert fetch.must_be_told(-1, -1, has_news=False, is_error=True)
-    # The end of the error is told even where nothing else changed since.
+    # An error is told each time, and so is its end, even where the offsets are those that were told before it.
+    assert fetch.must_be_told(6, 2, has_news=False, is_error=True)
+    assert fetch.must_be_told(6, 2, has_news=False, is_error=True)
     assert fetch.must_be_told(6, 2, has_news=False, is_error=False)
     assert not fetch.must_be_told(6, 2, has_news=False, is_error=False)
 

@@ -12,7 +12,7 @@ import pytest
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
 from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
-from tidelog.log import AppendOrigin, AppendResult, LogConfig, PartitionLog
+from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogStorageError, PartitionLog
 from tidelog.log.recovery import create_log
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
@@ -32,6 +32,7 @@ class CountingLog:
     high_watermark: int = 0
     flushed_offset: int = 0
     epochs: list[tuple[int, int]] = field(default_factory=list)
+    cannot_write: bool = False
 
     @property
     def last_stable_offset(self) -> int:
@@ -46,13 +47,24 @@ class CountingLog:
         return self.epochs[-1][0] if self.epochs else -1
 
     def append_as_leader(
-        self, records: memoryview, *, leader_epoch: int, origin: AppendOrigin, guard: TransactionGuard | None
+        self,
+        records: memoryview,
+        *,
+        leader_epoch: int,
+        origin: AppendOrigin,
+        guard: TransactionGuard | None,
+        on_loop: bool,
     ) -> AppendResult:
-        if leader_epoch > self.latest_epoch:
-            self.epochs.append((leader_epoch, self.log_end_offset))
+        self.assign_epoch(leader_epoch, self.log_end_offset)
         self.log_end_offset += 1
         offset = self.log_end_offset - 1
         return AppendResult(offset, offset, -1, self.log_start_offset, False)
+
+    def assign_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        if self.cannot_write:
+            raise LogStorageError("the disk is full")
+        if leader_epoch > self.latest_epoch:
+            self.epochs.append((leader_epoch, start_offset))
 
     def advance_high_watermark(self, offset: int) -> None:
         assert self.high_watermark < offset <= self.log_end_offset
@@ -99,6 +111,22 @@ def test_a_new_leadership_commits_what_its_log_holds() -> None:
     assert partition.leader_epoch_start_offset == 7
     assert partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=7))
     assert partition.leader_epoch_start_offset == 8
+
+
+def test_a_leader_with_followers_writes_down_its_epoch_before_the_first_append() -> None:
+    assert counting_log(make(NODE, 2, log=CountingLog(log_end_offset=7))).epochs == [(3, 7)]
+    # Nobody compares histories with a sole replica.
+    assert counting_log(make(NODE, log=CountingLog(log_end_offset=7))).epochs == []
+
+
+def test_an_epoch_that_can_not_be_written_down_is_left_to_the_first_append(caplog: pytest.LogCaptureFixture) -> None:
+    partition = make(NODE, 2, log=CountingLog(log_end_offset=7, cannot_write=True))
+    assert "leader epoch 3 could not be saved yet" in caplog.text
+    with fails(ErrorCode.KAFKA_STORAGE_ERROR):
+        partition.append(BATCH, ACKS_LEADER)
+    counting_log(partition).cannot_write = False
+    partition.append(BATCH, ACKS_LEADER)
+    assert counting_log(partition).epochs == [(3, 7)]
 
 
 @pytest.mark.parametrize("written_in", [(), (0, 0, 2)])

@@ -87,4 +87,4 @@ def test_a_controller_that_fails_is_asked_again(caplog: pytest.LogCaptureFixture
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert "no block of producer ids" in caplog.text
+    assert "could not get producer ids" in caplog.text

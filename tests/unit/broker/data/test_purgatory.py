@@ -166,3 +166,63 @@ def test_an_operation_satisfied_twice_before_it_goes_on_ends_once() -> None:
         assert await waiting is True
 
     run(scenario)
+
+
+MANY = [f"key-{number}" for number in range(1000)]
+
+
+class _KeyWatch:
+    """Satisfied by one key once it is set."""
+
+    def __init__(self) -> None:
+        self.changed: str | None = None
+
+    def is_satisfied(self, key: str, /) -> bool:
+        return key == self.changed
+
+
+def test_many_keys_are_waited_for_in_pieces() -> None:
+    async def scenario(purgatory: Purgatory[str], timers: HandTimers) -> None:
+        waiting = asyncio.ensure_future(purgatory.wait(_KeyWatch(), MANY, 500))
+        await asyncio.sleep(0)
+        assert 0 < sum(map(purgatory.waiting, MANY)) < len(MANY)
+        await settle()
+        assert sum(map(purgatory.waiting, MANY)) == len(MANY)
+        timers.advance(0.5)
+        assert await waiting is False
+        assert len(purgatory) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("key", [MANY[0], MANY[-1]])
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_a_change_of_one_of_many_keys_is_not_missed(key: str, is_parked: bool) -> None:
+    """Whether it happens when all are waited for, or while some are not yet."""
+
+    async def scenario(purgatory: Purgatory[str], timers: HandTimers) -> None:
+        operation = _KeyWatch()
+        waiting = asyncio.ensure_future(purgatory.wait(operation, MANY, 500))
+        await asyncio.sleep(0)
+        if is_parked:
+            await settle()
+        operation.changed = key
+        purgatory.check(key)
+        assert await waiting is True
+        assert len(purgatory) == 0
+        assert timers.live == 0
+
+    run(scenario)
+
+
+def test_a_wait_for_many_keys_can_be_cancelled_while_it_begins() -> None:
+    async def scenario(purgatory: Purgatory[str], timers: HandTimers) -> None:
+        waiting = asyncio.ensure_future(purgatory.wait(_KeyWatch(), MANY, 500))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert len(purgatory) == 0
+        assert timers.live == 0
+
+    run(scenario)

@@ -15,6 +15,7 @@ from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.steps import run_through
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import LogStorageError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
@@ -243,7 +244,7 @@ def test_a_flush_that_fails_takes_the_directory_offline(
     """63: nobody is acknowledged, everybody is told KAFKA_STORAGE_ERROR from then on."""
 
     def fail(log: PartitionLog, up_to: int | None = None) -> None:
-        log.take_offline("fsync failed")
+        log.health.take_offline("fsync failed")
         raise LogStorageError("fsync failed")
 
     monkeypatch.setattr(PartitionLog, "flush", fail)
@@ -258,9 +259,11 @@ def test_a_flush_that_fails_takes_the_directory_offline(
         assert (await node.produced("other")).error_code == ErrorCode.KAFKA_STORAGE_ERROR
         fetched = await node.fetch(fetch_request(other))
         assert fetched.responses[0].partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        described = handle_describe_log_dirs(
-            DescribeLogDirsRequest(topics=None),
-            RequestContext(api=DESCRIBE_LOG_DIRS, version=4, services=node.services),
+        described = run_through(
+            handle_describe_log_dirs(
+                DescribeLogDirsRequest(topics=None),
+                RequestContext(api=DESCRIBE_LOG_DIRS, version=4, services=node.services),
+            )
         )
         assert [result.error_code for result in described.results] == [ErrorCode.KAFKA_STORAGE_ERROR]
         await node.apply(image_of(flushed, other, late := topic_of("late", state()), base=node.replicas.image))

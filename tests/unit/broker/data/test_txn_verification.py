@@ -174,7 +174,7 @@ def test_no_batch_gets_ahead_of_those_that_wait(run: Run) -> None:
             await asyncio.sleep(0)
         answers = [await task for task in tasks]
         assert [(answer[0].error_code, answer[0].base_offset) for answer in answers] == [(0, n) for n in range(20)]
-        assert not node.replicas.transactions._waiting
+        assert not node.replicas.transactions._turns._last
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Hashable
 
 import pytest
@@ -30,6 +31,37 @@ class Fixture:
         self.clock.advance(ms=ms)
         self.heap.run_due()
         return list(self.due)
+
+
+def test_keys_of_cancelled_timers_are_forgotten(run: Callable[[Callable[[Fixture], None]], None]) -> None:
+    """A key holds names that clients chose; a million of them may be cancelled before the first would be due."""
+
+    def check(fixture: Fixture) -> None:
+        alive: weakref.WeakSet[Name] = weakref.WeakSet()
+        for number in range(2_000):
+            name = Name(number)
+            alive.add(name)
+            fixture.heap.set((0, name), 1_800_000.0 + number)
+            if number % 10:
+                fixture.heap.cancel((0, name))
+            del name
+        assert len(alive) < 700
+        assert [key for _, key in fixture.advance(2_000_000)] == list(range(0, 2_000, 10))
+
+    run(check)
+
+
+class Name:
+    """A key that can be watched."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return self.number
+
+    def __eq__(self, other: object) -> bool:
+        return self.number == (other.number if isinstance(other, Name) else other)
 
 
 @pytest.fixture

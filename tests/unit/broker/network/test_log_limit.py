@@ -19,7 +19,7 @@ def test_lines_beyond_the_limit_are_counted_and_told_later(caplog: pytest.LogCap
     now_s += 11
     log.log(logging.WARNING, "another")
     assert [record.getMessage() for record in caplog.records] == [
-        "980 more lines about connections were left out",
+        "980 more lines about connections were suppressed",
         "another",
     ]
 

@@ -45,7 +45,12 @@ class _Sink:
         self.path = path
         self.take_bytes = take_bytes
         self.calls = 0
+        self.is_corked = False
         self._blocked = False
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CORK)
+        self.is_corked = bool(value)
 
     def sendmsg(self, buffers: Sequence[bytes], _ancillary: object, _flags: int) -> int:
         self.calls += 1
@@ -55,11 +60,39 @@ class _Sink:
         self._blocked = True
         return os.write(self._fd, b"".join(buffers)[: self.take_bytes])
 
+    def send(self, data: bytes, _flags: int = 0) -> int:
+        return self.sendmsg([data], (), 0)
+
     def fileno(self) -> int:
         return self._fd
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class _MeteredSink(_Sink):
+    """Takes so many bytes in all, with a part of the call that reaches the limit, and then blocks once."""
+
+    def __init__(self, path: Path, room_bytes: int) -> None:
+        super().__init__(path, take_bytes=room_bytes)
+        self.flags: list[int] = []
+
+    def sendmsg(self, buffers: Sequence[bytes], _ancillary: object, flags: int) -> int:
+        self.calls += 1
+        self.flags.append(flags)
+        data = b"".join(buffers)
+        return os.write(self._fd, data[: self.take_room(len(data))])
+
+    def send(self, data: bytes, flags: int = 0) -> int:
+        return self.sendmsg([data], (), flags)
+
+    def take_room(self, wanted_bytes: int) -> int:
+        if not self.take_bytes:
+            self.take_bytes = 1 << 30
+            raise BlockingIOError
+        room_bytes = min(self.take_bytes, wanted_bytes)
+        self.take_bytes -= room_bytes
+        return room_bytes
 
 
 @pytest.fixture
@@ -79,6 +112,7 @@ def log(tmp_path: Path) -> Path:
 def _send_all(queue: OutgoingQueue, sink: _Sink) -> None:
     for _ in range(10_000):
         if queue.send(cast(socket.socket, sink)):
+            assert queue.waiting_bytes == 0
             return
         if queue.is_cold:
             queue.is_cold = False
@@ -114,6 +148,19 @@ def test_small_slices_are_read_and_released_when_they_are_queued(sink: _Sink, lo
     assert sink.path.read_bytes() == b"head" + log.read_bytes()[5 : 5 + SLICE_READ_MAX_BYTES] + b"tail"
 
 
+def test_thousands_of_small_slices_do_not_fill_the_memory(sink: _Sink, log: Path) -> None:
+    slices = [_Slice(log, number, SLICE_READ_MAX_BYTES) for number in range(200)]
+    queue = OutgoingQueue()
+    queue.add([b"head", *slices, b"tail"])
+    assert 1 << 20 < queue.waiting_bytes < (1 << 20) + 2 * SLICE_READ_MAX_BYTES
+    sink.take_bytes = 1 << 20
+    _send_all(queue, sink)
+    assert all(part.released for part in slices)
+    content = log.read_bytes()
+    expected = b"".join(content[number : number + SLICE_READ_MAX_BYTES] for number in range(200))
+    assert sink.path.read_bytes() == b"head" + expected + b"tail"
+
+
 def test_large_slices_are_sent_from_the_file_and_released_after_their_last_byte(sink: _Sink, log: Path) -> None:
     part = _Slice(log, 100, 100_000)
     queue = OutgoingQueue()
@@ -122,6 +169,46 @@ def test_large_slices_are_sent_from_the_file_and_released_after_their_last_byte(
     _send_all(queue, sink)
     assert part.released
     assert sink.path.read_bytes() == b"head" + log.read_bytes()[100:100_100] + b"tail"
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, 3, 4, 5, 99_999, 100_003, 100_004, 100_005, 100_007, 100_008, 1 << 30])
+def test_an_answer_about_one_partition_goes_on_where_the_kernel_stopped(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, room_bytes: int
+) -> None:
+    sink = _MeteredSink(tmp_path / "metered", room_bytes)
+    sendfile = os.sendfile
+    monkeypatch.setattr(
+        os, "sendfile", lambda out, file, position, count: sendfile(out, file, position, sink.take_room(count))
+    )
+    part = _Slice(log, 100, 100_000)
+    queue = OutgoingQueue()
+    if not queue.send_at_once(cast(socket.socket, sink), [b"head", part, b"tail"]):
+        assert room_bytes < 100_008
+        assert not sink.is_corked
+        _send_all(queue, sink)
+    assert not sink.is_corked
+    assert part.released
+    assert not queue
+    assert queue.sent_bytes == 100_008
+    assert sink.path.read_bytes() == b"head" + log.read_bytes()[100:100_100] + b"tail"
+    # The header waits for the slice, and nothing keeps the end back.
+    assert sink.flags[0] == socket.MSG_MORE
+    assert sink.flags[-1] == 0
+    # What the first answer left behind must not be taken for part of the second.
+    second = _Slice(log, 0, 50_000)
+    assert queue.send_at_once(cast(socket.socket, sink), [b"", second, b"!"])
+    assert sink.path.read_bytes()[100_008:] == log.read_bytes()[:50_000] + b"!"
+    sink.close()
+
+
+def test_an_answer_from_a_file_that_was_cut_is_told_by_the_next_send(sink: _Sink, log: Path) -> None:
+    part = _Slice(log, log.stat().st_size, 100_000)
+    part.is_recent = True
+    queue = OutgoingQueue()
+    assert not queue.send_at_once(cast(socket.socket, sink), [b"head", part, b"tail"])
+    assert not sink.is_corked
+    with pytest.raises(SliceCutShort):
+        queue.send(cast(socket.socket, sink))
 
 
 def test_what_was_not_sent_is_released_when_the_connection_goes(log: Path) -> None:

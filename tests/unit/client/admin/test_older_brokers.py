@@ -59,13 +59,13 @@ def test_topics_are_deleted_by_plain_names(cluster: Cluster, brokers: FakeBroker
     brokers.versions = {DELETE_TOPICS: 5}
     brokers.answers = {DELETE_TOPICS: answer}
     assert asyncio.run(delete_topics(cluster, ["a"]))["a"].name == "a"
-    with pytest.raises(UnsupportedVersionError, match="can't delete topics by their ids"):
+    with pytest.raises(UnsupportedVersionError, match="can't delete topics by id"):
         asyncio.run(delete_topics(cluster, [uuid.uuid4()]))
 
 
 def test_topics_can_not_be_asked_for_by_id(cluster: Cluster, brokers: FakeBrokers) -> None:
     brokers.versions = {METADATA: 9}
-    with pytest.raises(UnsupportedVersionError, match="can't be asked for topics by their ids"):
+    with pytest.raises(UnsupportedVersionError, match="can't describe topics by id"):
         asyncio.run(describe_topics(cluster, [uuid.uuid4()]))
 
 
@@ -76,22 +76,22 @@ def test_filters_that_are_not_known_are_not_left_out_silently(cluster: Cluster, 
     brokers.versions[LIST_GROUPS] = 3
     with pytest.raises(UnsupportedVersionError, match="can't list groups by their states"):
         asyncio.run(list_groups(cluster, states=["Stable"], types=(), protocol_types=()))
-    with pytest.raises(UnsupportedVersionError, match="can't tell how long transactions are open"):
+    with pytest.raises(UnsupportedVersionError, match="can't filter transactions by age"):
         asyncio.run(list_transactions(cluster, older_than_ms=1))
-    with pytest.raises(UnsupportedVersionError, match="can't look for transactional ids by a pattern"):
+    with pytest.raises(UnsupportedVersionError, match="can't filter transactional ids by a pattern"):
         asyncio.run(list_transactions(cluster, transactional_id_pattern=".*"))
 
 
 def test_special_offsets_that_are_not_known(cluster: Cluster, brokers: FakeBrokers) -> None:
     brokers.leaders = {KEY: 1}
     brokers.versions = {LIST_OFFSETS: 6}
-    with pytest.raises(UnsupportedVersionError, match="does not know the special offset"):
+    with pytest.raises(UnsupportedVersionError, match="does not support the requested OffsetSpec"):
         asyncio.run(list_offsets(cluster, {KEY: OffsetSpec.MAX_TIMESTAMP}, isolation_level="read_committed"))[KEY]
 
 
 def test_members_can_not_be_removed_from_outside(cluster: Cluster, brokers: FakeBrokers) -> None:
     brokers.versions = {LEAVE_GROUP: 2}
-    with pytest.raises(UnsupportedVersionError, match="can't remove members from outside"):
+    with pytest.raises(UnsupportedVersionError, match="can't remove members of a group on request"):
         asyncio.run(remove_members_from_consumer_group(cluster, "g", ["one"], None))
 
 
@@ -135,7 +135,7 @@ def test_committed_offsets_in_the_form_that_the_broker_knows(
     listed = asyncio.run(list_consumer_group_offsets(cluster, wanted, require_stable=False))
     assert listed["g"] == {KEY: OffsetAndMetadata(5)}
     if version < 7:
-        with pytest.raises(UnsupportedVersionError, match="can't tell stable offsets"):
+        with pytest.raises(UnsupportedVersionError, match="can't return stable offsets"):
             asyncio.run(list_consumer_group_offsets(cluster, wanted, require_stable=True))
 
 
@@ -170,7 +170,7 @@ def test_a_source_of_settings_that_is_not_known(cluster: Cluster, brokers: FakeB
 def test_a_type_of_resource_that_is_not_known(cluster: Cluster, brokers: FakeBrokers) -> None:
     rows = [ListedResource(resource_name="x", resource_type=99)]
     brokers.answers = {LIST_CONFIG_RESOURCES: lambda *_: ListConfigResourcesResponse(config_resources=rows)}
-    with pytest.raises(InvalidResponseError, match="resource type 99, which is not known"):
+    with pytest.raises(InvalidResponseError, match="an unknown resource type, 99"):
         asyncio.run(list_config_resources(cluster, []))
     brokers.versions = {LIST_CONFIG_RESOURCES: 0}
     with pytest.raises(UnsupportedVersionError, match="client metrics only"):

@@ -129,9 +129,10 @@ def test_a_pattern_matches_whole_names_and_follows_metadata() -> None:
 
 
 def test_changes_are_told() -> None:
-    subscription = assigned(A)
     told: list[str] = []
-    subscription.on_change = lambda: told.append("changed")
+    subscription = SubscriptionState(on_change=lambda: told.append("changed"))
+    subscription.assign_manually([A])
+    told.clear()
     subscription.seek(A, 1)
     subscription.pause([A])
     subscription.resume([A])

@@ -273,7 +273,7 @@ def test_strategies_by_name_class_and_instance() -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "text"),
-    [(["cooperative-stick"], "did you mean cooperative-sticky"), ([], "no assignor"), ([3], "is no assignor")],
+    [(["cooperative-stick"], "did you mean cooperative-sticky"), ([], "no assignor"), ([3], "is not an assignor")],
 )
 def test_strategies_that_are_none(strategy: list[object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):

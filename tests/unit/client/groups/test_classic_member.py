@@ -392,7 +392,7 @@ class Own(Assignor):
     ("assignor", "text"),
     [
         (Own(ValueError("no idea")), "assignor own failed: no idea"),
-        (Own({"stranger": [T0]}), "stranger, which are no members"),
+        (Own({"stranger": [T0]}), "stranger, which are not members"),
         (Own({"m": [T0], "n": [T0]}), "t-0 to both"),
         (Own({"m": [T1], "n": []}, is_cooperative=True), "while n owns it"),
     ],

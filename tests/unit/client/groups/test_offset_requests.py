@@ -209,7 +209,7 @@ def make(coordinator: Coordinator, identity: Identity | None = None, **options: 
     def note_error(error: BaseException) -> None:
         coordinator.forgotten += 1
 
-    source: Any = SimpleNamespace(cluster=FakeCluster(coordinator), group_id="g", note_error=note_error)
+    source: Any = SimpleNamespace(cluster=FakeCluster(coordinator), key="g", note_error=note_error)
     offsets = GroupOffsets(source, member, **options)
 
     async def connection() -> Coordinator:

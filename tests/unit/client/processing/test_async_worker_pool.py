@@ -78,7 +78,7 @@ def test_a_record_that_can_not_be_handled_stops_the_pool(group_of: Any, fake_asy
         pool = AsyncKeyedWorkerPool(fake_async_consumer(group), handle, attempts=2, retry_backoff_s=0.001, **OPTIONS)
         with pytest.raises(ProcessingFailedError, match=r"orders-0-10 could not be processed \(2 attempts\).*no ink"):
             await pool.run()
-        with pytest.raises(ConfigError, match="runs once"):
+        with pytest.raises(ConfigError, match="runs only once"):
             pool.start()
 
     run(main())

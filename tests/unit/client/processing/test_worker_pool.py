@@ -134,7 +134,7 @@ def test_a_record_that_can_not_be_handled_stops_the_pool(group_of: Any, fake_con
     assert handler.handled == {(0, b"a"): list(range(10))}
     with pytest.raises(ProcessingFailedError):
         pool.stop()
-    with pytest.raises(ConfigError, match="runs once"):
+    with pytest.raises(ConfigError, match="runs only once"):
         pool.run()
 
 
@@ -422,7 +422,7 @@ def test_the_blocks_own_error_is_the_one_that_is_seen(
 
     with pytest.raises(KeyError, match="the block's"):
         use()
-    assert "the worker pool had failed, too" in caplog.text
+    assert "the worker pool had failed too" in caplog.text
 
 
 def test_handlers_end_although_the_consumer_is_of_no_use_any_more(

@@ -198,7 +198,7 @@ def test_idempotence_yields_to_what_was_given(given: dict[str, object], idempote
         ({"enable_idempotence": True, "retries": 0}, "needs retries above 0"),
         ({"enable_idempotence": True, "max_in_flight_requests_per_connection": 6}, "of at most 5, not 6"),
         ({"transactional_id": "t", "acks": 1}, "a producer with a transactional.id needs acks=all"),
-        ({"transactional_id": "t", "enable_idempotence": False}, "can't do without enable.idempotence"),
+        ({"transactional_id": "t", "enable_idempotence": False}, "needs enable.idempotence"),
         ({"delivery_timeout_ms": 100}, "must be at least linger.ms + request.timeout.ms, which is 30005"),
         ({"acks": 2}, "expected all, 1 or 0"),
         ({"compression_type": "brotli"}, "compression.type"),

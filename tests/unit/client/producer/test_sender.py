@@ -18,7 +18,7 @@ from tidelog.client.errors import (
     RetriableBrokerError,
 )
 from tidelog.client.network.metadata_cache import MetadataCache
-from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
+from tidelog.client.producer.accumulator import Accumulator, NoRoom, PartitionQueue
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.sender import Sender
@@ -469,6 +469,85 @@ async def test_a_batch_under_way_fails_in_time_but_keeps_its_memory(scene: Scene
     scene.append(b"b")
     await scene.settle()
     assert (scene.sent[1].sequences(), scene.sent[1].epochs()) == ([0], [1])
+
+
+@plays(retries=1)
+async def test_a_batch_that_may_be_stored_costs_no_epoch_if_the_one_behind_it_was(scene: Scene) -> None:
+    """The connection was lost, so nobody knows. The broker took the next sequence, so it had stored this one."""
+    await scene.establish(0)
+    lost = scene.append(b"lost")
+    await scene.settle()
+    behind = scene.append(b"behind")
+    await scene.settle()
+    await scene.lose(scene.sent[0])
+    await scene.advance(1000)
+    await scene.lose(scene.sent[2])  # sent again, with the same result
+    assert isinstance(lost.exception(0), ConnectionLostError)
+    await scene.answer(scene.sent[1], base_offset=2)
+    assert behind.exception(0) is None
+    scene.append(b"next")
+    await scene.settle()
+    assert (scene.sent[3].epochs(), scene.sent[3].sequences()) == ([0], [3])
+
+
+@plays()
+async def test_a_refused_batch_leaves_no_gap_in_a_transaction(scene: Scene) -> None:
+    """It is surely not stored, so the sequence of the one behind it moves up instead of failing for ever."""
+    assert scene.idempotence is not None
+    scene.idempotence.is_transactional = True
+    await scene.establish(0)
+    refused = scene.append(b"refused")
+    await scene.settle()
+    behind = scene.append(b"behind")
+    await scene.settle()
+    await scene.answer(scene.sent[0], ErrorCode.INVALID_RECORD)
+    await scene.answer(scene.sent[1], ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    await scene.advance(1000)
+    assert isinstance(refused.exception(0), BrokerError)
+    assert (scene.sent[2].values(), scene.sent[2].sequences()) == ([b"behind"], [1])
+    await scene.answer(scene.sent[2])
+    assert behind.exception(0) is None
+
+
+@pytest.mark.parametrize("waits_to_retry", [False, True])
+def test_an_expired_batch_that_may_be_stored_costs_no_epoch_if_the_one_behind_it_was(waits_to_retry: bool) -> None:
+    @plays(delivery_timeout_ms=1000, request_timeout_ms=500, retry_backoff_ms=5000, retry_backoff_max_ms=5000)
+    async def play(scene: Scene) -> None:
+        await scene.establish(0)
+        late = scene.append(b"late")
+        await scene.settle()
+        scene.clock.advance(ms=500)
+        behind = scene.append(b"behind")
+        await scene.settle()
+        if waits_to_retry:
+            await scene.lose(scene.sent[0])
+        await scene.advance(500)
+        assert isinstance(late.exception(0), DeliveryTimeoutError)
+        assert not behind.done()
+        await scene.answer(scene.sent[1], base_offset=2)
+        assert behind.exception(0) is None
+        scene.append(b"next")
+        await scene.settle()
+        assert (scene.sent[2].epochs(), scene.sent[2].sequences()) == ([0], [3])
+
+    play()
+
+
+@plays(delivery_timeout_ms=1000, request_timeout_ms=500, buffer_memory=2000)
+async def test_memory_of_a_batch_under_way_is_never_written_to(scene: Scene) -> None:
+    """It may not have left yet: what is appended meanwhile must not go out in its place, to another partition."""
+    late = scene.append(b"late", 0)
+    await scene.settle()
+    await scene.advance(1000)
+    assert isinstance(late.exception(0), DeliveryTimeoutError)
+    scene.append(b"other", 2)  # the other half of the memory
+    with pytest.raises(NoRoom):
+        scene.append(b"one too many", 1)
+    await scene.settle()
+    assert scene.sent[0].values() == [b"late"]
+    assert list(scene.sent[0].batches()) == [TopicPartition("t", 0)]
+    await scene.lose(scene.sent[0])  # from here on it is free
+    scene.append(b"fits now", 1)
 
 
 @plays(retries=2)

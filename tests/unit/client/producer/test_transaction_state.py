@@ -53,7 +53,7 @@ def test_a_transaction_is_not_begun_twice_nor_the_producer_initialized_twice() -
     state = in_transaction()
     with pytest.raises(TransactionStateError, match="commit or abort the open one first"):
         state.begin()
-    with pytest.raises(TransactionStateError, match="was called before"):
+    with pytest.raises(TransactionStateError, match="was already called"):
         state.check_init()
 
 

@@ -81,12 +81,12 @@ def test_a_function_will_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [({"zip": 1}, "street"), ([1], "made of a dict, not of a list"), ({}, "street")]
+    ("value", "said"), [({"zip": 1}, "street"), ([1], "built from a dict, not from a list"), ({}, "street")]
 )
 def test_what_a_class_refuses_is_told_with_the_topic(value: Any, said: str) -> None:
     build = builder_of(Address)
     assert build is not None
-    with pytest.raises(SerializationError, match=rf"^topic orders: Address can't be made of what was read: .*{said}"):
+    with pytest.raises(SerializationError, match=rf"^topic orders: Address can't be built from the value: .*{said}"):
         build("orders", value)
 
 

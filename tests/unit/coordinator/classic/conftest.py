@@ -246,6 +246,11 @@ class Coordinator:
             self.shard.replay(record, offset)
         self._carry_out(self.shard.on_loaded(self.now))
 
+    def abandon(self, exchange: int) -> None:
+        """The connection of a request that waits is closed."""
+        self.waiting.discard(exchange)
+        self._carry_out(self.shard.on_abandoned(GROUP, exchange, self.now))
+
     def unload(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         self._carry_out(self.shard.on_unloaded(error))
 

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.group_records import GroupMetadataValue, decode_record
+from tidelog.coordinator.memory import GROUP_BYTES
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k11_join_group import JoinGroupResponse
 from tidelog.protocol.messages.k13_leave_group import MemberIdentity
@@ -133,6 +134,15 @@ class AnyOrder(RuleBasedStateMachine):
         if before is not None and actor.generation_id >= 0:
             assert (group.state, group.generation_id, _parts(group)) == ("Stable", generation_id, before)
 
+    @rule(actor=actors)
+    def lose_connection(self, actor: Actor) -> None:
+        """Whoever waits is not there any more to be answered, and asks again."""
+        for exchange in (actor.joining, actor.syncing):
+            if exchange is not None:
+                self.coordinator.abandon(exchange)
+        actor.joining = actor.syncing = None
+        self._look()
+
     @rule()
     def all_do_as_they_should(self) -> None:
         """Clients that join and sync as they are told, so that interesting things happen to stable groups too."""
@@ -218,7 +228,17 @@ class AnyOrder(RuleBasedStateMachine):
             remembered |= {member.syncing for member in group.members if member.syncing is not None}
             remembered |= {waiting.exchange for waiting in group.coming_back}
         if hasattr(self, "coordinator"):
-            assert self.coordinator.waiting == remembered
+            assert self.coordinator.waiting <= remembered
+
+    @invariant()
+    def memory_is_that_of_the_members(self) -> None:
+        if not hasattr(self, "coordinator"):
+            return
+        group, state = self._group(), self.coordinator.shard.state
+        members = [] if group is None else list(group.members)
+        base_bytes = 0 if group is None else GROUP_BYTES + len(group.group_id)
+        assert state.memory.used_bytes == base_bytes + sum(member.size_bytes for member in members)
+        assert len(state.pending_ids) == (0 if group is None else len(group.members.pending_join))
 
     def teardown(self) -> None:
         """Whatever was going on, time and writes alone bring it to an end."""

@@ -76,6 +76,7 @@ class Bench:
         self.fails_with = ErrorCode.NONE
         self._exchange = 0
         self.shard = GroupShard(0, config, topics.copy())
+        self.run(self.shard.on_loaded(self.now))
 
     @property
     def now(self) -> Now:

@@ -110,13 +110,45 @@ def test_a_changed_subscription_takes_and_gives(bench: Any, make_consumer: Any) 
     assert one.partitions == {("prices", number) for number in range(3)}
 
 
-def test_regular_expressions_find_topics_made_later_but_not_internal_ones(bench: Any, make_consumer: Any) -> None:
-    one = make_consumer(bench, "one", regex="orders.*|.*_offsets")
+def test_regular_expressions_find_topics_made_later(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", regex="orders.*")
     one.beat()
     assert one.partitions == ORDERS
     bench.change_topics(lambda topics: topics.put("orders-eu", 2))
     one.beat()
     assert one.partitions == ORDERS | {("orders-eu", 0), ("orders-eu", 1)}
+
+
+def test_regular_expressions_match_internal_topics_too(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", regex="__consumer_.*")
+    one.beat()
+    assert one.partitions == {("__consumer_offsets", number) for number in range(50)}
+
+
+def test_a_member_may_join_before_it_subscribes(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", [])
+    assert one.beat() is ErrorCode.NONE
+    assert (one.epoch, one.partitions) == (1, set())
+    assert one.change(["orders"]) is ErrorCode.NONE
+    assert one.partitions == ORDERS
+
+
+def test_members_have_room_for_so_much_in_a_group_and_in_all(make_bench: Any, make_consumer: Any) -> None:
+    config = GroupConfig(tidelog_group_max_bytes=100_000, tidelog_group_coordinator_max_bytes=120_000)
+    bench = make_bench(config)
+    topics = [f"{number}".ljust(200) for number in range(200)]
+    one, two = make_consumer(bench, "one", topics), make_consumer(bench, "two", topics)
+    assert one.beat() is ErrorCode.NONE
+    assert two.beat() is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert make_consumer(bench, "t" * 30_000, topics[:2]).beat() is ErrorCode.NONE
+    other = two.request()
+    other.group_id = "other"
+    assert bench.ask(other).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert one.beat() is ErrorCode.NONE
+    assert one.leave() is ErrorCode.NONE
+    assert bench.ask(other).error_code == ErrorCode.NONE
+    bench.advance(60_000)
+    assert two.beat() is ErrorCode.NONE
 
 
 def test_a_bad_regular_expression_is_refused(bench: Any, make_consumer: Any) -> None:
@@ -152,7 +184,7 @@ def test_range_gives_the_same_run_of_each_topic(bench: Any, make_consumer: Any) 
         ({"member_epoch": -2}, ErrorCode.INVALID_REQUEST),
         ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
         ({"topic_partitions": None}, ErrorCode.INVALID_REQUEST),
-        ({"subscribed_topic_names": []}, ErrorCode.INVALID_REQUEST),
+        ({"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
         ({"server_assignor": "best"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
         ({"member_epoch": 3}, ErrorCode.GROUP_ID_NOT_FOUND),
         ({"member_epoch": -1}, ErrorCode.GROUP_ID_NOT_FOUND),

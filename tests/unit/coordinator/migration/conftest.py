@@ -190,6 +190,14 @@ class NewConsumer:
         self.beat(epoch=-1)
         self.partitions, self.epoch, self.is_gone = set(), 0, True
 
+    def be_removed(self, times: int = 1) -> list[int]:
+        """An administrator takes the member out by LeaveGroup, naming it this often; the errors."""
+        identity = MemberIdentity(member_id=self.name, group_instance_id=self.instance_id)
+        request = LeaveGroupRequest(group_id=GROUP, members=[identity] * times)
+        exchange = self.bench.ask(lambda shard, *rest: shard.leave(request, *rest), 5)
+        self.partitions, self.epoch, self.is_gone = set(), 0, True
+        return [member.error_code for member in self.bench.answers[exchange].members]
+
 
 class OldConsumer:
     """A member of the classic protocol: eager, or cooperative when it says what it owns and keeps it meanwhile."""

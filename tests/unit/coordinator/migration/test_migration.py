@@ -63,6 +63,23 @@ def test_no_downgrade_where_it_is_not_allowed(make_bench: Any, old_consumer: Any
     _settle(bench, old)
 
 
+def test_an_administrator_removes_a_member_of_either_protocol(
+    make_bench: Any, old_consumer: Any, new_consumer: Any
+) -> None:
+    bench = make_bench("bidirectional")
+    old = old_consumer(bench, "a", ["orders"])
+    first, second = new_consumer(bench, "b", ["orders"]), new_consumer(bench, "c", ["orders"])
+    _settle(bench, old)
+    _settle(bench, old, first, second)
+    assert first.be_removed(times=2) == [0, 0]
+    assert first.be_removed() == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert bench.kind == "consumer"
+    assert second.be_removed() == [0]
+    assert bench.kind == "classic"
+    _settle(bench, old)
+    assert old.partitions == ORDERS
+
+
 def test_an_empty_group_of_either_kind_gives_its_place(make_bench: Any, old_consumer: Any, new_consumer: Any) -> None:
     bench = make_bench("disabled")
     new = new_consumer(bench, "a", ["orders"])

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tidelog.coordinator.memory import GROUP_BYTES
+
 _spec = importlib.util.spec_from_file_location("migration_bench", Path(__file__).with_name("conftest.py"))
 assert _spec is not None
 assert _spec.loader is not None
@@ -97,6 +99,16 @@ class MigrationRules(RuleBasedStateMachine):
         owned = [consumer.partitions for consumer in self.consumers.values()]
         counts = self.bench.topics.counts
         assert set().union(*owned) == {(topic, n) for topic in subscribed for n in range(counts[topic])}
+
+    @invariant()
+    def memory_is_that_of_the_members(self) -> None:
+        state = self.bench.shard.state
+        groups = state.groups.values()
+        assert state.memory.used_bytes == sum(group.footprint.size_bytes for group in groups)
+        for group in groups:
+            members = list(group.members.values() if group.type == "consumer" else group.members)
+            base_bytes = GROUP_BYTES + len(group.group_id)
+            assert group.footprint.size_bytes == base_bytes + sum(member.size_bytes for member in members)
 
     @invariant()
     def no_partition_has_two_owners(self) -> None:

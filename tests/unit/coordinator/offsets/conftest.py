@@ -9,10 +9,12 @@ from typing import TypeVar
 
 import pytest
 
+from tidelog.common.steps import run_through
 from tidelog.coordinator.actions import (
     Action,
     Answer,
     Append,
+    AppendInTransaction,
     CancelTimer,
     Client,
     GroupRecord,
@@ -98,6 +100,10 @@ class Offsets:
                 self.writes.append(action)
                 if not self.holds_writes:
                     queue.extend(self._decide(ErrorCode.NONE))
+            elif isinstance(action, AppendInTransaction):
+                first_offset = len(self.log)
+                self.log.extend(action.records)
+                queue.extend(self.shard.on_txn_appended(action.token, ErrorCode.NONE, first_offset, self.now))
             elif isinstance(action, SetTimer):
                 self.timers[action.key] = action.due_ms
             elif isinstance(action, CancelTimer):
@@ -159,14 +165,14 @@ class Offsets:
         """Offset and error of each partition."""
         asked = OffsetFetchRequestTopics(name=topic, partition_indexes=list(partitions))
         group = OffsetFetchRequestGroup(group_id=group_id, topics=[asked])
-        [found] = self.shard.offset_fetch(group, require_stable=require_stable).topics
+        [found] = run_through(self.shard.offset_fetch(group, require_stable=require_stable)).topics
         return [(partition.committed_offset, partition.error_code) for partition in found.partitions]
 
     def fetch_all(self, group_id: str) -> dict[tuple[str, int], int]:
         group = OffsetFetchRequestGroup(group_id=group_id, topics=None)
         return {
             (topic.name, partition.partition_index): partition.committed_offset
-            for topic in self.shard.offset_fetch(group, require_stable=False).topics
+            for topic in run_through(self.shard.offset_fetch(group, require_stable=False)).topics
             for partition in topic.partitions
         }
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.common.steps import run_through
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, decode_record, encode_record
 from tidelog.coordinator.offsets import CommittedOffset
@@ -50,14 +51,14 @@ def test_metadata_and_leader_epoch_come_back(offsets: Offsets) -> None:
     assert offsets.commit(OffsetCommitRequest(group_id="g", topics=[topic])) == [0]
     offsets.crash()
     group = OffsetFetchRequestGroup(group_id="g", topics=None)
-    [found] = offsets.shard.offset_fetch(group, require_stable=False).topics[0].partitions
+    [found] = run_through(offsets.shard.offset_fetch(group, require_stable=False)).topics[0].partitions
     assert (found.committed_offset, found.committed_leader_epoch, found.metadata) == (9, 3, "where I was ü")
 
 
 def test_null_metadata_is_kept_as_an_empty_text(offsets: Offsets, commit_request: MakeRequest) -> None:
     assert offsets.commit(commit_request("g", "t", {0: 5}, metadata=None)) == [0]
     group = OffsetFetchRequestGroup(group_id="g", topics=None)
-    assert offsets.shard.offset_fetch(group, require_stable=False).topics[0].partitions[0].metadata == ""
+    assert run_through(offsets.shard.offset_fetch(group, require_stable=False)).topics[0].partitions[0].metadata == ""
 
 
 def test_metadata_that_is_too_long_is_refused_for_its_partition(offsets: Offsets, commit_request: MakeRequest) -> None:
@@ -84,13 +85,17 @@ def test_version_10_names_topics_by_id(offsets: Offsets) -> None:
     )
     assert offsets.commit(request, version=10) == [0, 100]
     asked = [OffsetFetchRequestTopics(topic_id=topic_id, partition_indexes=[0]) for topic_id in (known, unknown)]
-    answer = offsets.shard.offset_fetch(OffsetFetchRequestGroup(group_id="g", topics=asked), require_stable=False)
+    answer = run_through(
+        offsets.shard.offset_fetch(OffsetFetchRequestGroup(group_id="g", topics=asked), require_stable=False)
+    )
     assert [(topic.topic_id, topic.partitions[0].committed_offset) for topic in answer.topics] == [
         (known, 8),
         (unknown, -1),
     ]
     assert [topic.partitions[0].error_code for topic in answer.topics] == [0, 100]
-    everything = offsets.shard.offset_fetch(OffsetFetchRequestGroup(group_id="g", topics=None), require_stable=False)
+    everything = run_through(
+        offsets.shard.offset_fetch(OffsetFetchRequestGroup(group_id="g", topics=None), require_stable=False)
+    )
     assert [topic.topic_id for topic in everything.topics] == [known]
 
 

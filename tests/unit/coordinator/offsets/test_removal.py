@@ -161,6 +161,19 @@ def test_offset_delete(offsets: Offsets, commit_request: MakeRequest) -> None:
     assert offsets.fetch_all("g") == {("t", 1): 6}
 
 
+def test_a_group_without_offsets_is_known_until_the_next_look(offsets: Offsets, commit_request: MakeRequest) -> None:
+    for group_id in ("emptied", "deleted"):
+        offsets.commit(commit_request(group_id, "t", {0: 5}))
+        assert offsets.delete_offsets(group_id, "t", 0) == (0, [0])
+        assert offsets.delete_offsets(group_id, "t", 0) == (0, [0])
+    assert [row.group_id for row in offsets.shard.list_groups([], [])] == ["emptied", "deleted"]
+    assert offsets.delete_group("deleted") is ErrorCode.NONE
+    assert offsets.delete_group("deleted") is ErrorCode.GROUP_ID_NOT_FOUND
+    offsets.advance(minutes=10.1)
+    assert offsets.delete_offsets("emptied", "t", 0) == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+    assert offsets.shard.list_groups([], []) == []
+
+
 def test_offset_delete_spares_what_members_read(offsets: Offsets, commit_request: MakeRequest) -> None:
     offsets.commit(commit_request("g", "t", {0: 5}))
     offsets.commit(commit_request("g", "u", {0: 6}))

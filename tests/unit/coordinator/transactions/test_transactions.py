@@ -27,6 +27,7 @@ class Bench:
     answers: list[object] = field(default_factory=list)
     append_error: ErrorCode = ErrorCode.NONE
     keeps_ids_back: bool = False
+    keeps_markers_back: bool = False
     sent: list[SendMarkers] = field(default_factory=list)
     next_producer_id: int = 100
 
@@ -53,6 +54,8 @@ class Bench:
                 self.run(self.shard.on_appended(action.token, self.append_error, NOW))
             elif isinstance(action, SendMarkers):
                 self.sent.append(action)
+                if self.keeps_markers_back:
+                    continue
                 errors = dict.fromkeys(action.partitions, ErrorCode.NONE)
                 self.run(self.shard.on_markers_written(action.token, errors, NOW))
             elif isinstance(action, AllocateProducerId) and not self.keeps_ids_back:
@@ -139,6 +142,34 @@ def test_an_abort_of_nothing_raises_the_epoch_in_version_2(bench: Bench) -> None
     assert bench.end(ProducerIdentity(7, 5), committed=False) == done(7, 6)
     assert bench.end(ProducerIdentity(7, 6), committed=False) == done(7, 7)
     assert not bench.sent
+
+
+def test_a_transaction_is_complete_when_every_partition_has_its_marker(bench: Bench) -> None:
+    """Markers that fail, or of which nothing is heard, are sent again until they are written; the others are not."""
+    first, second, third = ("t", 0), ("t", 1), ("t", 2)
+    bench.hold(ProducerIdentity(7, 5))
+    bench.run(
+        bench.shard.add_partitions(
+            AddPartitions("tx", ProducerIdentity(7, 5), frozenset({first, second, third}), 2), NOW, 0
+        )
+    )
+    bench.keeps_markers_back = True
+    assert bench.end(ProducerIdentity(7, 5)) == done(7, 6)
+    [sent] = bench.sent
+    assert sent.partitions == (first, second, third)
+
+    def report(errors: dict[tuple[str, int], ErrorCode]) -> tuple[tuple[str, int], ...]:
+        bench.run(bench.shard.on_markers_written(bench.sent[-1].token, errors, NOW))
+        assert bench.shard.describe("tx").transaction_state == "PrepareCommit"
+        bench.run(bench.shard.on_timer(("tx", "markers"), NOW))
+        return bench.sent[-1].partitions
+
+    assert report({first: ErrorCode.NONE, second: ErrorCode.NOT_LEADER_OR_FOLLOWER}) == (second, third)
+    assert report({second: ErrorCode.REQUEST_TIMED_OUT, third: ErrorCode.REQUEST_TIMED_OUT}) == (second, third)
+    assert report({second: ErrorCode.NONE}) == (third,)
+    bench.run(bench.shard.on_markers_written(bench.sent[-1].token, {third: ErrorCode.NONE}, NOW))
+    assert bench.shard.describe("tx").transaction_state == "CompleteCommit"
+    assert len(bench.sent) == 4
 
 
 def test_who_waits_for_a_producer_id_is_told_when_the_coordinator_moves(bench: Bench) -> None:

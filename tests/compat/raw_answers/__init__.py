@@ -1,0 +1,1 @@
+"""Raw requests to two brokers, and their answers compared field by field."""

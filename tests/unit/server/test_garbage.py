@@ -1,0 +1,78 @@
+"""What survives is not looked at again and again, and garbage still goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from tidelog.server.garbage import GarbagePauses
+
+
+class _Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _collector_is_put_back() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_what_survives_a_collection_is_set_aside() -> None:
+    async def main() -> None:
+        pauses = GarbagePauses(asyncio.get_running_loop())
+        pauses.start()
+        try:
+            kept = [_Node() for _ in range(1000)]
+            before = gc.get_freeze_count()
+            gc.collect()
+            assert gc.get_freeze_count() >= before + len(kept)
+        finally:
+            pauses.stop()
+
+    asyncio.run(main())
+
+
+def test_new_garbage_goes_at_once_and_old_garbage_within_an_hour() -> None:
+    now_s = 0.0
+
+    async def main() -> None:
+        nonlocal now_s
+        pauses = GarbagePauses(asyncio.get_running_loop(), lambda: now_s)
+        pauses.start()
+        try:
+            new = weakref.ref(_Node())
+            gc.collect()
+            assert new() is None
+            node: _Node | None = _Node()
+            old = weakref.ref(node)
+            gc.collect()
+            node = None
+            gc.collect()
+            await asyncio.sleep(0)
+            assert old() is not None, "it was set aside while it was in use"
+            now_s += 3601.0
+            gc.collect()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert old() is None
+        finally:
+            pauses.stop()
+
+    asyncio.run(main())
+
+
+def test_after_the_stop_nothing_is_set_aside() -> None:
+    async def main() -> None:
+        pauses = GarbagePauses(asyncio.get_running_loop())
+        pauses.start()
+        pauses.stop()
+        gc.collect()
+        assert gc.get_freeze_count() == 0
+
+    asyncio.run(main())
