@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup system-packages lint test compat bench demo soak clean
+.PHONY: setup system-packages java lint test compat bench demo docs soak clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -91,14 +91,33 @@ compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS) $(REGISTRY)
 bench: setup
 	$(BIN)/tidelog bench broker
 
-# The whole story, from a shop's events to a promoted second version of a pipeline, checked; two to three minutes, and
-# nothing is left behind but the chart, tidelog-demo.png. `tidelog demo --quick` needs no Spark and ten seconds.
-demo: setup
-	$(BIN)/tidelog demo
+# The whole story, from a shop's events to a promoted second version of a pipeline, with every result checked. Nothing is
+# left behind but the chart, tidelog-demo.png. `tidelog demo --quick` takes ten seconds and needs no Spark.
+# It needs Java and a few packages, not the tools of development; where those are installed, it uses their environment.
+DEMO_VENV := .venv-demo
+DEMO := $(if $(wildcard $(VENV)/.installed),$(VENV),$(DEMO_VENV))
+
+$(DEMO_VENV)/.installed: pyproject.toml setup.py constraints.txt $(wildcard src/tidelog/records/kernel*.p*)
+	test -x $(DEMO_VENV)/bin/python || $(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,charts]'
+	touch $@
+
+java:
+	@command -v java >/dev/null || { \
+		echo "installing openjdk-17-jre-headless (Debian package) for Spark"; \
+		apt-get update -qq && apt-get install -y -qq openjdk-17-jre-headless || { echo "could not install it: Spark needs Java 17 or later"; exit 1; }; \
+	}
+
+demo: java $(DEMO)/.installed
+	$(DEMO)/bin/tidelog demo
+
+# The documentation site, with search, an API reference and a file index, into site/.
+docs: setup
+	$(BIN)/python docs/_site/build.py
 
 # Long fault runs, which have no place in every test run.
 soak: setup
 	$(PYTEST) -m soak
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV) $(DEMO_VENV)
