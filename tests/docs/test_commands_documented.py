@@ -25,7 +25,7 @@ def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:  # typer does 
         yield from leaves(member, f"{path} {name}")
 
 
-WITHOUT_BROKER = ("serve", "log", "version", "bench")
+WITHOUT_BROKER = ("serve", "zookeeper", "log", "version", "bench")
 # They ask the registry of pipelines, not a broker.
 OF_THE_REGISTRY = {f"tidelog pipeline {name}" for name in ("list", "status", "stop", "history", "settings")}
 LEAVES = dict(leaves(get_command(build_app()), "tidelog"))

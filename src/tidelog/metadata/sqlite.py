@@ -50,7 +50,7 @@ class SqliteStore:
         thread: CallThread | None = None,
     ) -> None:
         """`thread` runs the SQL: one of its own unless a simulation has another."""
-        self._path = Path(path).absolute()
+        self.path = Path(path).absolute()
         self._clock_ms = clock_ms
         self._database: Database | None = None
         self._data_version = -1
@@ -137,11 +137,11 @@ class SqliteStore:
 
     async def _run(self, call: Callable[[Database], _T]) -> _T:
         if self._is_closed:
-            raise MetadataStoreError(f"the metadata store {self._path} is closed")
+            raise MetadataStoreError(f"the metadata store {self.path} is closed")
 
         def opened() -> _T:
             if self._database is None:
-                self._database = Database(self._path, self._clock_ms)
+                self._database = Database(self.path, self._clock_ms)
             return call(self._database)
 
         return await self.run(opened)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from tidelog.metadata.faulty import FaultyStore
 from tidelog.metadata.memory import MemoryStore
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import Store
+from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
+from zookeeper_ensemble import Ensemble
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -61,21 +64,60 @@ def open_sqlite(closing: AsyncExitStack, clock: VirtualClock, tmp_path: Path) ->
     return open_store
 
 
-@pytest.fixture(params=["memory", "sqlite", "faulty memory", "faulty sqlite"])
-def store(
-    request: pytest.FixtureRequest,
-    closing: AsyncExitStack,
-    clock: VirtualClock,
-    open_sqlite: Callable[..., SqliteStore],
-) -> Store:
-    """A store of each kind; the faulty ones have no faults here, so that only the wrapping shows."""
-    store: Store
-    if "sqlite" in request.param:
-        store = open_sqlite()
-    else:
-        store = MemoryStore(clock, poll_interval_ms=5)
+@pytest.fixture(scope="session")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Three ZooKeeper servers, shared by all tests that leave them as they were."""
+    with Ensemble(tmp_path_factory.mktemp("zookeeper"), servers=3) as started:
+        yield started
+
+
+_chroots = itertools.count()
+
+
+@pytest.fixture
+def open_zookeeper(closing: AsyncExitStack, clock: VirtualClock, ensemble: Ensemble) -> Callable[..., ZooKeeperStore]:
+    """Opens stores on one path of the ensemble, each as another process would."""
+    chroot = f"/test-{next(_chroots)}"
+
+    def open_store(clock_ms: Callable[[], float] = clock.monotonic_ms) -> ZooKeeperStore:
+        store = ZooKeeperStore(parse_address(ensemble.address + chroot), clock_ms=clock_ms)
         closing.push_async_callback(store.close)
-    return FaultyStore(store) if "faulty" in request.param else store
+        return store
+
+    return open_store
+
+
+TIMED_KINDS = ("memory", "sqlite", "faulty memory", "faulty sqlite")
+
+
+@pytest.fixture
+def open_kind(closing: AsyncExitStack, clock: VirtualClock, request: pytest.FixtureRequest) -> Callable[[str], Store]:
+    """Opens a store of this kind; the faulty ones have no faults here, so that only the wrapping shows."""
+
+    def open_store(kind: str) -> Store:
+        store: Store
+        if kind == "zookeeper":
+            store = request.getfixturevalue("open_zookeeper")()
+        elif "sqlite" in kind:
+            store = request.getfixturevalue("open_sqlite")()
+        else:
+            store = MemoryStore(clock, poll_interval_ms=5)
+            closing.push_async_callback(store.close)
+        return FaultyStore(store) if "faulty" in kind else store
+
+    return open_store
+
+
+@pytest.fixture(params=TIMED_KINDS)
+def timed_store(request: pytest.FixtureRequest, open_kind: Callable[[str], Store]) -> Store:
+    """A store of each kind whose sessions end by `clock`; ZooKeeper's end by its own."""
+    return open_kind(request.param)
+
+
+@pytest.fixture(params=[*TIMED_KINDS, pytest.param("zookeeper", marks=pytest.mark.xdist_group("zookeeper"))])
+def store(request: pytest.FixtureRequest, open_kind: Callable[[str], Store]) -> Store:
+    """A store of each kind."""
+    return open_kind(request.param)
 
 
 @pytest.fixture

@@ -210,29 +210,29 @@ async def test_an_owned_key_keeps_its_owner(store: Store) -> None:
     assert await store.get("a") is None
 
 
-async def test_a_silent_session_ends_and_a_watch_tells(store: Store, clock: VirtualClock) -> None:
-    session = await store.session(TTL_MS)
-    ok(await store.txn([], [Put("controller", b"", owner=session.id)]))
-    async with aclosing(store.watch("controller")) as snapshots:
+async def test_a_silent_session_ends_and_a_watch_tells(timed_store: Store, clock: VirtualClock) -> None:
+    session = await timed_store.session(TTL_MS)
+    ok(await timed_store.txn([], [Put("controller", b"", owner=session.id)]))
+    async with aclosing(timed_store.watch("controller")) as snapshots:
         assert "controller" in (await anext(snapshots)).records
         clock.advance(ms=TTL_MS - 1)
         following = asyncio.ensure_future(anext(snapshots))
-        await store.barrier()
+        await timed_store.barrier()
         assert not following.done()
         clock.advance(ms=1)
         assert "controller" not in (await following).records
-    assert await store.txn([], [Put("b", b"", owner=session.id)]) == SessionLost(session.id)
+    assert await timed_store.txn([], [Put("b", b"", owner=session.id)]) == SessionLost(session.id)
     await session.close()
 
 
-async def test_the_place_of_a_dead_session_can_be_taken_at_once(store: Store, clock: VirtualClock) -> None:
-    old = await store.session(TTL_MS)
-    ok(await store.txn([("controller", ABSENT)], [Put("controller", b"old", owner=old.id)]))
+async def test_the_place_of_a_dead_session_can_be_taken_at_once(timed_store: Store, clock: VirtualClock) -> None:
+    old = await timed_store.session(TTL_MS)
+    ok(await timed_store.txn([("controller", ABSENT)], [Put("controller", b"old", owner=old.id)]))
     clock.advance(ms=TTL_MS)
-    new = await store.session(TTL_MS)
-    ok(await store.txn([("controller", ABSENT)], [Put("controller", b"new", owner=new.id)]))
+    new = await timed_store.session(TTL_MS)
+    ok(await timed_store.txn([("controller", ABSENT)], [Put("controller", b"new", owner=new.id)]))
     await old.close()
-    rec = await store.get("controller")
+    rec = await timed_store.get("controller")
     assert rec is not None
     assert rec.value == b"new"
     await new.close()

@@ -1,0 +1,161 @@
+"""What only the store in ZooKeeper must do: outlive its servers, end the sessions of the dead, say what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from tidelog.bench.brokers import free_port
+from tidelog.metadata import zookeeper
+from tidelog.metadata.liveness import boot_time_ms
+from tidelog.metadata.store import ABSENT, Conflict, MetadataStoreError, Ok, Put, SessionLost, Store, TxnResult
+from tidelog.metadata.zookeeper import ZooKeeperAddress, ZooKeeperStore, parse_address
+from zookeeper_ensemble import Ensemble
+
+pytestmark = pytest.mark.xdist_group("zookeeper")
+
+OpenStore = Callable[..., ZooKeeperStore]
+
+HOLD_A_KEY = """
+import asyncio, sys
+from tidelog.metadata import Put, ABSENT
+from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
+async def main():
+    store = ZooKeeperStore(parse_address(sys.argv[1]))
+    session = await store.session(2_000)
+    print(await store.txn([("live/7", ABSENT)], [Put("live/7", b"child", owner=session.id)]), flush=True)
+    await asyncio.sleep(3600)
+asyncio.run(main())
+"""
+
+
+async def write_until_ok(store: Store, key: str, value: bytes) -> Ok:
+    """Repeat a write whose outcome is unknown, as the controller does, until it is certain."""
+    while True:
+        result: TxnResult = await store.txn([], [Put(key, value)])
+        if isinstance(result, Ok):
+            return result
+
+
+async def test_two_stores_see_each_others_writes(open_zookeeper: OpenStore) -> None:
+    first, second = open_zookeeper(), open_zookeeper()
+    async with aclosing(second.watch("topics/")) as snapshots:
+        assert (await anext(snapshots)).records == {}
+        written = await first.txn([("topics/a", ABSENT)], [Put("topics/a", b"1")])
+        assert isinstance(written, Ok)
+        snapshot = await anext(snapshots)
+    assert snapshot.records["topics/a"].token == written.tokens["topics/a"]
+    assert snapshot.rev >= written.rev
+    assert await second.txn([("topics/a", ABSENT)], [Put("topics/a", b"2")]) == Conflict("topics/a")
+
+
+async def test_keys_may_look_like_anything(open_zookeeper: OpenStore) -> None:
+    store = open_zookeeper()
+    keys = ["a", "a/b", "a/b/c", "a%2Fb", "a:", "a:/b", "t/.", "t/..", "t/ü ß", "t/100%"]
+    result = await store.txn([], [Put(key, key.encode()) for key in keys])
+    assert isinstance(result, Ok), result
+    assert {key: rec.value for key, rec in (await store.list("")).items()} == {key: key.encode() for key in keys}
+    assert list(await store.list("a/b/")) == ["a/b/c"]
+
+
+async def test_a_killed_owner_is_noticed_after_its_time(open_zookeeper: OpenStore) -> None:
+    store = open_zookeeper()
+    await store.open()
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLD_A_KEY, str(store._address), stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    assert (await child.stdout.readline()).startswith(b"Ok")
+    async with aclosing(store.watch("live/")) as snapshots:
+        assert list((await anext(snapshots)).records) == ["live/7"]
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+        assert (await anext(snapshots)).records == {}
+
+
+async def test_a_stopped_process_finds_its_session_lost(open_zookeeper: OpenStore) -> None:
+    store = open_zookeeper(boot_time_ms)
+    session = await store.session(1_500)
+    assert isinstance(await store.txn([("live/1", ABSENT)], [Put("live/1", b"", owner=session.id)]), Ok)
+    held = store._sessions[session.id]
+    held.client.stop()  # as if it were silent: no ping and no heartbeat arrives
+    async with asyncio.timeout(30):
+        await session.lost.wait()
+    assert await store.txn([], [Put("live/1", b"", owner=session.id)]) == SessionLost(session.id)
+
+
+async def test_a_session_outlives_the_server_it_is_connected_to(
+    tmp_path: Path, open_zookeeper: OpenStore, ensemble: Ensemble
+) -> None:
+    store = open_zookeeper(boot_time_ms)
+    session = await store.session(8_000)
+    await write_until_ok(store, "before", b"1")
+    assert isinstance(await store.txn([("live/1", ABSENT)], [Put("live/1", b"", owner=session.id)]), Ok)
+    leader = await asyncio.to_thread(ensemble.leader)
+    assert leader is not None
+    await asyncio.to_thread(ensemble.kill, leader)
+    try:
+        await write_until_ok(store, "after", b"2")
+        assert not session.lost.is_set()
+        assert {key: rec.value for key, rec in (await store.list("")).items()} == {
+            "after": b"2",
+            "before": b"1",
+            "live/1": b"",
+        }
+    finally:
+        await asyncio.to_thread(ensemble.start, leader)
+        await asyncio.to_thread(ensemble.wait_until_serving)
+        await session.close()
+    assert await store.list("live/") == {}
+
+
+async def test_a_write_without_an_answer_is_unknown(
+    open_zookeeper: OpenStore, ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_zookeeper()
+    await write_until_ok(store, "a", b"1")
+    monkeypatch.setattr(zookeeper, "CALL_TIMEOUT_S", 0.5)
+    pids = await asyncio.to_thread(ensemble.pause)
+    try:
+        result = await store.txn([], [Put("a", b"2")])
+        assert not isinstance(result, (Ok, Conflict, SessionLost)), result
+        with pytest.raises(MetadataStoreError, match="does not answer"):
+            await store.get("a")
+    finally:
+        await asyncio.to_thread(ensemble.resume, pids)
+    monkeypatch.setattr(zookeeper, "CALL_TIMEOUT_S", 10.0)
+    await write_until_ok(store, "a", b"3")
+    rec = await store.get("a")
+    assert rec is not None
+    assert rec.value == b"3"
+
+
+async def test_an_ensemble_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zookeeper, "CONNECT_TIMEOUT_S", 0.3)
+    port = free_port()
+    store = ZooKeeperStore(parse_address(f"zookeeper://127.0.0.1:{port}"))
+    with pytest.raises(MetadataStoreError, match=rf"can't reach ZooKeeper at 127\.0\.0\.1:{port}.*--metadata"):
+        await store.open()
+    await store.close()
+
+
+def test_addresses() -> None:
+    assert parse_address("zookeeper://a:1,b:2/x/y") == ZooKeeperAddress("a:1,b:2", "/x/y")
+    assert parse_address("zookeeper://a:1") == parse_address("zookeeper://a:1/")
+    for text in (
+        "a:1",
+        "zookeeper://",
+        "zookeeper://a",
+        "zookeeper://a:b",
+        "zookeeper://a:1,/x",
+        "zookeeper://a:1/x//y",
+    ):
+        with pytest.raises(ValueError, match=r"zookeeper://host1:2181"):
+            parse_address(text)
