@@ -118,12 +118,13 @@ class Connection:
         request_timeout_s: float = 30.0,
         send_buffer_bytes: int = -1,
         receive_buffer_bytes: int = -1,
+        software_name: str = CLIENT_SOFTWARE_NAME,
     ) -> Connection:
         """Connect and ask for the broker's versions; raises ConnectError while nothing was sent."""
         connected = await _connect(address, connect_timeout_s, send_buffer_bytes, receive_buffer_bytes)
         connection = cls(address, connected, client_id, request_timeout_s)
         try:
-            await connection._negotiate(connect_timeout_s)
+            await connection._negotiate(software_name, connect_timeout_s)
         except BaseException:
             connection.close()
             raise
@@ -188,9 +189,9 @@ class Connection:
         low, high = max(api.versions[0], broker[0]), min(api.versions[1], broker[1])
         return (low, high) if low <= high else None
 
-    async def _negotiate(self, timeout_s: float) -> None:
+    async def _negotiate(self, software_name: str, timeout_s: float) -> None:
         """Ask for the broker's versions with our newest request; an older broker answers 35 and its own range."""
-        request = ApiVersionsRequest(client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=__version__)
+        request = ApiVersionsRequest(client_software_name=software_name, client_software_version=__version__)
         version = API_VERSIONS.versions[1]
         while True:
             response = await self.request(
