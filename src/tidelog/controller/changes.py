@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from tidelog.common.checks import collision_key
 from tidelog.common.ids import random_uuid
-from tidelog.common.settings import Settings, SettingScope
+from tidelog.common.settings import Settings
 from tidelog.controller import configs as config_rules
-from tidelog.controller import layout
+from tidelog.controller import layout, partition_changes
 from tidelog.controller.decisions import (
     check_partitions_count,
     check_request_size,
     decide_new_partitions,
     decide_new_topic,
 )
-from tidelog.controller.elections import registration_changes
-from tidelog.controller.image import BrokerInfo, ClusterImage, TopicImage
+from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.ledger import Write
+from tidelog.controller.partition_updates import MIN_ISR_SETTING, UNCLEAN_SETTING, PartitionUpdates
 from tidelog.controller.requests import (
     ConfigAlteration,
     ConfigReplacement,
     ConfigResult,
     DeleteResult,
+    IsrChange,
+    IsrResult,
     NewPartitions,
     NewTopic,
     PartitionsResult,
@@ -39,8 +41,6 @@ from tidelog.controller.requests import (
 )
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
-
-_UNCLEAN_SETTING = "unclean.leader.election.enable"
 
 R = TypeVar("R")
 
@@ -170,7 +170,32 @@ def alter_configs(
         if overrides != image.configs.get(resource, {}):
             configs[resource] = overrides
             writes.append(_config_write(resource, overrides, image))
-    return Change(list(results.values()), writes, image.with_configs(configs))
+    updates = PartitionUpdates(image.with_configs(configs), settings)
+    updates.update_all(
+        partition_changes.reconsidered,
+        where=lambda state: bool(state.elr) or state.leader == NO_LEADER,
+        topics=_topics_to_reconsider(configs, image),
+    )
+    # States come first: if only half of this is written, no ELR outlives the min.insync.replicas that it was made for.
+    return Change(list(results.values()), [*updates.writes(), *writes], updates.image())
+
+
+def _topics_to_reconsider(
+    configs: Mapping[ConfigResource, Mapping[str, str]], image: ClusterImage
+) -> Iterator[TopicImage]:
+    """The topics whose elections may come out differently with the new overrides."""
+    changed = [
+        resource
+        for resource, overrides in configs.items()
+        if any(
+            overrides.get(name) != image.configs.get(resource, {}).get(name)
+            for name in (MIN_ISR_SETTING, UNCLEAN_SETTING)
+        )
+    ]
+    if any(resource.type is ResourceType.BROKER for resource in changed):
+        yield from image.topics.values()
+    else:
+        yield from (image.topics[resource.name] for resource in changed)
 
 
 def register_broker(
@@ -178,21 +203,115 @@ def register_broker(
 ) -> Change[int]:
     """The change when a broker has started; the result is its new epoch."""
     before = image.brokers.get(broker.node_id)
-    broker = replace(broker, epoch=1 if before is None else before.epoch + 1)
-    brokers = {**image.brokers, broker.node_id: broker}
-    live = {node_id for node_id, each in brokers.items() if not each.fenced}
-    changed = []
-    writes: list[Write] = []
-    for old, new in registration_changes(
-        image.topics, broker.node_id, live, clean_shutdown=clean_shutdown, unclean_allowed=_unclean(image, settings)
-    ):
-        changed.append(new)
-        indexes = {index for index, state in enumerate(new.partitions) if state is not old.partitions[index]}
-        writes += [Write(*chunk) for chunk in layout.chunk_records(new.topic_id, new.partitions, indexes)]
-    # Last, so that a replica that may have lost records is out of every ISR before its broker counts as alive.
-    writes.append(Write(layout.broker_key(broker.node_id), layout.broker_record(broker)))
-    after = image.with_topics(changed) if changed else image
-    return Change(broker.epoch, writes, replace(after, brokers=brokers))
+    # The revision keeps epochs growing even for a broker that was unregistered in between.
+    broker = replace(broker, epoch=max(image.revision, 0 if before is None else before.epoch) + 1)
+    # A broker that comes back with none of its directories has lost all it had. Where none are known, it has not.
+    directories = (set() if before is None else set(before.directories)), set(broker.directories)
+    same_disks = not all(directories) or not directories[0].isdisjoint(directories[1])
+    updates = PartitionUpdates(_with_broker(image, broker), settings)
+    updates.update_all(
+        lambda state, rules: partition_changes.after_registration(
+            state, broker.node_id, rules, clean_shutdown=clean_shutdown, same_disks=same_disks
+        ),
+        where=lambda state: broker.node_id in state.replicas,
+    )
+    # The broker comes last, so that a replica that may have lost records is out of every ISR before it counts as alive.
+    return Change(broker.epoch, [*updates.writes(), _broker_write(broker)], updates.image())
+
+
+def fence_brokers(node_ids: Collection[int], image: ClusterImage, settings: Settings) -> Change[list[int]]:
+    """The change when brokers are seen to be gone; the result are those that were not fenced before."""
+    gone = [node_id for node_id in node_ids if node_id in image.brokers and not image.brokers[node_id].fenced]
+    if not gone:
+        return Change([], [], image)
+    fenced = [replace(image.brokers[node_id], fenced=True, in_controlled_shutdown=False) for node_id in gone]
+    updates = PartitionUpdates(_with_broker(image, *fenced), settings)
+    updates.update_all(
+        lambda state, rules: partition_changes.without_brokers(state, gone, rules),
+        where=lambda state: state.leader in gone or any(member in gone for member in state.isr),
+    )
+    # The brokers come last: a controller that takes over halfway sees them unfenced, and does it all again.
+    return Change(gone, [*updates.writes(), *map(_broker_write, fenced)], updates.image())
+
+
+def shut_down_broker(node_id: int, epoch: int, image: ClusterImage, settings: Settings) -> Change[bool]:
+    """The change when a broker asks to shut down; the result is whether it may do so now.
+
+    It may once it leads nothing that another active replica could still take over. Raises KafkaError.
+    """
+    broker = checked_broker(node_id, epoch, image)
+    if broker.fenced:
+        return Change(True, [], image)
+    leaving = replace(broker, in_controlled_shutdown=True)
+    updates = PartitionUpdates(_with_broker(image, leaving), settings)
+    updates.update_all(
+        lambda state, rules: partition_changes.in_controlled_shutdown(state, node_id, rules),
+        where=lambda state: node_id in state.isr,
+    )
+    after = updates.image()
+    writes = [] if broker.in_controlled_shutdown else [_broker_write(leaving)]
+    writes += updates.writes()
+    active = {each.node_id for each in after.brokers.values() if each.is_active}
+    may_stop = not any(
+        state.leader == node_id and not active.isdisjoint(state.replicas)
+        for topic in after.topics.values()
+        for state in topic.partitions
+    )
+    return Change(may_stop, writes, after)
+
+
+def checked_broker(node_id: int, epoch: int, image: ClusterImage) -> BrokerInfo:
+    """The registration of a broker that sends a request; raises KafkaError if it is no longer that one (KIP-380)."""
+    broker = image.brokers.get(node_id)
+    if broker is None:
+        raise KafkaError(ErrorCode.STALE_BROKER_EPOCH, f"Broker {node_id} is not registered.")
+    if broker.epoch != epoch:
+        raise KafkaError(
+            ErrorCode.STALE_BROKER_EPOCH, f"The epoch of broker {node_id} is {broker.epoch}, the request has {epoch}."
+        )
+    return broker
+
+
+def alter_partition(
+    node_id: int, epoch: int, changes: Sequence[IsrChange], image: ClusterImage, settings: Settings
+) -> Change[list[IsrResult]]:
+    """The change of AlterPartition: one result each, in the order asked. Raises KafkaError STALE_BROKER_EPOCH."""
+    checked_broker(node_id, epoch, image)
+    updates = PartitionUpdates(image, settings)
+    results = []
+    for change in changes:
+        try:
+            state = _altered(node_id, change, image, updates)
+        except KafkaError as error:
+            results.append(IsrResult(change.topic_id, change.index, error.code, error.message))
+        else:
+            results.append(IsrResult(change.topic_id, change.index, state=state))
+    return Change(results, list(updates.writes()), updates.image())
+
+
+def _altered(node_id: int, change: IsrChange, image: ClusterImage, updates: PartitionUpdates) -> PartitionState:
+    topic = image.topics_by_id.get(change.topic_id)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "No topic has this topic id.")
+    if not 0 <= change.index < len(topic.partitions):
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic has {len(topic.partitions)} partitions.")
+    partition_changes.check_isr_change(updates.state(topic, change.index), change, node_id, image.brokers)
+    isr = tuple(member.node_id for member in change.isr)
+    state = updates.update(
+        topic, change.index, lambda state, rules: partition_changes.with_isr(state, isr, change.recovery, rules)
+    )
+    if state.leader != node_id:
+        # The change stands; the sender learns that it has handed over, and waits for the image (KIP-841).
+        raise KafkaError(ErrorCode.NEW_LEADER_ELECTED, f"The leader is broker {state.leader} now.")
+    return state
+
+
+def _with_broker(image: ClusterImage, *brokers: BrokerInfo) -> ClusterImage:
+    return replace(image, brokers={**image.brokers, **{broker.node_id: broker for broker in brokers}})
+
+
+def _broker_write(broker: BrokerInfo) -> Write:
+    return Write(layout.broker_key(broker.node_id), layout.broker_record(broker))
 
 
 def _topic_writes(topic: TopicImage, configs: Mapping[str, str], indexes: set[int] | None) -> Iterator[Write]:
@@ -218,11 +337,3 @@ def _not_found(asked: str | uuid.UUID) -> DeleteResult:
         message = f"The topic '{asked}' does not exist."
         return DeleteResult(asked, error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=message)
     return DeleteResult(None, asked, ErrorCode.UNKNOWN_TOPIC_ID, "No topic has this topic id.")
-
-
-def _unclean(image: ClusterImage, settings: Settings) -> Callable[[str], bool]:
-    """Whether a topic may get a leader that lacks committed records, by its own setting or the brokers'."""
-    everywhere = image.broker_configs(None).get(_UNCLEAN_SETTING)
-    if everywhere is None and settings.table.find(_UNCLEAN_SETTING, SettingScope.BROKER) is not None:
-        everywhere = str(settings[_UNCLEAN_SETTING])
-    return lambda topic: str(image.topic_configs(topic).get(_UNCLEAN_SETTING, everywhere)).lower() == "true"

@@ -85,14 +85,14 @@ def _check_lags(overrides: Mapping[str, str], image: ClusterImage, settings: Set
     """The minimum lag before compaction can't exceed the maximum."""
     if not any(name in overrides for name in _LAGS):
         return
-    low, high = (_topic_value(name, overrides, image, settings) for name in _LAGS)
+    low, high = (topic_value(name, overrides, image, settings) for name in _LAGS)
     if low > high:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG, f"{_LAGS[0]} is {low} and may not be above {_LAGS[1]}, which is {high}."
         )
 
 
-def _topic_value(name: str, overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> Any:
+def topic_value(name: str, overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> Any:
     """The value for a topic with these overrides, as far as it is the same on all brokers."""
     row = settings.table.get(name, SettingScope.TOPIC)
     if name in overrides:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -33,6 +33,8 @@ from tidelog.controller.requests import (
     ConfigReplacement,
     ConfigResult,
     DeleteResult,
+    IsrChange,
+    IsrResult,
     NewPartitions,
     NewTopic,
     PartitionsResult,
@@ -167,6 +169,30 @@ class Controller:
         epoch = await self._commit(plan)
         self._registered[node_id] = epoch
         return epoch
+
+    async def fence_brokers(self, node_ids: Collection[int]) -> None:
+        """Fence brokers that are gone: others lead what they led. Raises KafkaError NOT_CONTROLLER."""
+        fenced = await self._commit(lambda image: changes.fence_brokers(node_ids, image, self._settings))
+        if fenced:
+            logger.info("brokers %s are gone; others lead what they led", fenced)
+
+    async def shut_down_broker(self, node_id: int, broker_epoch: int) -> bool:
+        """Prepare a broker's controlled shutdown; True once it may stop.
+
+        Ask again while False: it leads partitions for which no other replica is in sync yet,. A
+        broker that stops all the same leaves these offline until another one of their replicas may lead. Raises
+        KafkaError NOT_CONTROLLER or STALE_BROKER_EPOCH.
+        """
+        return await self._commit(lambda image: changes.shut_down_broker(node_id, broker_epoch, image, self._settings))
+
+    async def alter_partition(self, node_id: int, broker_epoch: int, asked: Sequence[IsrChange]) -> list[IsrResult]:
+        """Change ISRs as their leader asks; one result each, in the order asked.
+
+        Raises KafkaError NOT_CONTROLLER or STALE_BROKER_EPOCH.
+        """
+        return await self._commit(
+            lambda image: changes.alter_partition(node_id, broker_epoch, asked, image, self._settings)
+        )
 
     async def allocate_producer_ids(self) -> range:
         """A block of producer ids that are never given out again. Raises KafkaError NOT_CONTROLLER."""

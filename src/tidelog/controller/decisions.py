@@ -50,7 +50,7 @@ def decide_new_topic(
     else:
         count = _count_or_default(new.partitions, settings, "num.partitions")
         factor = _count_or_default(new.replication_factor, settings, "default.replication.factor")
-        replicas = place_replicas(live_brokers(image), count, factor, first=topic_id.int)
+        replicas = place_replicas(active_brokers(image), count, factor, first=topic_id.int)
     configs = check_topic_configs(new.configs, image, settings)
     partitions = _new_partitions(replicas, image)
     return TopicDecision(TopicImage(new.name, topic_id, partitions, new.name in INTERNAL_TOPICS, created_ms), configs)
@@ -73,8 +73,8 @@ def check_new_name(name: str, image: ClusterImage, accepted: Mapping[str, str]) 
         )
 
 
-def live_brokers(image: ClusterImage) -> list[int]:
-    return sorted(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+def active_brokers(image: ClusterImage) -> list[int]:
+    return sorted(node_id for node_id, broker in image.brokers.items() if broker.is_active)
 
 
 def place_replicas(brokers: Sequence[int], partitions: int, replication_factor: int, first: int) -> list[Replicas]:
@@ -123,11 +123,12 @@ def check_partitions_count(topic: str, added: int, image: ClusterImage, settings
 
 
 def new_partition(replicas: Replicas, image: ClusterImage) -> PartitionState:
-    """The first state of a partition: all live replicas are in sync, since there is nothing to copy yet."""
-    isr = tuple(node_id for node_id in replicas if not image.brokers[node_id].fenced)
+    """The first state of a partition: all active replicas are in sync, since there is nothing to copy yet."""
+    isr = tuple(node_id for node_id in replicas if image.brokers[node_id].is_active)
     if not isr:
         raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"None of the brokers {list(replicas)} of the assignment is alive."
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"All brokers {list(replicas)} of the assignment are fenced or shutting down.",
         )
     return PartitionState(replicas=replicas, isr=isr, leader=isr[0])
 
@@ -152,7 +153,7 @@ def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterI
     check_request_size(added)
     if new.assignments is None:
         first = topic.topic_id.int + current
-        replicas = place_replicas(live_brokers(image), added, topic.replication_factor, first)
+        replicas = place_replicas(active_brokers(image), added, topic.replication_factor, first)
     else:
         replicas = [_checked_replicas(given, image) for given in new.assignments]
         if len(replicas) != added:

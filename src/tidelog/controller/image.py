@@ -42,6 +42,13 @@ class BrokerInfo:
     rack: str | None = None
     fenced: bool = False
     directories: tuple[uuid.UUID, ...] = ()
+    # It is about to stop, and hands over what it leads.
+    in_controlled_shutdown: bool = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it may become leader, and get replicas of new topics."""
+        return not self.fenced and not self.in_controlled_shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def parse_topic(record: Record) -> TopicRecord:
 
 
 def broker_record(broker: BrokerInfo) -> Record:
-    return {
+    record: Record = {
         "epoch": broker.epoch,
         "host": broker.host,
         "port": broker.port,
@@ -119,6 +119,9 @@ def broker_record(broker: BrokerInfo) -> Record:
         "fenced": broker.fenced,
         "directories": [uuid_to_text(directory) for directory in broker.directories],
     }
+    if broker.in_controlled_shutdown:
+        record["in_controlled_shutdown"] = True
+    return record
 
 
 def parse_broker(key: str, record: Record) -> BrokerInfo:
@@ -130,6 +133,7 @@ def parse_broker(key: str, record: Record) -> BrokerInfo:
         rack=record["rack"],
         fenced=bool(record["fenced"]),
         directories=tuple(uuid_from_text(text) for text in record["directories"]),
+        in_controlled_shutdown=bool(record.get("in_controlled_shutdown", False)),
     )
 
 

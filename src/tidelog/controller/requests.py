@@ -12,11 +12,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.common.ids import ZERO_UUID
+from tidelog.controller.image import LeaderRecoveryState, PartitionState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
 NO_TIME: Final = "The request leaves no time to carry it out."
 """What a request with a time-out of 0 or less is told; nothing is done for it."""
+
+UNKNOWN_EPOCH: Final = -1
+"""The epoch of a broker that a leader doesn't know; it is not compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,37 @@ class PartitionsResult:
     name: str
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IsrMember:
+    """A replica that a leader counts as in sync, with the epoch of its broker as far as the leader knows it."""
+
+    node_id: int
+    broker_epoch: int = UNKNOWN_EPOCH
+
+
+@dataclass(frozen=True, slots=True)
+class IsrChange:
+    """A new ISR that a partition's leader asks for, and the state that it knows (KIP-497)."""
+
+    topic_id: uuid.UUID
+    index: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: Sequence[IsrMember]
+    recovery: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+
+
+@dataclass(frozen=True, slots=True)
+class IsrResult:
+    """The result for one IsrChange; the state is what holds now, and None after an error."""
+
+    topic_id: uuid.UUID
+    index: int
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+    state: PartitionState | None = None
 
 
 @dataclass(frozen=True, slots=True)

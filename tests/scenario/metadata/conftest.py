@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from tidelog.common.clock import VirtualClock
-from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable, SettingType
+from tidelog.common.settings import Settings
 from tidelog.metadata.faulty import FaultyStore
 from tidelog.metadata.memory import MemoryStore
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import Store
 from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
+from tidelog.server.settings_table import TABLE
 from zookeeper_ensemble import Ensemble
 
 
@@ -122,14 +123,4 @@ def store(request: pytest.FixtureRequest, open_kind: Callable[[str], Store]) -> 
 
 @pytest.fixture
 def settings() -> Settings:
-    """The few settings that the controller reads."""
-    return Settings(
-        SettingsTable(
-            [
-                Setting("num.partitions", SettingType.INT, 1, ""),
-                Setting("tidelog.max.partitions", SettingType.INT, 200_000, ""),
-                Setting("default.replication.factor", SettingType.INT, 1, ""),
-                Setting("retention.ms", SettingType.LONG, 604_800_000, "", scope=SettingScope.TOPIC),
-            ]
-        )
-    )
+    return Settings(TABLE)

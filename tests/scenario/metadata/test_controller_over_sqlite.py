@@ -23,13 +23,12 @@ OpenStore = Callable[..., SqliteStore]
 CREATE_FOREVER = """
 import asyncio, sys
 from tidelog.common.clock import SystemClock
-from tidelog.common.settings import *
+from tidelog.common.settings import Settings
 from tidelog.controller import Controller, NewTopic
 from tidelog.metadata import SqliteStore
-rows = [Setting(name, SettingType.INT, 1, "") for name in ("num.partitions", "default.replication.factor")]
-rows.append(Setting("tidelog.max.partitions", SettingType.INT, 200_000, ""))
+from tidelog.server.settings_table import TABLE
 async def main():
-    controller = Controller(SqliteStore(sys.argv[1]), SystemClock(), Settings(SettingsTable(rows)), node_id=0)
+    controller = Controller(SqliteStore(sys.argv[1]), SystemClock(), Settings(TABLE), node_id=0)
     await controller.start()
     await controller.register_broker(0, "host", 9092, clean_shutdown=False)
     count = len(controller.image.topics)

@@ -1,0 +1,174 @@
+"""What happens to one partition: pure functions from its state and the rules to its next state.
+
+What always holds: every change raises partition_epoch by one; leader_epoch rises by one when the leader changes (to
+none too), when the leader's broker restarts, and when a replica is removed from the assignment; the same object comes
+back when nothing changes. A leader is in the ISR, the ISR is within the replicas, and ISR and ELR have no member in
+common. All functions end in `conclude`, which completes a reassignment, keeps the ELR and elects: none can forget it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from tidelog.controller.elections import Rules, elect
+from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState
+from tidelog.controller.requests import UNKNOWN_EPOCH, IsrChange, IsrMember
+from tidelog.protocol import ErrorCode, KafkaError
+
+
+def conclude(
+    before: PartitionState,
+    draft: PartitionState,
+    rules: Rules,
+    *,
+    preferred: bool = False,
+    unsure: Collection[int] = (),
+    new_leader_epoch: bool = False,
+) -> PartitionState:
+    """The state that follows from a draft of it: with its reassignment, ELR, leader and epochs as they should be.
+
+    `unsure` members may have lost committed records, so they are not eligible; `new_leader_epoch` asks for one even if
+    the leader stays.
+    """
+    draft = _complete_reassignment(draft, rules)
+    draft = _with_elr(before, draft, rules, unsure)
+    draft = elect(draft, rules, preferred=preferred)
+    is_replica_removed = not set(before.replicas) <= set(draft.replicas)
+    if draft.leader != before.leader or is_replica_removed or new_leader_epoch:
+        draft = replace(draft, leader_epoch=before.leader_epoch + 1)
+    return before if draft == before else replace(draft, partition_epoch=before.partition_epoch + 1)
+
+
+def without_brokers(state: PartitionState, node_ids: Collection[int], rules: Rules) -> PartitionState:
+    """The state once these brokers are fenced: they leave the ISR, and others lead what they led."""
+    if state.leader not in node_ids and not any(member in node_ids for member in state.isr):
+        return state
+    return conclude(state, replace(state, isr=_without(state.isr, node_ids)), rules)
+
+
+def in_controlled_shutdown(state: PartitionState, node_id: int, rules: Rules) -> PartitionState:
+    """The state once this broker is about to stop: it hands over and leaves the ISR.
+
+    What nobody else can lead yet it leads on. Should another replica catch up meanwhile, `with_isr` hands over to it.
+    """
+    # Never by an unclean election: this broker is coming back, and has all that was committed.
+    after = without_brokers(state, {node_id}, replace(rules, unclean=False))
+    return state if after.leader == NO_LEADER else after
+
+
+def after_registration(
+    state: PartitionState, node_id: int, rules: Rules, *, clean_shutdown: bool, same_disks: bool = True
+) -> PartitionState:
+    """The state after this broker has restarted; the same object if it is not a replica.
+
+    What it led, it leads (or hands over) under a new leader epoch, so requests that were meant for the broker before
+    its restart are refused.
+    """
+    if node_id not in state.replicas:
+        return state
+    draft = state if clean_shutdown else _without_unsure_member(state, node_id, same_disks=same_disks)
+    if was_leader := state.leader == node_id:
+        # As if it had been seen to go: the leadership ends, then the ordinary election follows.
+        draft = replace(draft, leader=NO_LEADER)
+    is_unsure = draft.isr != state.isr or draft.elr != state.elr
+    return conclude(state, draft, rules, unsure={node_id} if is_unsure else (), new_leader_epoch=was_leader)
+
+
+def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brokers: Mapping[int, BrokerInfo]) -> None:
+    """Refuse an AlterPartition of a partition by raising KafkaError; the order of the checks matters to its sender."""
+    members = [member.node_id for member in change.isr]
+    if change.leader_epoch > state.leader_epoch or change.partition_epoch > state.partition_epoch:
+        # The sender has heard from a controller that was elected after this one.
+        raise KafkaError(ErrorCode.NOT_CONTROLLER, "The leader knows a newer state than this controller.")
+    if change.leader_epoch < state.leader_epoch:
+        raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"The leader epoch is {state.leader_epoch}.")
+    if sender != state.leader:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"The leader is broker {state.leader}.")
+    if change.partition_epoch < state.partition_epoch:
+        raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, f"The partition epoch is {state.partition_epoch}.")
+    if len(set(members)) != len(members) or not set(members) <= set(state.replicas):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{members} is not a set of the replicas {list(state.replicas)}.")
+    if state.leader not in members:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"The ISR {members} is without its leader.")
+    if change.recovery is LeaderRecoveryState.RECOVERING:
+        # A leader that was elected uncleanly recovers before anybody counts as in sync with it (KIP-704).
+        if len(members) > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "A leader that recovers is alone in its ISR.")
+        if state.recovery is LeaderRecoveryState.RECOVERED:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "The leader has recovered already.")
+    reasons = [reason for member in change.isr if (reason := _ineligibility(member, sender, brokers)) is not None]
+    if reasons:
+        raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, f"Replicas that may not be in the ISR: {', '.join(reasons)}.")
+
+
+def _ineligibility(member: IsrMember, leader: int, brokers: Mapping[int, BrokerInfo]) -> str | None:
+    """Why a replica may not be in an ISR: a dead or restarted one must not count as in sync (KIP-841, KIP-903)."""
+    broker = brokers.get(member.node_id)
+    if broker is None:
+        return f"{member.node_id} (not registered)"
+    if broker.fenced:
+        return f"{member.node_id} (fenced)"
+    # A leader that shuts down is in its ISR until it has handed over.
+    if broker.in_controlled_shutdown and member.node_id != leader:
+        return f"{member.node_id} (shutting down)"
+    if member.broker_epoch not in (UNKNOWN_EPOCH, broker.epoch):
+        return f"{member.node_id} (epoch {member.broker_epoch} instead of {broker.epoch})"
+    return None
+
+
+def with_isr(
+    state: PartitionState, isr: tuple[int, ...], recovery: LeaderRecoveryState, rules: Rules
+) -> PartitionState:
+    """The state with the ISR that its leader asked for (KIP-497), once `check_isr_change` has let it pass."""
+    if state.leader not in rules.active and any(member in rules.active for member in isr):
+        # The leader is shutting down and waited for somebody to hand over to.
+        isr = _without(isr, {state.leader})
+    return conclude(state, replace(state, isr=isr, recovery=recovery), rules)
+
+
+def reconsidered(state: PartitionState, rules: Rules) -> PartitionState:
+    """The state after a change of the topic's settings: a lower min.insync.replicas ends the ELR, for instance."""
+    return conclude(state, state, rules)
+
+
+def _complete_reassignment(state: PartitionState, rules: Rules) -> PartitionState:
+    """Once the target replicas are all in sync, only they remain (KIP-455)."""
+    if not state.adding and not state.removing:
+        return state
+    target = _without(state.replicas, state.removing)
+    if not set(target) <= set(state.isr) or not any(node_id in rules.active for node_id in target):
+        return state
+    isr, elr = _without(state.isr, state.removing), _without(state.elr, state.removing)
+    return replace(state, replicas=target, isr=isr, elr=elr, adding=(), removing=())
+
+
+def _with_elr(before: PartitionState, draft: PartitionState, rules: Rules, unsure: Collection[int]) -> PartitionState:
+    """With the eligible leader replicas: those that left the ISR since it fell below its minimum (KIP-966).
+
+    Nothing is committed with so few members, so whoever leaves then, or left since, has all that ever was.
+    """
+    if len(draft.isr) >= min(rules.min_insync_replicas, len(draft.replicas)):
+        return replace(draft, elr=()) if draft.elr else draft
+    elr = tuple(
+        node_id
+        for node_id in draft.replicas
+        if node_id not in draft.isr and node_id not in unsure and (node_id in draft.elr or node_id in before.isr)
+    )
+    return draft if set(elr) == set(draft.elr) else replace(draft, elr=elr)
+
+
+def _without_unsure_member(state: PartitionState, node_id: int, *, same_disks: bool) -> PartitionState:
+    """Without a replica that may have lost acknowledged records with its page cache (KIP-966).
+
+    Where no other replica is in the ISR or the ELR it stays: it is the last known leader, nobody has more than it,
+    and without it the partition would never come back. With new disks it has nothing, and others may have old records.
+    """
+    isr, elr = _without(state.isr, {node_id}), _without(state.elr, {node_id})
+    if (len(isr) == len(state.isr) and len(elr) == len(state.elr)) or (same_disks and not (isr or elr)):
+        return state
+    return replace(state, isr=isr, elr=elr)
+
+
+def _without(members: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
+    return tuple(member for member in members if member not in gone)

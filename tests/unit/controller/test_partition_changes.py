@@ -1,0 +1,285 @@
+"""What happens to one partition when brokers go, stop, come back, or its leader asks for another ISR."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from tidelog.controller.elections import Rules
+from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState
+from tidelog.controller.partition_changes import (
+    after_registration,
+    check_isr_change,
+    in_controlled_shutdown,
+    reconsidered,
+    with_isr,
+    without_brokers,
+)
+from tidelog.controller.requests import IsrChange, IsrMember
+from tidelog.protocol import ErrorCode, KafkaError
+
+RECOVERED, RECOVERING = LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING
+
+
+def partition(
+    replicas: tuple[int, ...], isr: tuple[int, ...], leader: int, elr: tuple[int, ...] = ()
+) -> PartitionState:
+    return PartitionState(replicas, isr, leader, leader_epoch=5, partition_epoch=8, elr=elr)
+
+
+def rules(*active: int, leaving: tuple[int, ...] = (), min_isr: int = 1, unclean: bool = False) -> Rules:
+    return Rules(active, (*active, *leaving), min_isr, unclean)
+
+
+def epochs(state: PartitionState) -> tuple[int, int]:
+    return state.leader_epoch, state.partition_epoch
+
+
+# Fencing
+
+
+def test_a_fenced_leader_hands_over_and_leaves_the_isr() -> None:
+    state = without_brokers(partition((1, 2, 3), (1, 2, 3), 1), {1}, rules(2, 3, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (2, (2, 3), (), (6, 9))
+
+
+def test_a_fenced_follower_leaves_the_isr_under_the_same_leader_epoch() -> None:
+    state = without_brokers(partition((1, 2, 3), (1, 2, 3), 1), {3}, rules(1, 2, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (1, (1, 2), (), (5, 9))
+
+
+def test_who_leaves_an_isr_below_its_minimum_is_eligible() -> None:
+    state = without_brokers(partition((1, 2, 3), (1, 2), 1), {1}, rules(2, 3, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (2, (2,), (1,), (6, 9))
+    state = without_brokers(state, {2}, rules(3, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (NO_LEADER, (), (1, 2), (7, 10))
+
+
+def test_the_minimum_is_never_more_than_there_are_replicas() -> None:
+    state = without_brokers(partition((1, 2), (1, 2), 1), {2}, rules(1, min_isr=3))
+    assert (state.isr, state.elr) == ((1,), (2,))
+    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2, min_isr=3)).elr == ()
+
+
+def test_an_eligible_replica_leads_when_the_last_in_sync_is_fenced() -> None:
+    state = without_brokers(partition((1, 2, 3), (1,), 1, elr=(3,)), {1}, rules(2, 3, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (3, (3,), (1,), (6, 9))
+
+
+def test_the_last_in_sync_stays_eligible_and_comes_back() -> None:
+    state = without_brokers(partition((1, 2), (1,), 1), {1}, rules(2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (NO_LEADER, (), (1,), (6, 9))
+    back = after_registration(state, 1, rules(1, 2), clean_shutdown=True)
+    assert (back.leader, back.isr, back.elr, epochs(back)) == (1, (1,), (), (7, 10))
+
+
+def test_several_brokers_are_fenced_by_one_election() -> None:
+    state = without_brokers(partition((1, 2, 3), (1, 2, 3), 1), {1, 2}, rules(3, min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (3, (3,), (1, 2), (6, 9))
+
+
+def test_fencing_leaves_partitions_alone_in_which_the_broker_is_not_in_sync() -> None:
+    state = partition((1, 2, 3), (1,), 1, elr=(3,))
+    assert without_brokers(state, {2, 3}, rules(1, min_isr=2)) is state
+
+
+def test_fencing_elects_uncleanly_only_where_that_is_allowed() -> None:
+    state = without_brokers(partition((1, 2), (1,), 1), {1}, rules(2, unclean=True))
+    assert (state.leader, state.isr, state.elr, state.recovery) == (2, (2,), (), RECOVERING)
+
+
+# Controlled shutdown
+
+
+def test_a_broker_that_shuts_down_hands_over_and_leaves_the_isr() -> None:
+    state = in_controlled_shutdown(partition((1, 2, 3), (1, 2, 3), 1), 1, rules(2, 3, leaving=(1,), min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (2, (2, 3), (), (6, 9))
+    follower = in_controlled_shutdown(partition((2, 1), (2, 1), 2), 1, rules(2, leaving=(1,), min_isr=2))
+    assert (follower.leader, follower.isr, follower.elr, epochs(follower)) == (2, (2,), (1,), (5, 9))
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_it_leads_on_what_nobody_else_can(unclean: bool) -> None:
+    state = partition((1, 2), (1,), 1)
+    assert in_controlled_shutdown(state, 1, rules(2, leaving=(1,), unclean=unclean)) is state
+
+
+def test_nothing_is_handed_to_a_broker_that_shuts_down_too() -> None:
+    state = in_controlled_shutdown(partition((1, 2, 3), (1, 2, 3), 1), 1, rules(3, leaving=(1, 2)))
+    assert (state.leader, state.isr) == (3, (2, 3))
+    both = partition((1, 2), (1, 2), 1)
+    assert in_controlled_shutdown(both, 1, rules(leaving=(1, 2))) is both
+
+
+def test_it_hands_over_to_an_eligible_replica() -> None:
+    state = in_controlled_shutdown(partition((1, 2), (1,), 1, elr=(2,)), 1, rules(2, leaving=(1,), min_isr=2))
+    assert (state.leader, state.isr, state.elr) == (2, (2,), (1,))
+
+
+def test_it_hands_over_as_soon_as_another_replica_has_caught_up() -> None:
+    state = with_isr(partition((1, 2), (1,), 1), (1, 2), RECOVERED, rules(2, leaving=(1,), min_isr=2))
+    assert (state.leader, state.isr, state.elr, epochs(state)) == (2, (2,), (1,), (6, 9))
+
+
+# Registration
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_only_replica_leads_again_under_a_new_epoch(clean: bool) -> None:
+    state = after_registration(partition((1,), (1,), 1), 1, rules(1), clean_shutdown=clean)
+    assert (state.leader, state.isr, epochs(state)) == (1, (1,), (6, 9))
+
+
+def test_a_partition_without_the_broker_is_left_alone() -> None:
+    state = partition((2, 3), (2, 3), 2)
+    assert after_registration(state, 1, rules(1, 2, 3), clean_shutdown=False) is state
+
+
+def test_a_follower_that_stopped_cleanly_changes_nothing() -> None:
+    state = partition((2, 1), (2, 1), 2)
+    assert after_registration(state, 1, rules(1, 2), clean_shutdown=True) is state
+
+
+def test_a_follower_that_crashed_leaves_isr_and_elr() -> None:
+    two = rules(1, 2, min_isr=2)
+    state = after_registration(partition((2, 1), (2, 1), 2), 1, two, clean_shutdown=False)
+    assert (state.isr, state.elr, state.leader, epochs(state)) == ((2,), (), 2, (5, 9))
+    state = after_registration(partition((2, 1), (2,), 2, elr=(1,)), 1, two, clean_shutdown=False)
+    assert (state.isr, state.elr) == ((2,), ())
+
+
+def test_a_leader_that_crashed_hands_over_to_a_replica_in_sync() -> None:
+    state = after_registration(partition((1, 2), (1, 2), 1), 1, rules(1, 2), clean_shutdown=False)
+    assert (state.leader, state.isr, epochs(state)) == (2, (2,), (6, 9))
+
+
+def test_a_leader_that_crashed_waits_for_the_replica_that_has_everything() -> None:
+    fenced = without_brokers(partition((1, 2), (1, 2), 1), {1, 2}, rules(min_isr=2))
+    state = after_registration(fenced, 1, rules(1, min_isr=2), clean_shutdown=False)
+    assert (state.leader, state.isr, state.elr) == (NO_LEADER, (), (2,))
+    back = after_registration(state, 2, rules(1, 2, min_isr=2), clean_shutdown=True)
+    assert (back.leader, back.isr, back.elr) == (2, (2,), ())
+
+
+def test_the_last_that_may_have_everything_leads_even_after_a_crash() -> None:
+    fenced = without_brokers(partition((1, 2), (1, 2), 1), {1, 2}, rules(min_isr=2))
+    fenced = after_registration(fenced, 1, rules(1, min_isr=2), clean_shutdown=False)
+    state = after_registration(fenced, 2, rules(1, 2, min_isr=2), clean_shutdown=False)
+    assert (state.leader, state.isr, state.elr, state.recovery) == (2, (2,), (), RECOVERED)
+
+
+def test_a_broker_with_new_disks_has_nothing_to_lead_with() -> None:
+    state = after_registration(partition((1, 2), (1,), 1), 1, rules(1, 2), clean_shutdown=False, same_disks=False)
+    assert (state.leader, state.isr, state.elr) == (NO_LEADER, (), ())
+    unclean = rules(1, 2, unclean=True)
+    state = after_registration(state, 2, unclean, clean_shutdown=True)
+    assert (state.recovery, state.isr) == (RECOVERING, (state.leader,))
+
+
+def test_a_leaderless_partition_gets_its_leader_back() -> None:
+    state = after_registration(partition((1, 2), (1,), NO_LEADER), 1, rules(1), clean_shutdown=True)
+    assert (state.leader, epochs(state)) == (1, (6, 9))
+
+
+# The leader's wishes
+
+
+def test_the_isr_grows_and_shrinks_under_the_same_leader_epoch() -> None:
+    three = rules(1, 2, 3, min_isr=2)
+    state = with_isr(partition((1, 2, 3), (1, 2), 1), (1, 2, 3), RECOVERED, three)
+    assert (state.isr, epochs(state)) == ((1, 2, 3), (5, 9))
+    state = with_isr(state, (1,), RECOVERED, three)
+    assert (state.isr, state.elr, epochs(state)) == ((1,), (2, 3), (5, 10))
+    state = with_isr(state, (1, 3), RECOVERED, three)
+    assert (state.isr, state.elr, epochs(state)) == ((1, 3), (), (5, 11))
+
+
+def test_asking_for_what_is_changes_nothing() -> None:
+    state = partition((1, 2, 3), (1, 2), 1)
+    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2)) is state
+
+
+def test_a_leader_that_recovered_says_so() -> None:
+    state = replace(partition((1, 2), (1,), 1), recovery=RECOVERING)
+    recovered = with_isr(state, (1,), RECOVERED, rules(1, 2))
+    assert (recovered.recovery, epochs(recovered)) == (RECOVERED, (5, 9))
+
+
+def test_a_lower_minimum_ends_the_elr() -> None:
+    state = partition((1, 2), (1,), 1, elr=(2,))
+    assert reconsidered(state, rules(1, 2, min_isr=2)) is state
+    assert reconsidered(state, rules(1, 2, min_isr=1)).elr == ()
+
+
+def test_allowing_unclean_elections_brings_a_partition_back() -> None:
+    state = partition((1, 2), (), NO_LEADER, elr=(1,))
+    elected = reconsidered(state, rules(2, unclean=True))
+    assert (elected.leader, elected.isr, elected.elr, epochs(elected)) == (2, (2,), (), (6, 9))
+
+
+# Checks of AlterPartition
+
+BROKERS = {n: BrokerInfo(n, 70 + n, "host", 9090 + n) for n in (1, 2, 3)}
+BROKERS[3] = replace(BROKERS[3], fenced=True)
+BROKERS[4] = BrokerInfo(4, 74, "host", 9094, in_controlled_shutdown=True)
+STATE = partition((1, 2, 3, 4, 5), (1, 2), 1)
+
+
+def change(
+    *members: int | tuple[int, int],
+    leader_epoch: int = 5,
+    partition_epoch: int = 8,
+    recovery: LeaderRecoveryState = RECOVERED,
+) -> IsrChange:
+    isr = [IsrMember(each) if isinstance(each, int) else IsrMember(*each) for each in members]
+    return IsrChange(uuid.UUID(int=1), 0, leader_epoch, partition_epoch, isr, recovery)
+
+
+def refusal(asked: IsrChange, state: PartitionState = STATE, sender: int = 1) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        check_isr_change(state, asked, sender, BROKERS)
+    return caught.value.code
+
+
+def test_a_leader_may_ask_for_live_replicas_with_their_epochs() -> None:
+    check_isr_change(STATE, change((1, 71), (2, 72)), 1, BROKERS)
+    check_isr_change(STATE, change(1, 2), 1, BROKERS)
+
+
+# Each row is wrong in all ways of the rows after it, too, so the rows show the order.
+WRONG = [
+    (change(9, leader_epoch=6, partition_epoch=7), 2, ErrorCode.NOT_CONTROLLER),
+    (change(9, leader_epoch=4, partition_epoch=9), 2, ErrorCode.NOT_CONTROLLER),
+    (change(9, leader_epoch=4, partition_epoch=7), 2, ErrorCode.FENCED_LEADER_EPOCH),
+    (change(9, partition_epoch=7), 2, ErrorCode.INVALID_REQUEST),
+    (change(9, partition_epoch=7), 1, ErrorCode.INVALID_UPDATE_VERSION),
+    (change(1, 9, (2, 60)), 1, ErrorCode.INVALID_REQUEST),
+    (change(1, 1, (2, 60)), 1, ErrorCode.INVALID_REQUEST),
+    (change(), 1, ErrorCode.INVALID_REQUEST),
+    (change((2, 60)), 1, ErrorCode.INVALID_REQUEST),
+    (change(1, (2, 60), recovery=RECOVERING), 1, ErrorCode.INVALID_REQUEST),
+    (change((1, 60), recovery=RECOVERING), 1, ErrorCode.INVALID_REQUEST),
+    (change(1, (2, 60)), 1, ErrorCode.INELIGIBLE_REPLICA),
+    (change(1, (3, 73)), 1, ErrorCode.INELIGIBLE_REPLICA),
+    (change(1, (4, 74)), 1, ErrorCode.INELIGIBLE_REPLICA),
+    (change(1, 5), 1, ErrorCode.INELIGIBLE_REPLICA),
+]
+
+
+@pytest.mark.parametrize(("asked", "sender", "code"), WRONG)
+def test_checks_and_their_order(asked: IsrChange, sender: int, code: ErrorCode) -> None:
+    assert refusal(asked, sender=sender) is code
+
+
+def test_a_recovering_leader_stays_alone_until_it_has_recovered() -> None:
+    state = replace(STATE, isr=(1,), recovery=RECOVERING)
+    assert refusal(change(1, 2, recovery=RECOVERING), state) is ErrorCode.INVALID_REQUEST
+    check_isr_change(state, change(1, recovery=RECOVERING), 1, BROKERS)
+    check_isr_change(state, change(1, 2), 1, BROKERS)
+
+
+def test_a_leader_that_shuts_down_may_still_let_others_in() -> None:
+    state = replace(STATE, isr=(4,), leader=4)
+    check_isr_change(state, change((4, 74), (2, 72)), 4, BROKERS)
