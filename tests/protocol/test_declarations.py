@@ -76,9 +76,9 @@ def test_apis() -> None:
 
 def test_version_that_does_not_exist() -> None:
     for version in (3, 19, -1):
-        with pytest.raises(ProtocolError, match="has the versions 4-18"):
+        with pytest.raises(ProtocolError, match="has versions 4-18"):
             encode(FetchRequest(), version)
-        with pytest.raises(ProtocolError, match="has the versions 4-18"):
+        with pytest.raises(ProtocolError, match="has versions 4-18"):
             decode(FetchRequest, b"", version)
     with pytest.raises(ProtocolError, match="not a declared message"):
         encode("text", 0)

@@ -93,14 +93,14 @@ def test_a_request_in_steps_is_the_same_request(version: int) -> None:
     for length in (3, len(body) // 2, len(body) - 1):
         with pytest.raises(ProtocolError):
             run_through(decode_in_steps(MetadataRequest, body[:length], version))
-    with pytest.raises(ProtocolError, match="stray"):
+    with pytest.raises(ProtocolError, match="extra bytes"):
         run_through(decode_in_steps(MetadataRequest, memoryview(bytes(body) + b"x"), version))
 
 
 def test_many_elements_are_refused_before_any_is_read() -> None:
     request = MetadataRequest(topics=[MetadataRequestTopic(name="t")] * 1000)
     body = memoryview(encode(request, 12))
-    with pytest.raises(TooManyElementsError, match="past 999 elements"):
+    with pytest.raises(TooManyElementsError, match="more than 999 elements"):
         decode(MetadataRequest, body, 12, elements_max=999)
     assert len(decode(MetadataRequest, body, 12, elements_max=1000).topics or ()) == 1000
     too_many = MetadataRequest(topics=[MetadataRequestTopic(name="t")] * (ELEMENTS_MAX + 1))

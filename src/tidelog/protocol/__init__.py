@@ -1,7 +1,7 @@
 """Kafka's wire protocol: message declarations, their codecs, headers, and error codes.
 
-Bytes in, messages out, and the reverse; no sockets and no state. Declarations are imported API by API when first asked
-for, and codecs compiled when first used, so that importing this package is cheap.
+Bytes in, messages out, and the reverse; no sockets and no state. Each API's declarations are imported, and each codec
+compiled, on first use, so importing this package is cheap.
 """
 
 from __future__ import annotations

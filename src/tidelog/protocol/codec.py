@@ -1,4 +1,4 @@
-"""Messages to bytes and back. The first use of a message in a version compiles its codec; later ones look it up.
+"""Messages to bytes and back. The first use of a message in a version compiles its codec; later uses look it up.
 
 What always holds: whatever the bytes, `decode` returns a message or raises ProtocolError.
 """
@@ -27,15 +27,15 @@ _NOT_ENCODABLE = (struct.error, AttributeError, TypeError, UnicodeEncodeError)
 
 
 def encode(message: object, version: int) -> bytes:
-    """The message's body. Its records, if any, must be in memory: a slice of a file has no bytes to copy."""
-    parts: list[Any] = encode_parts(message, version)  # join refuses a slice of a file by itself, with a TypeError
+    """Encode the message's body. Its records, if any, must be in memory: a slice of a file has no bytes to copy."""
+    parts: list[Any] = encode_parts(message, version)  # join raises a TypeError for a slice of a file
     if len(parts) == 1 and type(parts[0]) is bytes:
         return parts[0]
     return b"".join(parts)
 
 
 def encode_parts(message: object, version: int) -> list[Part]:
-    """The message's body in pieces to be sent one after another; records are pieces of their own, never copied."""
+    """Encode the message's body as parts to send in order. Records are parts of their own and are never copied."""
     encoder = _encoders.get((type(message), version)) or _encoder(type(message), version)
     try:
         return encoder(message)
@@ -44,7 +44,7 @@ def encode_parts(message: object, version: int) -> list[Part]:
 
 
 def encode_in_steps(message: object, version: int) -> Steps[list[Part]]:
-    """The same pieces, though smaller ones, with a pause after each. Arrays may be any iterables that have a length."""
+    """Like encode_parts, but in smaller parts with a pause after each. Arrays may be any iterable that has a length."""
     encoder = _step_encoders.get((type(message), version)) or _step_encoder(type(message), version)
     try:
         return (yield from encoder(message))
@@ -61,9 +61,9 @@ def decode(
     allow_more: bool = False,
     elements_max: int = ELEMENTS_MAX,
 ) -> T:
-    """The message that fills the buffer from the offset to its end, or begins there where more may follow.
+    """Decode the message that starts at the offset; it must end where the buffer does unless `allow_more` is set.
 
-    A request whose arrays have more than `elements_max` elements together raises TooManyElementsError.
+    A request whose arrays have more than `elements_max` elements in total raises TooManyElementsError.
     """
     decoder = _decoders.get((cls, version)) or _decoder(cls, version)
     if type(buffer) is memoryview and (buffer.format != "B" or buffer.ndim != 1):
@@ -74,12 +74,12 @@ def decode(
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise _not_decoded(cls, version, error) from error
     if stop != end and not allow_more:
-        raise ProtocolError(f"{cls.__name__} version {version} is followed by {end - stop} stray bytes")
+        raise ProtocolError(f"{cls.__name__} version {version} has {end - stop} extra bytes after it")
     return message  # type: ignore[return-value]  # the table holds the decoder of this very class
 
 
 def decode_in_steps(cls: type[T], buffer: memoryview, version: int, offset: int = 0) -> Steps[T]:
-    """The message that fills the buffer of bytes from the offset to its end, with pauses between its elements."""
+    """Decode the message that fills the buffer from the offset to its end, pausing between its elements."""
     decoder = _step_decoders.get((cls, version)) or _step_decoder(cls, version)
     end = len(buffer)
     try:
@@ -87,7 +87,7 @@ def decode_in_steps(cls: type[T], buffer: memoryview, version: int, offset: int 
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise _not_decoded(cls, version, error) from error
     if stop != end:
-        raise ProtocolError(f"{cls.__name__} version {version} is followed by {end - stop} stray bytes")
+        raise ProtocolError(f"{cls.__name__} version {version} has {end - stop} extra bytes after it")
     return message  # type: ignore[return-value]  # the table holds the decoder of this very class
 
 
@@ -130,4 +130,4 @@ def _step_decoder(cls: type, version: int) -> StepDecoder:
 def _check_version(cls: type, version: int) -> None:
     versions = declaration_of(cls).versions
     if not versions.holds(version):
-        raise ProtocolError(f"{cls.__name__} has the versions {versions.first}-{versions.last}, not {version}")
+        raise ProtocolError(f"{cls.__name__} has versions {versions.first}-{versions.last}, not {version}")

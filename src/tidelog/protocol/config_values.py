@@ -1,4 +1,4 @@
-"""The words of the requests about settings, with their numbers on the wire, for both ends of the connection."""
+"""The enums of the requests about settings, with their values on the wire, for broker and client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ResourceType(enum.IntEnum):
-    """What settings belong to."""
+    """The kinds of resource that have settings."""
 
     TOPIC = 2
     BROKER = 4
@@ -18,12 +18,12 @@ class ResourceType(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """For people: "broker logger"."""
+        """The name to show to people, such as "broker logger"."""
         return self.name.lower().replace("_", " ")
 
 
 class ConfigResource(NamedTuple):
-    """What settings belong to, by its name; a broker's name is its id, and without one all brokers are meant."""
+    """A resource that has settings. A broker's name is its id; an empty name means all brokers."""
 
     type: ResourceType
     name: str
@@ -40,7 +40,7 @@ class ConfigResource(NamedTuple):
 
     @classmethod
     def broker(cls, node_id: int | None = None) -> ConfigResource:
-        """A broker by its id; None: the default of all brokers."""
+        """The settings of a broker by its id, or the defaults of all brokers if None."""
         return cls(ResourceType.BROKER, "" if node_id is None else str(node_id))
 
     @classmethod
@@ -50,7 +50,7 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigSource(enum.IntEnum):
-    """Where a value comes from, as DescribeConfigs tells it."""
+    """Where a value comes from, as DescribeConfigs reports it."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
@@ -64,12 +64,12 @@ class ConfigSource(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """For people: "static broker"."""
+        """The name to show to people, such as "static broker"."""
         return self.name.removesuffix("_CONFIG").lower().replace("_", " ")
 
 
 class AlterOperation(enum.IntEnum):
-    """What IncrementalAlterConfigs does with a setting (KIP-339)."""
+    """What IncrementalAlterConfigs does to a setting (KIP-339)."""
 
     SET = 0
     DELETE = 1
@@ -79,7 +79,7 @@ class AlterOperation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """One setting's change."""
+    """A change to one setting."""
 
     name: str
     operation: AlterOperation

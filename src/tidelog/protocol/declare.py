@@ -1,4 +1,4 @@
-"""How messages are declared: once, in typed Python, with the versions beside each field that not every version has.
+"""How messages are declared: once, in typed Python, with the versions beside each field that only some versions have.
 
     HEARTBEAT = Api(12, versions="0-4", flexible="4+")
 
@@ -7,11 +7,11 @@
         group_id: String = ""
         group_instance_id: String | None = v("3+", default=None)
 
-The decorators turn such a class into a slotted one with keyword arguments, `==` and `repr`. Every field has a default,
-and it is the one that Kafka gives it, because a reader sets it where the version lacks the field.
+The decorators turn such a class into a slotted one with keyword arguments, `==` and `repr`. Every field has Kafka's own
+default, because decoding a version that lacks the field sets that default.
 
-What always holds: declaring costs a class and nothing more. Annotations are not evaluated, `__init__` is compiled when
-the first instance is made and codecs when the first message passes, because a process uses few of all the versions.
+What always holds: declaring a message costs no more than its class. Annotations are not evaluated, `__init__` is
+compiled for the first instance and a codec for the first message, because a process uses few of all the versions.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ ALL_VERSIONS: Final = Versions(0, VERSION_MAX)
 
 
 class Api:
-    """One of the protocol's requests with its response: its key, its versions, and since when it is flexible."""
+    """A request and its response: the API key, its versions, and the first flexible version."""
 
     __slots__ = ("flexible_from", "key", "name", "request_class", "response_class", "versions")
 
     def __init__(self, key: int, *, versions: str, flexible: str = "none") -> None:
         self.key = key
-        self.name = ""  # given by the request's class, so that it is written once
+        self.name = ""  # taken from the request's class, so that it is written only once
         self.versions = Versions.parse(versions)
         self.flexible_from = _flexible_from(flexible)
         self.request_class: type[Message] | None = None
@@ -141,11 +141,11 @@ def v(
     tag: int | None = None,
     tagged: str | None = None,
     ignorable: bool = False,
-) -> Any:  # a field's specifier stands where the field's value would, so it passes for any type
-    """A field: the versions that have it, its default, and what else differs from the plain case.
+) -> Any:  # the specifier stands in for the field's value, so it must pass for any type
+    """Declare a field: the versions that have it, its default, and anything else that is not the plain case.
 
-    `nullable` need only be given where fewer versions allow null than have the field, and `tagged` where fewer
-    versions have it as a tagged field. Versions that lack an `ignorable` field drop its value without a complaint.
+    Give `nullable` only if null is allowed in fewer versions than have the field, and `tagged` only if the field is
+    tagged in fewer versions. Encoding a version that lacks an `ignorable` field drops its value silently.
     """
     return FieldSpec(
         Versions.parse(versions),
@@ -159,7 +159,7 @@ def v(
 
 
 class Declaration(NamedTuple):
-    """Everything a decorator knows of its class. Structs take versions and flexibility from the message around them."""
+    """What a decorator knows about its class. A struct takes versions and flexibility from the enclosing message."""
 
     fields: dict[str, FieldSpec]
     annotations: dict[str, str]
@@ -172,17 +172,17 @@ class Declaration(NamedTuple):
 
 
 class Message:
-    """The base that the decorators put under every declared class."""
+    """The base class that the decorators give every declared class."""
 
     __slots__ = ()
     __declaration__: ClassVar[Declaration]
-    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, hence not hashable
+    __hash__ = None  # type: ignore[assignment]  # mutable and compared by value, so not hashable
 
     def __init__(self, **values: Any) -> None:
-        # The first instance compiles the class's own __init__ into the class; this one then never runs for it again.
+        # The first instance gives the class a compiled __init__ of its own; this one never runs again for that class.
         cls = type(self)
         cls.__init__ = _compile_init(cls)  # type: ignore[method-assign]  # replacing the method is the point
-        self.__init__(**values)  # type: ignore[misc]  # calls the compiled one, once
+        self.__init__(**values)  # type: ignore[misc]  # calls the compiled one
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -195,7 +195,7 @@ class Message:
 
 
 def _compile_init(cls: type[Message]) -> Callable[..., None]:
-    """An `__init__` with keyword arguments only; lists and structs are made anew for each instance."""
+    """Compile an `__init__` with keyword-only arguments; each instance gets new lists and structs."""
     namespace: dict[str, Any] = {"_unset": _NO_DEFAULT}
     arguments = []
     body = []
@@ -218,8 +218,8 @@ def _compile_init(cls: type[Message]) -> Callable[..., None]:
 
 
 def _declare(cls: type, versions: Versions, flexible_from: int | None, *, is_request: bool = False) -> type[Message]:
-    """The slotted class that replaces the one written down, though type checkers go on reading the latter."""
-    annotations: dict[str, str] = getattr(cls, "__annotations__", {})  # it has no bases to inherit them from
+    """Make the slotted class that replaces the declared one; type checkers still see the declared one."""
+    annotations: dict[str, str] = getattr(cls, "__annotations__", {})  # there are no base classes to inherit them from
     fields: dict[str, FieldSpec] = {}
     for name in annotations:
         value = cls.__dict__.get(name, _NO_DEFAULT)
@@ -259,7 +259,7 @@ def response(api: Api) -> Callable[[type[T]], type[T]]:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(v,))
 def message(*, versions: str, flexible: str = "none") -> Callable[[type[T]], type[T]]:
-    """A message that is neither request nor response, such as what group members send one another inside of bytes."""
+    """Declare a message that is neither request nor response, such as the bytes that group members send one another."""
 
     def decorate(cls: type[T]) -> type[T]:
         return cast("type[T]", _declare(cls, Versions.parse(versions), _flexible_from(flexible)))
@@ -269,7 +269,7 @@ def message(*, versions: str, flexible: str = "none") -> Callable[[type[T]], typ
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(v,))
 def struct(cls: type[T]) -> type[T]:
-    """A part of messages; has the versions of the message it is in."""
+    """Declare a part of messages; it has the versions of the message that contains it."""
     return cast("type[T]", _declare(cls, ALL_VERSIONS, None))
 
 

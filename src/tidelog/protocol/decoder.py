@@ -1,13 +1,12 @@
-"""Compiles the decoder of one message in one version: one flat function, without a call per field and no recursion.
+"""Compiles the decoder of one message in one version: one flat function, with no calls per field and no recursion.
 
-What always holds: nothing is read or allocated on the word of a length alone. Each one is first held against the bytes
-that remain; for an array, against its announced elements times the fewest bytes that one of them takes. Where a
-fixed-size value or a single byte lies beyond the end, `struct.error` or IndexError says so, and `codec.decode` turns
-them into ProtocolError. A request has at most ELEMENTS_MAX elements in all its arrays, or as many as whoever decodes it
-allows; a response may have any number.
+What always holds: a length is never trusted. Before anything is read or allocated, it is compared with the bytes that
+are left; for an array, its count times the smallest size of an element is. Reading a fixed-size value or a single byte
+past the end raises `struct.error` or IndexError, which `codec.decode` turns into ProtocolError. The arrays of a request
+have at most ELEMENTS_MAX elements in total, or as many as the caller allows; a response may have any number.
 
 The same function can be compiled as a generator that yields every few hundred elements (`tidelog.common.steps`), for
-requests that are too large to be decoded without a pause.
+requests that are too large to decode without a pause.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class _DecoderWriter:
         self._source.namespace["new"] = object.__new__
         self._source.namespace["unpack_from"] = struct.unpack_from
         self._run: list[tuple[str, int, str]] = []  # struct code, size and target of fixed-size values not yet read
-        self._after_run: list[str] = []  # what turns raw values of the run into those of the fields
+        self._after_run: list[str] = []  # code that converts raw values of the run into field values
 
     def compile(self) -> Any:
         source = self._source
@@ -74,7 +73,7 @@ class _DecoderWriter:
             self._flush()
             source.add("return m, o")
             if self._in_steps:
-                source.add("yield 0")  # never reached; a message without arrays becomes a generator by it
+                source.add("yield 0")  # never reached; it makes a generator of a message without arrays
         title = f"decode {self._cls.__name__} v{self._version}"
         return source.compile(f"{title} in steps" if self._in_steps else title, "decode")
 
@@ -144,7 +143,7 @@ class _DecoderWriter:
             source.add("o = e")
 
     def _length(self, *, is_string: bool = False) -> str:
-        """Reads the run with the length at its end. A compact length is nearly always one byte and then joined in."""
+        """Read the run and the length at its end. A compact length is nearly always one byte, read with the run."""
         count = self._source.name("n")
         if not self._flexible:
             self._run.append(("h", 2, count) if is_string else ("i", 4, count))
@@ -178,7 +177,7 @@ class _DecoderWriter:
             source.add(f"raise length_refused({path!r}, {count}, end - o)")
         with source.block("else:"):
             if field.wire is not None and field.wire.size_bytes and field.wire.name != "uuid":
-                self._count_elements(f"{count} >> 3", path)  # a number costs a fraction of what a struct does
+                self._count_elements(f"{count} >> 3", path)  # a number costs a fraction of a struct
                 source.add(f'{target} = list(unpack_from(f">{{{count}}}{field.wire.code}", buf, o))')
                 source.add(f"o += {count} * {smallest}")
             else:
@@ -217,13 +216,13 @@ class _DecoderWriter:
         variable = source.name("m")
         if not field.is_nullable(self._version):
             self._struct(field.struct, variable, path)
-            # The variable exists before the run that fills the struct is read, so it can be stored at once.
+            # The variable is set before the run that fills the struct is read, so it can be stored right away.
             source.add(f"{target} = {variable}")
             return
         flag = source.name("n")
         self._run.append(("b", 1, flag))
         self._flush()
-        # As a tagged field its absence is a length of zero, elsewhere the byte -1.
+        # A null struct is a length of zero in a tagged field, and the byte -1 elsewhere.
         with source.block(f"if {flag} <= 0:" if field.is_tagged(self._version) else f"if {flag} < 0:"):
             source.add(f"{target} = None")
         with source.block("else:"):
@@ -232,7 +231,7 @@ class _DecoderWriter:
             source.add(f"{target} = {variable}")
 
     def _tags(self, tagged: list[Field], variable: str, path: str) -> None:
-        """The section of tagged fields: nearly always empty, which is one zero byte at the end of the run."""
+        """Read the section of tagged fields. It is nearly always empty: one zero byte at the end of the run."""
         source = self._source
         count = source.name("n")
         self._first_byte(count)

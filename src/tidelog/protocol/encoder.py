@@ -1,10 +1,10 @@
-"""Compiles the encoder of one message in one version: one flat function, without a call per field.
+"""Compiles the encoder of one message in one version: one flat function, with no calls per field.
 
-Neighbouring fields of fixed size, the lengths of what follows them and empty sections of tagged fields are fused into
-one `struct` call. A Records field ends a part: its value goes into the list of parts as it is and is never copied.
+Adjacent fields of fixed size, the length of whatever follows them, and empty sections of tagged fields are fused into
+one `struct` call. A Records field is a part of its own: its value goes into the list of parts and is never copied.
 
 The same function can be compiled as a generator that yields every few thousand pieces (`tidelog.common.steps`), for
-answers that are too large to be encoded without a pause.
+responses that are too large to encode without a pause.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _EncoderWriter:
                 source.add('parts.append(b"".join(out))')
             source.add("return parts")
             if self._in_steps:
-                source.add("yield 0")  # never reached; a message without arrays becomes a generator by it
+                source.add("yield 0")  # never reached; it makes a generator of a message without arrays
         title = f"encode {self._cls.__name__} v{self._version}"
         return source.compile(f"{title} in steps" if self._in_steps else title, "encode")
 
@@ -108,7 +108,7 @@ class _EncoderWriter:
         elif field.wire.size_bytes:
             self._run.append((field.wire.code, value))
         elif field.wire.name == "string":
-            # An error message may quote what a client sent, so it may be longer than any string can be.
+            # An error message may quote what a client sent, so it may be too long for a string.
             is_message = field.name.endswith("error_message")
             raw = f"error_text({value})" if is_message else f"{value}.encode()"
             self._sized(value, raw, nullable, is_string=True)
@@ -118,7 +118,7 @@ class _EncoderWriter:
             self._records(value, nullable)
 
     def _sized(self, value: str, data: str, nullable: bool, *, is_string: bool) -> None:
-        """A length with its data; both are worked out before, so that the length joins the run of fixed-size values."""
+        """Write data with its length. Both are computed first, so that the length joins the current run."""
         source = self._source
         raw = source.name("b")
         count = source.name("n")
@@ -139,7 +139,7 @@ class _EncoderWriter:
             source.add(f"size += {count}")
 
     def _records(self, value: str, nullable: bool) -> None:
-        """Ends the part before, then makes the records a part of their own."""
+        """End the current part, then add the records as a part of their own."""
         source = self._source
         length = f"records_size_bytes({value})" + (" + 1" if self._flexible else "")
         if nullable:
@@ -153,7 +153,7 @@ class _EncoderWriter:
             source.add("out.clear()")
 
     def _length(self, count: str, *, is_string: bool = False) -> None:
-        """Writes the run with the length at its end. A compact length is nearly always one byte and then joins in."""
+        """Write the run with the length at its end. A compact length is nearly always one byte, which joins the run."""
         if not self._flexible:
             self._run.append(("h" if is_string else "i", count))
             self._flush()
@@ -196,13 +196,13 @@ class _EncoderWriter:
             self._end_step()
 
     def _end_step(self) -> None:
-        """After an element of an array: hand over what there is once it is enough for a step."""
+        """After an array element: end the step if there is enough for one."""
         if not self._in_steps:
             return
         source = self._source
         with source.block(f"if len(out) > {STEP_PIECES} or size > {STEP_BYTES}:"):
             if self._tag_depth:
-                # The size of a tagged field stands before it, so its pieces stay until all are there.
+                # A tagged field starts with its size, so its pieces are kept until it is complete.
                 source.add("yield size")
             else:
                 source.add('parts.append(b"".join(out))')
@@ -219,7 +219,7 @@ class _EncoderWriter:
             return
         self._flush()
         with self._source.block(f"if {variable} is None:"):
-            # As a tagged field its absence is a length of zero, elsewhere the byte -1.
+            # A null struct is a length of zero in a tagged field, and the byte -1 elsewhere.
             self._source.add(r'add(b"\x00")' if field.is_tagged(self._version) else r'add(b"\xff")')
         with self._source.block("else:"):
             self._run.append(("b", "1"))
@@ -227,7 +227,7 @@ class _EncoderWriter:
             self._flush()
 
     def _tags(self, tagged: list[Field], variable: str, path: str) -> None:
-        """The section of tagged fields: nearly always empty, which is one zero byte at the end of the run."""
+        """Write the section of tagged fields. It is nearly always empty: one zero byte at the end of the run."""
         if not tagged:
             self._run.append(("x", ""))
             return
@@ -252,7 +252,7 @@ class _EncoderWriter:
             source.add("out += tags")
 
     def _tag(self, field: Field, value: str, path: str, count: str) -> None:
-        """One tagged field: its bytes are collected apart, because its size stands before them."""
+        """Write a tagged field. Its bytes are collected separately, because its size comes before them."""
         source = self._source
         with source.block(f"if not ({self._is_default(field, value)}):"):
             kept, body = source.name("tags"), source.name("b")
@@ -269,13 +269,13 @@ class _EncoderWriter:
             source.add(f"{count} += 1")
 
     def _is_default(self, field: Field, value: str) -> str:
-        """A condition on a field's value. Structs are compared field by field, which spares a call."""
+        """The condition that a field has its default. Structs are compared field by field, which saves a call."""
         if field.spec.factory is None:
             if field.spec.default is None:
                 return f"{value} is None"
             default = self._source.literal(field.spec.default)
             if isinstance(field.spec.default, UUID):
-                # Ids compare in Python code; an unset one is nearly always the very object that stands for zero.
+                # UUIDs compare slowly, in Python code. An unset one is nearly always the ZERO_UUID object itself.
                 return f"({value} is {default} or {value} == {default})"
             return f"{value} == {default}"
         if field.is_array:
@@ -291,6 +291,6 @@ class _EncoderWriter:
             return
         codes = "".join(code for code, _ in self._run)
         values = ", ".join(value for _, value in self._run if value)
-        # A run of empty tag sections has no values: its bytes are known already.
+        # A run of nothing but empty tag sections has no values, so its bytes are known here.
         self._source.add(f"add({self._source.packer(codes)}({values}))" if values else f"add({bytes(len(codes))!r})")
         self._run = []

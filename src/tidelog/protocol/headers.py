@@ -1,8 +1,8 @@
-"""The headers before every request and response. They are read before all else, so they are coded by hand.
+"""The headers of requests and responses. Every message has one, so they are coded by hand.
 
-A request's header is version 2 (with tagged fields) where the request is flexible, else 1; its client id keeps the
-classic form in both. A response's header is version 1 (with tagged fields) where the response is flexible, else 0, and
-always 0 for ApiVersions, whose reader cannot know yet what the broker speaks.
+A request header is version 2 (with tagged fields) if the request is flexible, else version 1; the client id has the
+classic form in both. A response header is version 1 (with tagged fields) if the response is flexible, else version 0.
+The header of an ApiVersions response is always version 0, because the client does not know yet what the broker speaks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RequestHeader(NamedTuple):
 
 
 def decode_request_header(buffer: bytes | bytearray | memoryview) -> tuple[RequestHeader, int]:
-    """The header and the offset of the body.
+    """Return the header and the offset of the body.
 
-    Of a request that we do not know, or not in this version, only the fields that stand in every header are read: the
-    client id is None and the offset points behind the correlation id.
+    If the API or its version is unknown, only the fields that every header has are read: the client id is None and the
+    offset points past the correlation id.
     """
     try:
         api_key, api_version, correlation_id = _FIXED.unpack_from(buffer)
@@ -48,14 +48,14 @@ def decode_request_header(buffer: bytes | bytearray | memoryview) -> tuple[Reque
 
 
 def decode_client_id(buffer: bytes | bytearray | memoryview, *, has_tags: bool) -> tuple[str | None, int]:
-    """What the header holds behind its fixed fields, and the offset of the body; for who has read the fixed ones."""
+    """Return the client id and the offset of the body, for a caller that has read the fixed fields itself."""
     try:
         (length,) = _LENGTH.unpack_from(buffer, _FIXED.size)
         offset = _FIXED.size + _LENGTH.size
         client_id = None
         if length >= 0:
             if offset + length > len(buffer):
-                raise ProtocolError(f"the client id announces {length} bytes, {len(buffer) - offset} remain")
+                raise ProtocolError(f"the client id has {length} bytes, but only {len(buffer) - offset} are left")
             client_id = str(buffer[offset : offset + length], "utf-8")
             offset += length
         if has_tags:
@@ -70,7 +70,7 @@ def decode_client_id(buffer: bytes | bytearray | memoryview, *, has_tags: bool) 
 def encode_request_header(header: RequestHeader) -> bytes:
     api = api_by_key(header.api_key)
     if api is None or not api.supports(header.api_version):
-        raise ProtocolError(f"there is no version {header.api_version} of the API with key {header.api_key}")
+        raise ProtocolError(f"API key {header.api_key} has no version {header.api_version}")
     client_id = b"" if header.client_id is None else header.client_id.encode()
     length = -1 if header.client_id is None else len(client_id)
     tags = b"\x00" if api.is_flexible(header.api_version) else b""
@@ -88,7 +88,7 @@ def encode_response_header(api: Api, version: int, correlation_id: int) -> bytes
 
 
 def decode_response_header(api: Api, version: int, buffer: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """The correlation id and the offset of the body."""
+    """Return the correlation id and the offset of the body."""
     try:
         correlation_id: int = _CORRELATION_ID.unpack_from(buffer)[0]
         offset = _CORRELATION_ID.size

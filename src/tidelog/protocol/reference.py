@@ -1,7 +1,7 @@
 """The slow, obvious codec: it walks the declarations field by field and value by value.
 
-It exists to be compared with the compiled one, byte for byte, and to be read by whoever wants to know how the wire
-looks. Nothing outside of tests uses it. It knows only valid messages; refusing hostile bytes is not its work.
+The tests compare it with the compiled codec, byte for byte, and it shows readers what the wire format looks like.
+Nothing outside the tests uses it. It handles valid messages only, and does not defend itself against hostile bytes.
 """
 
 from __future__ import annotations

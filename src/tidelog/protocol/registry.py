@@ -1,4 +1,4 @@
-"""Which APIs there are: one module each, named by its key, imported when the API is first asked for."""
+"""The list of APIs. Each has one module, named by its key and imported on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a declaration means: each field with its wire type, resolved from the annotations when first needed.
+"""The fields of a declared message with their wire types, resolved from the annotations on first use.
 
-The annotations have few forms (a wire type, a struct or `list[...]` of either, each with `| None`), so they are read as
-text: that costs a fraction of `typing.get_type_hints` and gives the declared struct classes as they are.
+Annotations take few forms (a wire type, a struct or `list[...]` of either, each with an optional `| None`), so they are
+parsed as text. That costs a fraction of `typing.get_type_hints` and yields the declared struct classes themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_VERSIONS = Versions(0, -1)
 
 
 class Field(NamedTuple):
-    """One field of a message. Exactly one of `wire` and `struct` is given: the type, or that of an array's elements."""
+    """A field of a message. Either `wire` or `struct` is set: the type of the field, or of the elements if an array."""
 
     name: str
     wire: Wire | None
@@ -43,7 +43,7 @@ _fields: dict[type, tuple[Field, ...]] = {}
 
 
 def fields_of(cls: type) -> tuple[Field, ...]:
-    """The fields in the order of the wire."""
+    """The fields in wire order."""
     resolved = _fields.get(cls)
     if resolved is None:
         declaration = declaration_of(cls)
@@ -83,14 +83,14 @@ def _resolve(cls: type, name: str, annotation: str, spec: FieldSpec) -> Field:
 
 
 def size_bytes_min(field: Field, version: int, flexible: bool) -> int:
-    """The fewest bytes that one value of this field takes, so that an array's announced length can be refused."""
+    """The fewest bytes that a value of this field takes; an array that claims more elements than fit is rejected."""
     if field.is_array:
         return 1 if flexible else 4
     return element_size_bytes_min(field, version, flexible)
 
 
 def element_size_bytes_min(field: Field, version: int, flexible: bool) -> int:
-    """The same for one element of an array field."""
+    """The fewest bytes that one element of an array field takes."""
     if field.struct is not None:
         if field.is_nullable(version) and not field.is_array:
             return 1

@@ -1,4 +1,4 @@
-"""Text of a function in the making, and its compilation so that a traceback shows the lines of the codec."""
+"""Builds the source of a codec function and compiles it so that tracebacks show its lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Source:
-    """Lines at their depth, names that are used once, and the objects that the function refers to."""
+    """The indented lines of a function, unique variable names, and the objects that the function refers to."""
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
@@ -33,7 +33,7 @@ class Source:
         return f"{prefix}{self._names}"
 
     def constant(self, prefix: str, value: object) -> str:
-        """The name under which the function finds this object."""
+        """The name by which the function refers to this object."""
         for name, known in self.namespace.items():
             if known is value:
                 return name
@@ -42,7 +42,7 @@ class Source:
         return name
 
     def literal(self, value: object) -> str:
-        """How the function writes this value: as Python text where there is one."""
+        """The expression for this value: a Python literal where possible, else the name of a constant."""
         if value is None or isinstance(value, bool | int | float | str | bytes):
             return repr(value)
         return self.constant("constant", value)
@@ -64,6 +64,6 @@ class Source:
         text = "\n".join(self._lines) + "\n"
         filename = f"<tidelog {title}>"
         exec(compile(text, filename, "exec"), self.namespace)
-        # An entry without a modification time is never thrown out by linecache's own checks.
+        # linecache never discards an entry that has no modification time.
         linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
         return self.namespace[function]

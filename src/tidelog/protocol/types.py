@@ -1,10 +1,10 @@
 """The wire types of Kafka's protocol, as annotations that a type checker reads as plain Python types.
 
-A declaration says `generation_id: Int32`; mypy sees an `int`, the codec sees the `Wire` that rides along. A type
-written `X | None` may be null on the wire, `list[X]` is an array. Whether lengths are written in their classic or their
-compact form is no part of the type: it follows from the message's flexible versions.
+In a declaration such as `generation_id: Int32`, mypy sees an `int` and the codec sees the attached `Wire`. A type
+written as `X | None` may be null on the wire; `list[X]` is an array. Whether lengths have their classic or compact form
+is not part of the type: it follows from the message's flexible versions.
 
-This module converts nothing; that is the codecs' work.
+This module only describes the types. The codecs do the conversions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uuid import UUID
 
 
 class RecordsSlice(Protocol):
-    """Records that lie in a file and are sent from there; a part of an encoded message that has no bytes in memory."""
+    """Records in a file that are sent straight from it: a part of an encoded message without bytes in memory."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -24,7 +24,7 @@ Part: TypeAlias = bytes | bytearray | memoryview | RecordsSlice
 
 
 class Wire(NamedTuple):
-    """How one type stands on the wire. Those of fixed size have a `struct` code, the others only a name."""
+    """A type on the wire. Types of fixed size have a `struct` code; the others have only a name."""
 
     name: str
     code: str = ""
@@ -45,4 +45,4 @@ Bytes = Annotated[bytes, Wire("bytes")]
 # Decoding yields a memoryview into the input, or None; encoding takes any of these.
 Records = Annotated[Part, Wire("records")]
 
-STRING_LENGTH_MAX: Final = 0x7FFF  # bytes; the classic form has no room for more and the compact form keeps its limit
+STRING_LENGTH_MAX: Final = 0x7FFF  # bytes; the most that the classic form can express, kept for the compact form

@@ -1,4 +1,4 @@
-"""The small pieces that compiled codecs and headers share: varints, ids, and the errors that name the field."""
+"""What compiled codecs and headers share: varints, ids, and errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ONE_BYTE: Final = tuple(bytes((number,)) for number in range(128))  # the varint
 _UVARINT_MAX: Final = 0xFFFFFFFF
 
 ELEMENTS_MAX: Final = 20_000
-"""How many elements the arrays of one request may have together, and tagged fields.
+"""The most array elements and tagged fields that one request may have in total.
 
-A broker reads and answers on its event loop: 20,000 partitions of a Fetch take it 100 ms of work, as many topics of a
-Metadata request 70 ms, and a tiny element on the wire becomes 50 times its size in memory. Brokers hold thousands of
-partitions.
+A broker decodes and answers requests on its event loop. 20,000 partitions in a Fetch take 100 ms of work, and as many
+topics in a Metadata request 70 ms. A tiny element on the wire also takes 50 times its size in memory. Real brokers have
+thousands of partitions, so more than this is not needed.
 """
 
 ERROR_MESSAGE_BYTES_MAX: Final = 1000
@@ -33,7 +33,7 @@ def write_uvarint(number: int) -> bytes:
     if 0 <= number < 128:
         return ONE_BYTE[number]
     if not 0 <= number <= _UVARINT_MAX:
-        raise ProtocolError(f"{number} does not fit an unsigned varint")
+        raise ProtocolError(f"{number} does not fit in an unsigned varint")
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -43,7 +43,7 @@ def write_uvarint(number: int) -> bytes:
 
 
 def read_uvarint(buffer: bytes | bytearray | memoryview, offset: int) -> tuple[int, int]:
-    """The number and the offset after it. Raises IndexError at the end of the buffer."""
+    """Return the number and the offset after it. Raises IndexError if the buffer ends first."""
     number = 0
     for shift in (0, 7, 14, 21, 28):
         byte = buffer[offset]
@@ -57,14 +57,14 @@ def read_uvarint(buffer: bytes | bytearray | memoryview, offset: int) -> tuple[i
 
 
 def write_string_length(number: int) -> bytes:
-    """The compact length of a string: one more than its bytes, so that zero can stand for null."""
+    """Encode a compact string length, which is one more than the number of bytes so that zero can mean null."""
     if number > STRING_LENGTH_MAX + 1:
-        raise ProtocolError(f"a string has {number - 1} bytes, more than {STRING_LENGTH_MAX}")
+        raise ProtocolError(f"a string has {number - 1} bytes; the limit is {STRING_LENGTH_MAX}")
     return write_uvarint(number)
 
 
 def error_text(message: str) -> bytes:
-    """An error message as it is sent: what is too long for a person to read is cut off."""
+    """Encode an error message, truncated to a length that a person might read."""
     raw = message.encode()
     if len(raw) <= ERROR_MESSAGE_BYTES_MAX:
         return raw
@@ -74,7 +74,7 @@ def error_text(message: str) -> bytes:
 def read_string_length(buffer: bytes | bytearray | memoryview, offset: int) -> tuple[int, int]:
     number, offset = read_uvarint(buffer, offset)
     if number > STRING_LENGTH_MAX + 1:
-        raise ProtocolError(f"a string announces {number - 1} bytes, more than {STRING_LENGTH_MAX}")
+        raise ProtocolError(f"a string has a length of {number - 1} bytes; the limit is {STRING_LENGTH_MAX}")
     return number, offset
 
 
@@ -96,7 +96,7 @@ def records_size_bytes(records: Part) -> int:
 
 
 def skip_tags(buffer: bytes | bytearray | memoryview, offset: int, end: int) -> int:
-    """The offset after a section of tagged fields of which none is known here."""
+    """Return the offset after a section of tagged fields, all of them unknown."""
     count, offset = read_uvarint(buffer, offset)
     if count > ELEMENTS_MAX:
         raise elements_refused("the tagged fields of the header", ELEMENTS_MAX)
@@ -114,15 +114,15 @@ def null_refused(path: str) -> ProtocolError:
 
 
 def length_refused(path: str, length: int, left: int) -> ProtocolError:
-    return ProtocolError(f"{path} announces {length} where {left} bytes remain")
+    return ProtocolError(f"{path} has a length of {length}, but only {left} bytes are left")
 
 
 def elements_refused(path: str, elements_max: int) -> TooManyElementsError:
-    return TooManyElementsError(f"{path} takes the request past {elements_max} elements")
+    return TooManyElementsError(f"with {path}, the request has more than {elements_max} elements")
 
 
 def field_refused(path: str, version: int) -> ProtocolError:
-    return ProtocolError(f"{path} is set, but version {version} cannot carry it")
+    return ProtocolError(f"{path} is set, but version {version} does not have it")
 
 
 def tag_refused(path: str) -> ProtocolError:

@@ -1,8 +1,8 @@
-"""Settings of a broker that are changed while it runs: handed to the parts that hold a copy of them.
+"""Passes broker settings that change at run time on to the parts that keep a copy of them.
 
-What always holds: a part is told once at the start if its setting was changed at run time before, and then of every
-change, on the event loop, in the order of the images. The defaults of topic settings need none of this: logs look them
-up in each image (`topic_config`).
+What always holds: a part is told at startup if its setting was changed at run time earlier, and then of every change,
+on the event loop, in the order of the images. Defaults of topic settings don't need this: logs look them up in each
+image (`topic_config`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidelog.controller.image import ClusterImage
 
 
 class DynamicSettings:
-    """Compares images and tells who is concerned; `apply` has the setting's name and what takes its new value."""
+    """Compares images; `apply` maps each setting's name to the function that is called with its new value."""
 
     def __init__(self, settings: Settings, apply: Mapping[str, Callable[[Any], None]]) -> None:
         self._settings = settings

@@ -1,9 +1,9 @@
-"""Keeps the pauses of Python's garbage collector short in a process that holds much for a long time.
+"""Keeps the pauses of Python's garbage collector short in a process with many long-lived objects.
 
-What always holds: what has survived a full collection is not looked at by the next ones, so their time follows what was
-made since, not what the broker holds: a hundred thousand objects take some ten milliseconds, in which nobody is served.
-What became garbage in a cycle after that is found by a look at everything, at most once an hour. Nearly all of the
-broker's objects go by their reference counts and need no collector.
+What always holds: an object that survives a full collection is not scanned by later ones, so their time depends on what
+is new, not on all that the broker holds. (A hundred thousand objects take about ten milliseconds, and nobody is served
+meanwhile.) Cycles that become garbage after that are found by a scan of everything, at most once an hour. Nearly all of
+the broker's objects are freed by their reference counts and don't need the collector.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OLDEST_GENERATION = 2
 
 
 class GarbagePauses:
-    """Sets aside what survives; `start` and `stop` it on the event loop's thread."""
+    """Exempts survivors from later collections. Call `start` and `stop` on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._loop = loop
@@ -41,7 +41,7 @@ class GarbagePauses:
         now_s = self._monotonic_s()
         if now_s - self._looked_at_all_s > _LOOK_AT_ALL_EVERY_S:
             self._looked_at_all_s = now_s
-            # Not inside a collection, of which this is the end; it may run in any thread.
+            # Not from here: a collection is just ending, in whatever thread it ran.
             self._loop.call_soon_threadsafe(_look_at_all)
 
 

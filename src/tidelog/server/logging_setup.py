@@ -1,8 +1,8 @@
-"""How a broker process logs: one line an event on standard error, as text or as JSON.
+"""How a broker process logs: one line per event on standard error, as text or as JSON.
 
-What always holds: a line starts with the time in UTC; a traceback follows its line in text and is a field in JSON; a
-message is one line of bounded length, whatever names of clients it quotes. Only the process's entry point calls this; a
-broker inside somebody else's process leaves their logging alone.
+What always holds: a line starts with the time in UTC. A traceback follows its line in text, and is a field in JSON. A
+message is one line of bounded length, whatever client-supplied names it quotes. Only the process's entry point calls
+this; a broker embedded in another process leaves that process's logging alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def _one_line(message: str) -> str:
-    """The message without anything that could be taken for another line or move the cursor of a terminal."""
+    """The message with everything escaped that could look like another line or move a terminal's cursor."""
     if len(message) > _MESSAGE_LENGTH_MAX:
         message = message[:_MESSAGE_LENGTH_MAX] + "..."
     if message.isprintable():

@@ -1,6 +1,6 @@
 """Java's properties files: `name=value` lines with comments, continuation lines and escapes.
 
-What always holds: names and values come back as Java would read them, each with the number of the line it starts on; a
+What always holds: names and values come back as Java would read them, each with the number of its first line; a
 name that appears twice is returned twice, in order. The text is read as UTF-8, whose ASCII part is what Java expects.
 """
 
@@ -15,7 +15,7 @@ _BLANKS = " \t\f"
 
 
 def parse_properties(text: str) -> Iterator[tuple[str, str, int]]:
-    """Name, value and line number; raises ValueError whose text starts with the line number."""
+    """Yield name, value and line number; raises ValueError with a text that starts with the line number."""
     for line, number in _logical_lines(text):
         end = _name_end(line)
         rest = line[end:].lstrip(_BLANKS)

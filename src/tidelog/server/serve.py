@@ -1,8 +1,8 @@
-"""A broker as a process: its event loop, its signals, its one line on standard output, its exit code.
+"""Runs a broker as a process: event loop, signals, one line on standard output, exit code.
 
 What always holds: exactly one line containing `ready on HOST:PORT` is printed once clients are served; SIGTERM or
-SIGINT ends in a controlled shutdown and exit code 0, a second one ends the process at once; a broker that can't start
-says why in one line on standard error and exits with code 2.
+SIGINT leads to a controlled shutdown and exit code 0, and a second one ends the process immediately; a broker that
+can't start says why in one line on standard error and exits with code 2.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def run(
 
 
 def _raise_file_limit() -> None:
-    """Ask for as many open files as this user may have: every connection is one, and every partition in use."""
+    """Raise the limit of open files as far as allowed: every connection and every partition in use needs one."""
     wanted, allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     except (OSError, ValueError) as error:
-        logger.warning("no more than %d files can be open at once: %s", wanted, error)
+        logger.warning("can't raise the limit of %d open files: %s", wanted, error)
 
 
 async def _serve(settings: Settings, data_dir: Path) -> None:

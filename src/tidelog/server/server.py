@@ -1,8 +1,8 @@
-"""Puts a broker together from store, controller, logs, replicas and network, and starts and stops them in order.
+"""Assembles a broker from store, controller, logs, replicas and network, and starts and stops them in order.
 
 What always holds: a client is served only after every log is open and the broker is registered; after `stop` every
 acknowledged record is flushed and the clean-shutdown marker is written, so the next start has nothing to recover; a
-failed start leaves nothing open. Signals, standard output and the process itself are up to `serve`.
+failed start leaves nothing open. Signals, standard output and the process itself are handled by `serve`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_DATA_DIR = Path("tidelog-data")
 
-# How long a shutdown waits for requests that were taken up; clients repeat what is cut off.
+# How long a shutdown waits for requests in progress; clients retry those that are cut off.
 _DRAIN_DEADLINE_S = 5.0
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
 
 class StartError(Exception):
-    """The broker can't start; the text tells the person who starts it what to do."""
+    """The broker can't start. The text says why and what to do about it."""
 
 
 class BrokerServer:
@@ -64,7 +64,7 @@ class BrokerServer:
         self.clock = clock or SystemClock()
         self.node_id = settings.get_int("node.id")
         self.broker_epoch = -1
-        # The first address that clients can connect to, with the port that was taken.
+        # The first address that clients can connect to, with the actual port.
         self.endpoint = Endpoint("", "", 0)
         self._services: BrokerServices | None = None
         self._connections: ConnectionSet | None = None
@@ -72,7 +72,7 @@ class BrokerServer:
         # What is open, in the order it was opened; it is closed in the reverse order.
         self._open = AsyncExitStack()
         self._is_clean = False
-        # The data directories that this broker's partitions lie in, those out of reach included.
+        # The data directories of this broker's partitions, including those that are missing.
         self._directory_ids: list[uuid.UUID] = []
 
     @property
@@ -88,7 +88,7 @@ class BrokerServer:
         return self._connections
 
     async def start(self) -> None:
-        """Open everything and accept clients; raises StartError, and leaves nothing open then."""
+        """Open everything and accept clients. Raises StartError, with everything closed again."""
         try:
             await self._start()
         except (DataDirectoryError, MetadataStoreError) as error:
@@ -99,7 +99,7 @@ class BrokerServer:
             raise
 
     async def stop(self) -> None:
-        """Answer what was asked, flush, and close with the clean-shutdown marker."""
+        """Answer the requests in progress, flush, and close with the clean-shutdown marker."""
         for listener in self._listeners:
             listener.close()
         await self.connections.drain(_DRAIN_DEADLINE_S)
@@ -107,7 +107,7 @@ class BrokerServer:
         await self._open.aclose()
 
     async def abort(self) -> None:
-        """Drop everything as a crash would: no answers, no flush, no marker. What the kernel has, stays."""
+        """Drop everything as a crash would: no responses, no flush, no marker. Data in the page cache survives."""
         await self._open.aclose()
 
     async def _start(self) -> None:
@@ -133,7 +133,7 @@ class BrokerServer:
         self._listen(limits, sockets, services)
 
     def _bind(self, limits: NetworkLimits) -> list[tuple[str, socket.socket]]:
-        """Bind the ports first: another running broker is the most likely reason why a start fails."""
+        """Bind the ports first: the most likely reason for a failed start is another running broker."""
         sockets = []
         for text in self.settings["listeners"]:
             endpoint = parse_endpoint(text)
@@ -229,7 +229,7 @@ class BrokerServer:
             host=advertised.host,
             port=advertised.port,
             features={
-                # Level 1 is the protocol of groups in which the broker assigns (KIP-848).
+                # Level 1 is the group protocol in which the broker assigns partitions (KIP-848).
                 "group.version": FeatureRange(0, 1, 1),
                 "transaction.version": FeatureRange(0, TRANSACTION_VERSION_2, TRANSACTION_VERSION_2),
             },
@@ -241,7 +241,7 @@ class BrokerServer:
             endpoint = parse_endpoint(texts[0])
             return endpoint._replace(port=endpoint.port or self.endpoint.port)
         if self.endpoint.host in _WILDCARD_HOSTS:
-            # Clients can't connect to "everywhere"; the machine's name is what they most likely know it by.
+            # Clients can't connect to a wildcard address; they most likely know the machine by its name.
             return self.endpoint._replace(host=socket.gethostname())
         return self.endpoint
 
@@ -251,7 +251,7 @@ class BrokerServer:
             scheduler.every(task.name, task.interval_ms, task.run, first_after_ms=task.first_after_ms)
         scheduler.start()
         self._open.push_async_callback(scheduler.close)
-        # A clean may take minutes; it ends early, and the scheduler waits for that only.
+        # A compaction may take minutes. It is told to stop, so that the scheduler doesn't wait for all of it.
         self._open.callback(logs.cleaner.stop)
 
     def _listen(
@@ -269,7 +269,7 @@ class BrokerServer:
             listener.start()
 
     def _follow_settings(self, services: BrokerServices, connections: ConnectionSet) -> None:
-        """Have settings that are changed while the broker runs take effect."""
+        """Apply settings that are changed while the broker runs."""
         logs, transactions = services.logs, services.replicas.transactions
 
         def limit_connections(count: int) -> None:
@@ -300,8 +300,8 @@ class BrokerServer:
 def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -> list[uuid.UUID]:
     """Don't recreate partitions whose data directory is missing; returns the ids of all directories.
 
-    A disk that is not mounted looks like an empty directory: what tells is that the one it was last registered with is
-    not there. Such an id stays registered for as long as partitions are missed, over any number of restarts.
+    A disk that is not mounted looks like an empty directory. What gives it away is that a directory id of the last
+    registration is missing. That id stays registered as long as partitions are missing, across any number of restarts.
     """
     there = [directory.directory_id for directory in logs.directories.online if directory.directory_id is not None]
     registered = image.brokers[node_id].directories if node_id in image.brokers else ()
@@ -319,7 +319,7 @@ def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -
     if not withheld:
         return there
     logger.error(
-        "%d partitions of %d topics are offline as a data directory of this broker is missing or can't be used "
+        "%d partitions of %d topics are offline because a data directory of this broker is missing or can't be used "
         "(directory.id %s in its meta.properties): bring it back and restart the broker, or delete these topics",
         withheld.total(),
         len(withheld),
@@ -329,7 +329,7 @@ def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -
 
 
 def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids: Collection[uuid.UUID]) -> None:
-    """Partitions of topics that are not there: those known to be deleted go, the others are refused or set aside."""
+    """Handle partitions without a topic: delete those of deleted topics, and refuse or set aside the others."""
     removed: Counter[str] = Counter()
     for log in logs.logs():
         topic = image.topics_by_id.get(log.topic_id) if log.topic_id is not None else image.topics.get(log.topic)
@@ -341,7 +341,7 @@ def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids
             continue
         namesake = image.topics.get(log.topic)
         if log.topic_id is not None and namesake is not None and log.partition < len(namesake.partitions):
-            # A recreated one would be empty, and its offsets would be assigned again.
+            # A recreated partition would be empty and assign its offsets again.
             logs.refuse(
                 log,
                 f"{log.directory / PARTITION_METADATA_FILE} has topic id {uuid_to_text(log.topic_id)}, the cluster's "
@@ -349,11 +349,9 @@ def _take_out_strangers(logs: LogManager, image: ClusterImage, deleted_topic_ids
                 "partition empty",
             )
             continue
-        # Deleted long ago while the files could not follow, or made after the metadata was saved that is used now: only
-        # a person can tell, so nothing is lost here.
+        # Either the topic was deleted long ago and its files could not be, or the metadata is older than the partition.
+        # Only a person can tell which, so nothing is deleted here.
         path = logs.set_aside(log.topic, log.partition)
-        logger.warning(
-            "%s-%d belongs to no topic of this cluster; it is set aside as %s", log.topic, log.partition, path
-        )
+        logger.warning("%s-%d belongs to no topic of this cluster; set aside as %s", log.topic, log.partition, path)
     for name, count in removed.items():
-        logger.info("removed the files of %d partitions of topic %s, which was deleted", count, name)
+        logger.info("removed the files of %d partitions of the deleted topic %s", count, name)

@@ -2,10 +2,10 @@
 
 What always holds: the command line takes precedence over the environment, which takes precedence over the file; every
 name and value is checked against the table, and settings against each other; the first mistake raises SettingError with
-one line that says where it is and what would be right. Nothing is read but the file that the caller names.
+a one-line text that says where it is and what would be valid. The only file read is the one that the caller names.
 
-A file is TOML, where nested tables are another way to write dotted names, or Java properties as Kafka's own
-`server.properties`. In the environment LOG_SEGMENT_BYTES after the prefix TIDELOG_ is log.segment.bytes.
+A file is TOML, where nested tables are another way to write dotted names, or Java properties like Kafka's own
+`server.properties`. In the environment, log.segment.bytes is TIDELOG_LOG_SEGMENT_BYTES.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def load(
     options: Mapping[str, object] | None = None,
     table: SettingsTable = TABLE,
 ) -> Settings:
-    """The settings of a broker; raises SettingError.
+    """Load the settings of a broker; raises SettingError.
 
-    `overrides` are the arguments of `--set key=value`. `options` has settings that have a command-line option of their
-    own (`--listen` sets listeners); they take precedence over all others.
+    `overrides` are the arguments of `--set key=value`. `options` are the settings with a command-line option of
+    their own (`--listen` sets listeners); they take precedence over all others.
     """
     settings = Settings(table)
     if config_file is not None:
@@ -54,7 +54,7 @@ def load(
 
 
 def environment_name(setting_name: str) -> str:
-    """The environment variable that sets this setting."""
+    """The environment variable for this setting."""
     return ENVIRONMENT_PREFIX + setting_name.replace(".", "_").upper()
 
 
@@ -99,7 +99,7 @@ def _load_file(settings: Settings, path: Path) -> None:
 
 
 def _entries(path: Path, text: str) -> list[tuple[str, object, int | None]]:
-    # Most brokers start without a file, and TOML's parser takes a while to import.
+    # Most brokers start without a file, and the TOML parser is slow to import.
     from tidelog.server.toml_file import parse_toml
 
     looks_like_toml = any(line.lstrip().startswith("[") for line in text.splitlines())

@@ -30,7 +30,7 @@ def _endpoints(items: list[str]) -> str | None:
 
 
 def _whole_endpoints(items: list[str]) -> list[str]:
-    """With the listener's name, as Kafka's tools show them and read them."""
+    """Add the listener's name, as Kafka's tools show and expect it."""
     return [str(parse_endpoint(item)) for item in items]
 
 

@@ -1,7 +1,7 @@
 """The settings of consumer groups and of the offsets they commit.
 
 What always holds: as in `settings_rows_broker`, every row is read by some part of the broker; names and defaults are
-Kafka's, but for those that start with `tidelog.`.
+Kafka's, except for those that start with `tidelog.`.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ def _pair(
     broker_default_is_synonyms: tuple[str, ...] = (),
     broker_check: Check | None = None,
 ) -> Iterator[Setting]:
-    """A topic's row and the broker's row with its default.
+    """Yield the row of a topic setting and the row of the broker setting for its default.
 
-    With synonyms the broker's own row has no default: the first synonym that has a value gives it.
+    With synonyms, the broker's own row has no default; it comes from the first synonym that has a value.
     """
     yield Setting(name, kind, default, help_text, SettingScope.TOPIC, check, broker_name=broker_name, dynamic=True)
     yield Setting(

@@ -1,7 +1,7 @@
 """All settings of a broker and of a topic, in one table.
 
 What always holds: names, types and defaults are those of Kafka 4.3 (a row that differs says so in its help), and a
-broker setting that gives the default of a topic setting has that default itself.
+broker setting that provides a topic setting's default has the same default.
 """
 
 from __future__ import annotations

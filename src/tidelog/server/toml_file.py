@@ -1,7 +1,7 @@
 """Settings files in TOML: nested tables and dotted keys are two ways to write the same dotted names.
 
-What always holds: names come back dotted, with the number of their line where it can be told. The parser does not keep
-lines, so they are looked for in the text; one that is missed (inside an inline table, say) is None.
+What always holds: names come back dotted, with their line numbers where known. The parser does not report lines, so
+they are searched for in the text; a line is None if not found, as inside an inline table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _KEY = re.compile(r"""\s*([\w."'\s-]+?)\s*=""")
 
 
 def parse_toml(text: str) -> Iterator[tuple[str, object, int | None]]:
-    """Name, value and line number; raises ValueError that tells where the text is not TOML."""
+    """Yield name, value and line number; raises ValueError that says where the text is not valid TOML."""
     table = tomllib.loads(text)
     lines = _lines(text)
     return ((name, value, lines.get(name)) for name, value in _flatten(table, ""))

@@ -1,13 +1,13 @@
-"""What the members of a classic consumer group tell each other inside of JoinGroup and SyncGroup.
+"""What the members of a classic consumer group send one another inside JoinGroup and SyncGroup.
 
-The broker carries these as bytes; clients and tools that show a group's assignment read them. On the wire an int16 with
-the version stands before each. A reader meets versions newer than its own and then reads the fields it knows, so fields
-are only ever added at the end.
+To the broker these are opaque bytes; clients, and tools that show a group's assignment, decode them. Each starts with
+its version as an int16. A reader may get a version newer than it knows and then reads the fields it knows, so new
+fields are only ever added at the end.
 
-What the versions brought:
+Changes by version:
 
-- v1: partitions that a member owns, for cooperative rebalancing (KIP-429)
-- v2: generation in which it owned them (KIP-792)
+- v1: the partitions that a member owns, for cooperative rebalancing (KIP-429)
+- v2: the generation in which it owned them (KIP-792)
 - v3: the member's rack (KIP-881)
 """
 
@@ -55,7 +55,7 @@ _VERSION = binary.Struct(">h")
 
 
 def read_member_bytes(cls: type[MessageT], data: bytes) -> MessageT:
-    """What a member wrote, in whichever version; raises ProtocolError, as a member may have written anything."""
+    """Decode what a member wrote, in any version. It may be anything: raises ProtocolError if it is not valid."""
     if len(data) < _VERSION.size:
         raise ProtocolError(f"{cls.__name__} has {len(data)} bytes, too few for its version")
     (version,) = _VERSION.unpack_from(data)

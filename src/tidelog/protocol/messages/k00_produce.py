@@ -1,17 +1,17 @@
-"""Produce: appends record batches to partitions, one batch each. With acks=0 there is no answer.
+"""Produce: appends record batches to partitions, one batch each. With acks=0 there is no response.
 
-What the versions brought:
+Changes by version:
 
-- v3: carries the transactional id and takes batches of magic 2 only (KIP-98)
-- v4: may answer KAFKA_STORAGE_ERROR (KIP-112)
-- v5: the answer tells the log start offset
-- v6: answers before it throttles (KIP-219)
+- v3: has the transactional id and accepts only batches of magic 2 (KIP-98)
+- v4: may return KAFKA_STORAGE_ERROR (KIP-112)
+- v5: the response includes the log start offset
+- v6: responds before throttling (KIP-219)
 - v7: allows zstd (KIP-110)
-- v8: the answer names the records for which a batch was refused (KIP-467)
+- v8: the response names the records for which a batch was rejected (KIP-467)
 - v9: flexible (KIP-482)
-- v10: an answer of NOT_LEADER_OR_FOLLOWER can tell the new leader and its address (KIP-951)
-- v11: may answer TRANSACTION_ABORTABLE (KIP-890)
-- v12: adds the partition to the transaction by itself (KIP-890)
+- v10: with NOT_LEADER_OR_FOLLOWER, the response may include the new leader and its address (KIP-951)
+- v11: may return TRANSACTION_ABORTABLE (KIP-890)
+- v12: adds the partition to the transaction implicitly (KIP-890)
 - v13: topics by id instead of name (KIP-516)
 """
 

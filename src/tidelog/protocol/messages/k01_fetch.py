@@ -1,22 +1,22 @@
 """Fetch: reads record batches, waiting for new ones if asked to. Consumers and followers both use it.
 
-What the versions brought:
+Changes by version:
 
 - v4: isolation level, last stable offset and aborted transactions (KIP-98)
 - v5: log start offset (KIP-107)
-- v6: may answer KAFKA_STORAGE_ERROR (KIP-112)
+- v6: may return KAFKA_STORAGE_ERROR (KIP-112)
 - v7: incremental fetch sessions (KIP-227)
-- v8: answers before it throttles (KIP-219)
-- v9: leader epoch of the reader, for fencing (KIP-320)
+- v8: responds before throttling (KIP-219)
+- v9: the reader's leader epoch, for fencing (KIP-320)
 - v10: allows zstd (KIP-110)
-- v11: rack of the reader, and a replica for it to prefer (KIP-392)
+- v11: the reader's rack, and a preferred read replica (KIP-392)
 - v12: flexible (KIP-482); last fetched epoch, and where the reader's log diverged (KIP-595)
 - v13: topics by id instead of name (KIP-516)
-- v14: may answer OFFSET_MOVED_TO_TIERED_STORAGE (KIP-405)
-- v15: a follower states its epoch too (KIP-903)
-- v16: addresses of the leaders named in the answer (KIP-951)
-- v17: directory id of a follower (KIP-853)
-- v18: high watermark that a follower knows (KIP-1166)
+- v14: may return OFFSET_MOVED_TO_TIERED_STORAGE (KIP-405)
+- v15: a follower sends its broker epoch (KIP-903)
+- v16: addresses of the leaders in the response (KIP-951)
+- v17: a follower's directory id (KIP-853)
+- v18: the high watermark that a follower knows (KIP-1166)
 """
 
 from __future__ import annotations

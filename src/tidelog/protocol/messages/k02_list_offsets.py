@@ -1,18 +1,17 @@
-"""ListOffsets: looks up the offset that belongs to a timestamp, or to a named place such as the start or the end of the
-log.
+"""ListOffsets: looks up the offset for a timestamp, or for a named position such as the start or end of the log.
 
-What the versions brought:
+Changes by version:
 
 - v1: one offset with its timestamp for each partition (KIP-79)
 - v2: isolation level (KIP-98)
-- v3: answers before it throttles (KIP-219)
+- v3: responds before throttling (KIP-219)
 - v4: leader epoch, for fencing (KIP-320)
-- v5: may answer OFFSET_NOT_AVAILABLE (KIP-207)
+- v5: may return OFFSET_NOT_AVAILABLE (KIP-207)
 - v6: flexible (KIP-482)
 - v7: timestamp -3: the record with the largest timestamp (KIP-734)
 - v8: timestamp -4: the start of the local log (KIP-405)
 - v9: timestamp -5: the last tiered offset (KIP-1005)
-- v10: the time to wait for a tiered lookup (KIP-1075)
+- v10: a timeout for lookups in tiered storage (KIP-1075)
 - v11: timestamp -6: the first offset not yet tiered (KIP-1023)
 """
 

@@ -1,21 +1,21 @@
-"""Metadata: tells the brokers, the topics and their partitions with leaders; may create a topic that is asked for.
+"""Metadata: describes brokers, topics, and partitions with their leaders; may create a topic that is asked for.
 
-What the versions brought:
+Changes by version:
 
 - v0: an empty list of topics asks for all
 - v1: null asks for all topics, an empty list for none; racks, controller, internal topics
 - v2: cluster id (KIP-78)
 - v3: throttle time (KIP-124)
-- v4: the reader can rule out the creation of topics
+- v4: the client can disallow topic creation
 - v5: offline replicas (KIP-112)
-- v6: answers before it throttles (KIP-219)
+- v6: responds before throttling (KIP-219)
 - v7: leader epoch (KIP-320)
-- v8: authorized operations, if asked for (KIP-430)
+- v8: authorized operations, if requested (KIP-430)
 - v9: flexible (KIP-482)
-- v10: topic ids in the answer (KIP-516)
+- v10: topic ids in the response (KIP-516)
 - v11: the cluster's authorized operations moved to DescribeCluster (KIP-700)
-- v12: topics can be asked for by id (KIP-516)
-- v13: an error code for the whole answer (KIP-1102)
+- v12: topics can be requested by id (KIP-516)
+- v13: an error code for the whole response (KIP-1102)
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""OffsetCommit: stores the offsets up to which a group has read.
+"""OffsetCommit: stores the offsets that a group has read up to.
 
-What the versions brought:
+Changes by version:
 
 - v2: retention time of the commit
 - v3: throttle time (KIP-124)
-- v4: answers before it throttles (KIP-219)
-- v5: no retention time any more (KIP-211)
+- v4: responds before throttling (KIP-219)
+- v5: no retention time (KIP-211)
 - v6: leader epoch of the committed offset (KIP-320)
 - v7: static members (KIP-345)
 - v8: flexible (KIP-482)

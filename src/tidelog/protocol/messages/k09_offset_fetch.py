@@ -1,11 +1,11 @@
 """OffsetFetch: reads the offsets that groups have committed.
 
-What the versions brought:
+Changes by version:
 
 - v1: offsets that Kafka itself stores
 - v2: null asks for all topics (KIP-88)
 - v3: throttle time (KIP-124)
-- v4: answers before it throttles (KIP-219)
+- v4: responds before throttling (KIP-219)
 - v5: leader epoch of the committed offset (KIP-320)
 - v6: flexible (KIP-482)
 - v7: can wait for the outcome of open transactions (KIP-447)

@@ -1,12 +1,12 @@
-"""FindCoordinator: tells which broker coordinates a group, a transactional id or a share partition.
+"""FindCoordinator: finds the broker that coordinates a group, a transactional id or a share partition.
 
-What the versions brought:
+Changes by version:
 
-- v1: kinds of keys, throttle time, error message (KIP-98)
-- v2: answers before it throttles (KIP-219)
+- v1: key types, throttle time, error message (KIP-98)
+- v2: responds before throttling (KIP-219)
 - v3: flexible (KIP-482)
 - v4: several keys at once (KIP-699)
-- v5: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v5: may return TRANSACTION_ABORTABLE (KIP-890)
 - v6: share coordinators, by the key "group:topic id:partition" (KIP-932)
 """
 

@@ -1,14 +1,14 @@
-"""JoinGroup: joins a classic consumer group; answered when the rebalance knows its members.
+"""JoinGroup: joins a classic consumer group; answered once all members of the rebalance are known.
 
-What the versions brought:
+Changes by version:
 
-- v1: a time-out of its own for the rebalance (KIP-62)
+- v1: a separate timeout for the rebalance (KIP-62)
 - v2: throttle time (KIP-124)
-- v3: answers before it throttles (KIP-219)
-- v4: the first join is answered with a member id to join with (KIP-394)
+- v3: responds before throttling (KIP-219)
+- v4: the first join returns a member id, to join again with (KIP-394)
 - v5: static members (KIP-345)
 - v6: flexible (KIP-482)
-- v7: the answer tells the protocol type (KIP-559)
+- v7: the response includes the protocol type (KIP-559)
 - v8: why the member joins (KIP-800)
 - v9: the leader can be told to skip the assignment (KIP-814)
 """

@@ -1,9 +1,9 @@
-"""Heartbeat: keeps a member's place in a classic group, and tells it of a rebalance.
+"""Heartbeat: keeps a member in a classic group, and tells it when there is a rebalance.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
+- v2: responds before throttling (KIP-219)
 - v3: static members (KIP-345)
 - v4: flexible (KIP-482)
 """

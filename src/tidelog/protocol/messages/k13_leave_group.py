@@ -1,10 +1,10 @@
-"""LeaveGroup: takes members out of a classic group.
+"""LeaveGroup: removes members from a classic group.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
-- v3: several members at once, static ones too (KIP-345)
+- v2: responds before throttling (KIP-219)
+- v3: several members at once, including static ones (KIP-345)
 - v4: flexible (KIP-482)
 - v5: why they leave (KIP-800)
 """

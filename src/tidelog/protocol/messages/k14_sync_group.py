@@ -1,12 +1,12 @@
-"""SyncGroup: hands the leader's assignment to a classic group, and each member its part.
+"""SyncGroup: distributes the leader's assignment to the members of a classic group.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
+- v2: responds before throttling (KIP-219)
 - v3: static members (KIP-345)
 - v4: flexible (KIP-482)
-- v5: protocol type and name, to be checked (KIP-559)
+- v5: protocol type and name, which the broker checks (KIP-559)
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""DescribeGroups: tells the state and the members of classic groups.
+"""DescribeGroups: describes the state and members of classic groups.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
-- v3: authorized operations, if asked for (KIP-430)
+- v2: responds before throttling (KIP-219)
+- v3: authorized operations, if requested (KIP-430)
 - v4: group instance ids (KIP-345)
 - v5: flexible (KIP-482)
-- v6: may answer GROUP_ID_NOT_FOUND, with a message (KIP-1043)
+- v6: may return GROUP_ID_NOT_FOUND, with a message (KIP-1043)
 """
 
 from __future__ import annotations

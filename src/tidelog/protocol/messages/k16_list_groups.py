@@ -1,9 +1,9 @@
 """ListGroups: lists the groups that this broker coordinates.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
+- v2: responds before throttling (KIP-219)
 - v3: flexible (KIP-482)
 - v4: states, also as a filter (KIP-518)
 - v5: types, also as a filter (KIP-848)

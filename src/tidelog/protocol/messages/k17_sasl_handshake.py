@@ -1,10 +1,10 @@
-"""SaslHandshake: chooses the mechanism with which a connection authenticates. Never flexible: old clients misread newer
+"""SaslHandshake: chooses the authentication mechanism of a connection. Never flexible: old clients misread newer
 versions.
 
-What the versions brought:
+Changes by version:
 
-- v0: raw SASL tokens follow, without any header
-- v1: tokens follow inside of SaslAuthenticate (KIP-152)
+- v0: raw SASL tokens follow, without headers
+- v1: tokens follow inside SaslAuthenticate (KIP-152)
 """
 
 from __future__ import annotations

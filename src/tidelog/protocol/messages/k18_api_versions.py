@@ -1,11 +1,11 @@
-"""ApiVersions: tells which versions of which APIs the broker serves; the first request of most clients.
+"""ApiVersions: lists the APIs and versions that the broker serves; the first request of most clients.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
+- v2: responds before throttling (KIP-219)
 - v3: flexible (KIP-482); name and version of the client (KIP-511); the cluster's features (KIP-584); the response
-  header has no tags even so
+  header still has no tags
 - v4: a feature's lowest version may be zero
 """
 

@@ -1,13 +1,13 @@
-"""CreateTopics: creates topics, or tells what would happen.
+"""CreateTopics: creates topics, or checks whether they could be created.
 
-What the versions brought:
+Changes by version:
 
 - v2: throttle time (KIP-124)
-- v3: answers before it throttles (KIP-219)
+- v3: responds before throttling (KIP-219)
 - v4: number of partitions and replication factor may be left to the broker (KIP-464)
-- v5: flexible (KIP-482); the answer tells the new topic's settings (KIP-525)
-- v6: may answer THROTTLING_QUOTA_EXCEEDED (KIP-599)
-- v7: the answer tells the topic's id (KIP-516)
+- v5: flexible (KIP-482); the response includes the new topic's settings (KIP-525)
+- v6: may return THROTTLING_QUOTA_EXCEEDED (KIP-599)
+- v7: the response includes the topic's id (KIP-516)
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """DeleteTopics: deletes topics.
 
-What the versions brought:
+Changes by version:
 
 - v1: throttle time (KIP-124)
-- v2: answers before it throttles (KIP-219)
-- v3: may answer TOPIC_DELETION_DISABLED (KIP-322)
+- v2: responds before throttling (KIP-219)
+- v3: may return TOPIC_DELETION_DISABLED (KIP-322)
 - v4: flexible (KIP-482)
-- v5: error message; may answer THROTTLING_QUOTA_EXCEEDED (KIP-599)
+- v5: error message; may return THROTTLING_QUOTA_EXCEEDED (KIP-599)
 - v6: topics by name or by id (KIP-516)
 """
 

@@ -1,8 +1,8 @@
-"""DeleteRecords: moves the start of partitions forward, so that what lies before may be removed (KIP-107).
+"""DeleteRecords: moves the start of partitions forward, so that earlier records can be removed (KIP-107).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 """
 

@@ -1,14 +1,14 @@
-"""InitProducerId: gives a producer its id and epoch, and ends what an earlier producer of the transactional id left
-open (KIP-98).
+"""InitProducerId: gives a producer its id and epoch, and ends the transaction that an earlier
+producer with the same transactional id left open (KIP-98).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 - v3: a producer can keep its id and ask for the next epoch (KIP-360)
-- v4: may answer PRODUCER_FENCED (KIP-588)
-- v5: may answer TRANSACTION_ABORTABLE (KIP-890)
-- v6: two-phase commit with an outside coordinator (KIP-939)
+- v4: may return PRODUCER_FENCED (KIP-588)
+- v5: may return TRANSACTION_ABORTABLE (KIP-890)
+- v6: two-phase commit with an external coordinator (KIP-939)
 """
 
 from __future__ import annotations

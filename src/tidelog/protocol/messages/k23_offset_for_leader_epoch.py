@@ -1,10 +1,10 @@
-"""OffsetForLeaderEpoch: tells where a leader epoch ended in the log, so that a reader can find where its copy diverged
+"""OffsetForLeaderEpoch: finds where a leader epoch ended in the log, so that a reader can tell where its copy diverged
 (KIP-101).
 
-What the versions brought:
+Changes by version:
 
-- v2: leader epoch of the reader, for fencing; throttle time (KIP-320)
-- v3: replica id of the reader
+- v2: the reader's leader epoch, for fencing; throttle time (KIP-320)
+- v3: the reader's replica id
 - v4: flexible (KIP-482)
 """
 

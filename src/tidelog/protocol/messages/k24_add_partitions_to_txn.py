@@ -1,13 +1,13 @@
-"""AddPartitionsToTxn: adds partitions to a transaction (KIP-98). Clients use the versions up to 3, brokers those from 4
-on.
+"""AddPartitionsToTxn: adds partitions to a transaction (KIP-98). Clients use versions up to 3, brokers
+version 4 and later.
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
-- v2: may answer PRODUCER_FENCED (KIP-588)
+- v1: responds before throttling (KIP-219)
+- v2: may return PRODUCER_FENCED (KIP-588)
 - v3: flexible (KIP-482)
 - v4: several transactions at once, and a mode that only verifies (KIP-890)
-- v5: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v5: may return TRANSACTION_ABORTABLE (KIP-890)
 """
 
 from __future__ import annotations

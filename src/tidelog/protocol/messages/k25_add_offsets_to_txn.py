@@ -1,11 +1,11 @@
 """AddOffsetsToTxn: adds the offsets of a group to a transaction (KIP-98).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
-- v2: may answer PRODUCER_FENCED (KIP-588)
+- v1: responds before throttling (KIP-219)
+- v2: may return PRODUCER_FENCED (KIP-588)
 - v3: flexible (KIP-482)
-- v4: may answer TRANSACTION_ABORTABLE (KIP-890)
+- v4: may return TRANSACTION_ABORTABLE (KIP-890)
 """
 
 from __future__ import annotations

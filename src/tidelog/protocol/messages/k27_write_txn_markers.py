@@ -1,10 +1,10 @@
-"""WriteTxnMarkers: has the coordinator's decision written into the partitions of a transaction (KIP-98). Between
-brokers only.
+"""WriteTxnMarkers: writes the coordinator's decision to the partitions of a transaction (KIP-98). Used only between
+brokers.
 
-What the versions brought:
+Changes by version:
 
 - v1: flexible (KIP-482)
-- v2: version of the transaction protocol (KIP-1228)
+- v2: the version of the transaction protocol (KIP-1228)
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """TxnOffsetCommit: stores a group's offsets as part of a transaction (KIP-98).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: leader epoch of the committed offset (KIP-320)
 - v3: flexible (KIP-482); member and generation, for fencing (KIP-447)
-- v4: may answer TRANSACTION_ABORTABLE (KIP-890)
-- v5: adds the offsets to the transaction by itself (KIP-890)
+- v4: may return TRANSACTION_ABORTABLE (KIP-890)
+- v5: adds the offsets to the transaction implicitly (KIP-890)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CreateAcls: adds access rules (KIP-140).
 
-What the versions brought:
+Changes by version:
 
-- v1: prefixed resource names (KIP-290); answers before it throttles (KIP-219)
+- v1: prefixed resource names (KIP-290); responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 - v3: users as resources (KIP-373)
 """

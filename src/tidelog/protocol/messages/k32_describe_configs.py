@@ -1,10 +1,10 @@
-"""DescribeConfigs: tells the settings of topics and brokers, with where each value comes from (KIP-133).
+"""DescribeConfigs: lists the settings of topics and brokers, and where each value comes from (KIP-133).
 
-What the versions brought:
+Changes by version:
 
 - v1: source of each value and its synonyms (KIP-226)
-- v2: answers before it throttles (KIP-219)
-- v3: type and documentation of settings, if asked for (KIP-569)
+- v2: responds before throttling (KIP-219)
+- v3: type and documentation of settings, if requested (KIP-569)
 - v4: flexible (KIP-482)
 """
 

@@ -1,8 +1,8 @@
 """AlterConfigs: replaces all settings of a topic or broker (KIP-133). IncrementalAlterConfigs is the safer successor.
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 """
 

@@ -1,8 +1,8 @@
 """AlterReplicaLogDirs: moves replicas between the log directories of a broker (KIP-113).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 """
 

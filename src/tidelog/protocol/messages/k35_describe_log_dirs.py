@@ -1,12 +1,12 @@
-"""DescribeLogDirs: tells what lies in a broker's log directories, and how large it is (KIP-113).
+"""DescribeLogDirs: lists the contents of a broker's log directories and their sizes (KIP-113).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
-- v3: an error code for the whole answer (KIP-784)
-- v4: size of the volume and what is free of it (KIP-827)
-- v5: whether a directory takes no new replicas (KIP-1066)
+- v3: an error code for the whole response (KIP-784)
+- v4: total and free space of the volume (KIP-827)
+- v5: whether a directory is cordoned, that is, takes no new replicas (KIP-1066)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SaslAuthenticate: carries SASL tokens after a SaslHandshake of version 1 (KIP-152).
 
-What the versions brought:
+Changes by version:
 
 - v1: how long the session lasts (KIP-368)
 - v2: flexible (KIP-482)

@@ -1,10 +1,10 @@
-"""CreatePartitions: raises the number of partitions of topics (KIP-195).
+"""CreatePartitions: adds partitions to topics (KIP-195).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
-- v3: may answer THROTTLING_QUOTA_EXCEEDED (KIP-599)
+- v3: may return THROTTLING_QUOTA_EXCEEDED (KIP-599)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""DeleteGroups: deletes groups that have no members, with their offsets (KIP-229).
+"""DeleteGroups: deletes groups without members, and their offsets (KIP-229).
 
-What the versions brought:
+Changes by version:
 
-- v1: answers before it throttles (KIP-219)
+- v1: responds before throttling (KIP-219)
 - v2: flexible (KIP-482)
 """
 

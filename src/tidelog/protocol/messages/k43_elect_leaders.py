@@ -1,8 +1,8 @@
-"""ElectLeaders: elects the leaders of partitions anew (KIP-183).
+"""ElectLeaders: triggers leader elections for partitions (KIP-183).
 
-What the versions brought:
+Changes by version:
 
-- v1: elections of leaders that are not in sync, too; an error code for the whole answer (KIP-460)
+- v1: unclean elections, too; an error code for the whole response (KIP-460)
 - v2: flexible (KIP-482)
 """
 

@@ -1,6 +1,6 @@
-"""IncrementalAlterConfigs: sets, deletes, appends to or subtracts from single settings (KIP-339).
+"""IncrementalAlterConfigs: sets, deletes, appends to or subtracts from individual settings (KIP-339).
 
-What the versions brought:
+Changes by version:
 
 - v1: flexible (KIP-482)
 """

@@ -1,8 +1,8 @@
-"""AlterPartitionReassignments: gives partitions a new set of replicas, or takes such an order back (KIP-455).
+"""AlterPartitionReassignments: reassigns partitions to other replicas, or cancels a reassignment (KIP-455).
 
-What the versions brought:
+Changes by version:
 
-- v1: can forbid that the replication factor changes (KIP-860)
+- v1: can forbid a change of the replication factor (KIP-860)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: lists the reassignments under way (KIP-455)."""
+"""ListPartitionReassignments: lists the reassignments in progress (KIP-455)."""
 
 from __future__ import annotations
 

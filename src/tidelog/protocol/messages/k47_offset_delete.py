@@ -1,4 +1,4 @@
-"""OffsetDelete: deletes offsets that a group committed for topics it does not read (KIP-496)."""
+"""OffsetDelete: deletes a group's committed offsets for topics that it does not read (KIP-496)."""
 
 from __future__ import annotations
 

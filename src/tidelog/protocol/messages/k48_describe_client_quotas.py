@@ -1,6 +1,6 @@
 """DescribeClientQuotas: lists the quotas that match a filter (KIP-546).
 
-What the versions brought:
+Changes by version:
 
 - v1: flexible (KIP-482)
 """

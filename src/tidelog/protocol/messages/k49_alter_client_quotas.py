@@ -1,6 +1,6 @@
 """AlterClientQuotas: sets and removes quotas of users, clients and addresses (KIP-546).
 
-What the versions brought:
+Changes by version:
 
 - v1: flexible (KIP-482)
 """

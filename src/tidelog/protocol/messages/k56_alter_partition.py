@@ -1,6 +1,6 @@
 """AlterPartition: a partition's leader asks the controller to change its in-sync replicas (KIP-497).
 
-What the versions brought:
+Changes by version:
 
 - v2: topics by id instead of name (KIP-841)
 - v3: in-sync replicas with their epochs (KIP-903)

@@ -1,9 +1,9 @@
 """UpdateFeatures: raises or lowers the versions of the cluster's features (KIP-584).
 
-What the versions brought:
+Changes by version:
 
-- v1: can only check, and tells safe downgrades from unsafe ones (KIP-778)
-- v2: one error for the whole answer instead of one a feature (KIP-1022)
+- v1: can check without a change, and distinguishes safe and unsafe downgrades (KIP-778)
+- v2: one error for the whole response instead of one per feature (KIP-1022)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""DescribeCluster: tells the brokers of the cluster and its controller (KIP-700).
+"""DescribeCluster: lists the brokers of the cluster and its controller (KIP-700).
 
-What the versions brought:
+Changes by version:
 
-- v1: asks for brokers or for controllers (KIP-919)
-- v2: fenced brokers, if asked for (KIP-1073)
+- v1: can ask for controllers instead of brokers (KIP-919)
+- v2: fenced brokers, if requested (KIP-1073)
 """
 
 from __future__ import annotations

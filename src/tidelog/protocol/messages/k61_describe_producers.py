@@ -1,4 +1,4 @@
-"""DescribeProducers: lists the producers that a partition's leader keeps state of (KIP-664)."""
+"""DescribeProducers: lists the producers that a partition's leader has state for (KIP-664)."""
 
 from __future__ import annotations
 

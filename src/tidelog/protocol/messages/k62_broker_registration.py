@@ -1,10 +1,10 @@
-"""BrokerRegistration: a broker that starts makes itself known to the controller and gets its epoch (KIP-631).
+"""BrokerRegistration: a starting broker registers with the controller and gets its epoch (KIP-631).
 
-What the versions brought:
+Changes by version:
 
-- v1: whether the broker migrates from ZooKeeper (KIP-866)
+- v1: whether the broker is migrating from ZooKeeper (KIP-866)
 - v2: directory ids (KIP-858)
-- v3: the epoch before, which tells a clean shutdown (KIP-966)
+- v3: the previous epoch, which shows whether the shutdown was clean (KIP-966)
 - v4: a feature's lowest version may be zero
 """
 

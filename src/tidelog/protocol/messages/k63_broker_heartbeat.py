@@ -1,6 +1,6 @@
-"""BrokerHeartbeat: a broker shows the controller that it lives, and asks to be unfenced or to shut down (KIP-631).
+"""BrokerHeartbeat: a broker tells the controller that it is alive, and asks to be unfenced or to shut down (KIP-631).
 
-What the versions brought:
+Changes by version:
 
 - v1: directories that went offline (KIP-858)
 - v2: directories that take no new replicas (KIP-1066)

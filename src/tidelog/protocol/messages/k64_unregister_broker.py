@@ -1,4 +1,4 @@
-"""UnregisterBroker: removes a broker for good (KIP-631)."""
+"""UnregisterBroker: removes a broker permanently (KIP-631)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeTransactions: tells the state of transactions (KIP-664)."""
+"""DescribeTransactions: describes the state of transactions (KIP-664)."""
 
 from __future__ import annotations
 

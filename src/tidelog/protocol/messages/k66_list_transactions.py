@@ -1,9 +1,9 @@
 """ListTransactions: lists the transactions that this broker coordinates (KIP-664).
 
-What the versions brought:
+Changes by version:
 
-- v1: only those that run longer than a given time (KIP-994)
-- v2: only those whose id matches a pattern (KIP-1152)
+- v1: can list only those that have been running longer than a given time (KIP-994)
+- v2: can list only those whose id matches a pattern (KIP-1152)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""ConsumerGroupHeartbeat: all that a member of the new consumer protocol says: it joins, stays, reports and leaves by
-it (KIP-848).
+"""ConsumerGroupHeartbeat: the one request of members of the new consumer protocol: they use it to join, stay, report
+and leave (KIP-848).
 
-What the versions brought:
+Changes by version:
 
-- v1: subscription by regular expression (KIP-848); the member makes its own id (KIP-1082)
+- v1: subscription by regular expression (KIP-848); the member generates its own id (KIP-1082)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""ConsumerGroupDescribe: tells the state and the members of groups of the new consumer protocol (KIP-848).
+"""ConsumerGroupDescribe: describes the state and members of groups that use the new consumer protocol (KIP-848).
 
-What the versions brought:
+Changes by version:
 
-- v1: which protocol a member speaks (KIP-1099)
+- v1: the protocol that each member uses (KIP-1099)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """ListConfigResources: lists the resources that have settings of their own.
 
-What the versions brought:
+Changes by version:
 
 - v0: client metrics only (KIP-714)
-- v1: any types of resource, and which type each has (KIP-1142)
+- v1: any resource type, and the type of each resource (KIP-1142)
 """
 
 from __future__ import annotations

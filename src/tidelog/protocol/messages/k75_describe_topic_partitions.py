@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions: tells the partitions of topics page by page, with eligible leader replicas (KIP-966)."""
+"""DescribeTopicPartitions: describes the partitions of topics page by page, with eligible leader replicas (KIP-966)."""
 
 from __future__ import annotations
 

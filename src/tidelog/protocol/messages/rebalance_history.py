@@ -1,8 +1,7 @@
-"""Why a group rebalanced: what a Tidelog broker adds to the descriptions of groups for whoever asks for it.
+"""Why a group rebalanced: what a Tidelog broker adds to group descriptions on request.
 
-It travels in tagged fields of requests and responses that Kafka has, with tags far above Kafka's own. Brokers and
-clients that don't know them skip them, so a Tidelog client may ask any broker, and gets nothing from one that keeps no
-history.
+It is sent in tagged fields of Kafka's own requests and responses, with tags far above Kafka's. Brokers and clients that
+don't know these tags skip them, so a Tidelog client can ask any broker, and gets nothing from one without a history.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ HISTORY_TAG: Final = 10_000
 
 @struct
 class RebalanceEntry:
-    """One generation (epoch of a group of the new protocol) and what led to it."""
+    """One generation (in the new protocol, group epoch) and what led to it."""
 
     generation: Int32 = 0
     cause: String = ""
@@ -27,7 +26,7 @@ class RebalanceEntry:
     client_id: String = ""
     client_host: String = ""
     began_at_ms: Int64 = -1
-    # How long consumers stood still; -1 while they still do.
+    # How long consumers were stopped; -1 while they still are.
     stood_still_ms: Int64 = -1
     members_before: Int32 = 0
     members_after: Int32 = 0
