@@ -7,11 +7,12 @@ unfinished (see `layout`); a refused item adds no record.
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from tidelog.common.checks import collision_key
 from tidelog.common.ids import random_uuid
@@ -25,6 +26,7 @@ from tidelog.controller.decisions import (
     decide_new_topic,
 )
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.leader_balance import imbalanced_partitions
 from tidelog.controller.ledger import Write
 from tidelog.controller.partition_updates import MIN_ISR_SETTING, UNCLEAN_SETTING, PartitionUpdates
 from tidelog.controller.requests import (
@@ -32,6 +34,8 @@ from tidelog.controller.requests import (
     ConfigReplacement,
     ConfigResult,
     DeleteResult,
+    ElectionResult,
+    ElectionType,
     IsrChange,
     IsrResult,
     NewPartitions,
@@ -41,6 +45,9 @@ from tidelog.controller.requests import (
 )
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
+
+ELECTIONS_PER_BALANCING_MAX: Final = 1_000
+"""As in Kafka's controller: other changes need not wait until all leaders of a large cluster have moved."""
 
 R = TypeVar("R")
 
@@ -304,6 +311,53 @@ def _altered(node_id: int, change: IsrChange, image: ClusterImage, updates: Part
         # The change stands; the sender learns that it has handed over, and waits for the image (KIP-841).
         raise KafkaError(ErrorCode.NEW_LEADER_ELECTED, f"The leader is broker {state.leader} now.")
     return state
+
+
+def elect_leaders(
+    election_type: ElectionType,
+    partitions: Sequence[tuple[str, int]] | None,
+    image: ClusterImage,
+    settings: Settings,
+) -> Change[list[ElectionResult]]:
+    """The change of ElectLeaders; for None (all partitions) those that need no election have no result."""
+    updates = PartitionUpdates(image, settings)
+    results = []
+    asked = partitions
+    if asked is None:
+        asked = [(topic.name, index) for topic in image.topics.values() for index in range(len(topic.partitions))]
+    for name, index in asked:
+        error, message = ErrorCode.NONE, None
+        try:
+            topic = _topic_of(name, index, image)
+            updates.update(
+                topic, index, lambda state, rules: partition_changes.after_election(state, election_type, rules)
+            )
+        except KafkaError as refusal:
+            error, message = refusal.code, refusal.message
+        if partitions is not None or error is not ErrorCode.ELECTION_NOT_NEEDED:
+            results.append(ElectionResult(name, index, error, message))
+    return Change(results, list(updates.writes()), updates.image())
+
+
+def balance_leaders(image: ClusterImage, settings: Settings) -> Change[int]:
+    """Give brokers that lead too few of their partitions some back; the result is how many, at most a thousand."""
+    percentage_max = settings.get_int("leader.imbalance.per.broker.percentage")
+    updates = PartitionUpdates(image, settings)
+    for topic, index in itertools.islice(imbalanced_partitions(image, percentage_max), ELECTIONS_PER_BALANCING_MAX):
+        updates.update(
+            topic, index, lambda state, rules: partition_changes.conclude(state, state, rules, preferred=True)
+        )
+    return Change(updates.partitions_count, list(updates.writes()), updates.image())
+
+
+def _topic_of(name: str, index: int, image: ClusterImage) -> TopicImage:
+    """The topic that has this partition; raises KafkaError."""
+    topic = image.topics.get(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    if not 0 <= index < len(topic.partitions):
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not have a partition {index}.")
+    return topic
 
 
 def _with_broker(image: ClusterImage, *brokers: BrokerInfo) -> ClusterImage:

@@ -33,6 +33,8 @@ from tidelog.controller.requests import (
     ConfigReplacement,
     ConfigResult,
     DeleteResult,
+    ElectionResult,
+    ElectionType,
     IsrChange,
     IsrResult,
     NewPartitions,
@@ -190,9 +192,36 @@ class Controller:
 
         Raises KafkaError NOT_CONTROLLER or STALE_BROKER_EPOCH.
         """
-        return await self._commit(
+        return await self._commit_or_refuse(
             lambda image: changes.alter_partition(node_id, broker_epoch, asked, image, self._settings)
         )
+
+    async def elect_leaders(
+        self,
+        election_type: ElectionType,
+        partitions: Sequence[tuple[str, int]] | None,
+        *,
+        timeout_s: float = ELECTION_WAIT_S,
+    ) -> list[ElectionResult]:
+        """Elect the leaders of these partitions (None: of all) anew; raises KafkaError if that can't be written.
+
+        One result each, in the order asked; when asked for all, those that need no election have none.
+        """
+        return await self._commit_or_refuse(
+            lambda image: changes.elect_leaders(election_type, partitions, image, self._settings), timeout_s
+        )
+
+    async def balance_leaders(self) -> None:
+        """Give leaderships back to the brokers that should have them; does nothing where this is not the controller."""
+        elected = changes.ELECTIONS_PER_BALANCING_MAX
+        while self.is_active and elected == changes.ELECTIONS_PER_BALANCING_MAX:
+            try:
+                elected = await self._commit_or_refuse(lambda image: changes.balance_leaders(image, self._settings))
+            except KafkaError as error:
+                logger.info("leaders stay where they are until the next check: %s", error)
+                return
+            if elected:
+                logger.info("%d partitions are led by their preferred leaders again", elected)
 
     async def allocate_producer_ids(self) -> range:
         """A block of producer ids that are never given out again. Raises KafkaError NOT_CONTROLLER."""
@@ -262,6 +291,15 @@ class Controller:
             # The disk is full or failing. Some of the change may have been written; a retry finds out.
             refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
             return [_refused(result, refusal) for result in plan(self._image).results]
+
+    async def _commit_or_refuse(
+        self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S
+    ) -> _T:
+        """Carry out a change; a failure of any kind is a KafkaError, for a request that has one error for all of it."""
+        try:
+            return await self._commit(plan, timeout_s)
+        except MetadataStoreError as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
     async def _commit(self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S) -> _T:
         """Carry out a change; raises KafkaError NOT_CONTROLLER, or MetadataStoreError."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tidelog.controller.elections import Rules, elect
 from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState
-from tidelog.controller.requests import UNKNOWN_EPOCH, IsrChange, IsrMember
+from tidelog.controller.requests import UNKNOWN_EPOCH, ElectionType, IsrChange, IsrMember
 from tidelog.protocol import ErrorCode, KafkaError
 
 
@@ -125,6 +125,18 @@ def with_isr(
         # The leader is shutting down and waited for somebody to hand over to.
         isr = _without(isr, {state.leader})
     return conclude(state, replace(state, isr=isr, recovery=recovery), rules)
+
+
+def after_election(state: PartitionState, election_type: ElectionType, rules: Rules) -> PartitionState:
+    """The state after an election that somebody asked for; raises KafkaError if there is nothing or nobody to elect."""
+    is_preferred = election_type is ElectionType.PREFERRED
+    if state.leader in rules.unfenced and (not is_preferred or state.leader == state.replicas[0]):
+        raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.ELECTION_NOT_NEEDED.description)
+    after = conclude(state, state, replace(rules, unclean=not is_preferred), preferred=is_preferred)
+    if after.leader in (state.leader, NO_LEADER):
+        code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE if is_preferred else ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+        raise KafkaError(code, code.description)
+    return after
 
 
 def reconsidered(state: PartitionState, rules: Rules) -> PartitionState:

@@ -6,6 +6,7 @@ refusal leaves the others alone. These are not wire types: the broker's handlers
 
 from __future__ import annotations
 
+import enum
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,21 @@ class IsrResult:
     error: ErrorCode = ErrorCode.NONE
     message: str | None = None
     state: PartitionState | None = None
+
+
+class ElectionType(enum.IntEnum):
+    """What ElectLeaders asks for, with its numbers (KIP-460)."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionResult:
+    topic: str
+    index: int
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

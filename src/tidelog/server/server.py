@@ -129,7 +129,7 @@ class BrokerServer:
         await services.replicas.settled()
         services.groups.start()
         services.transactions.start()
-        self._start_background_tasks(logs)
+        self._start_background_tasks(logs, controller)
         self._listen(limits, sockets, services)
 
     def _bind(self, limits: NetworkLimits) -> list[tuple[str, socket.socket]]:
@@ -245,10 +245,13 @@ class BrokerServer:
             return self.endpoint._replace(host=socket.gethostname())
         return self.endpoint
 
-    def _start_background_tasks(self, logs: LogManager) -> None:
+    def _start_background_tasks(self, logs: LogManager, controller: Controller) -> None:
         scheduler = Scheduler(self.clock)
         for task in logs.background_tasks():
             scheduler.every(task.name, task.interval_ms, task.run, first_after_ms=task.first_after_ms)
+        if self.settings.get_bool("auto.leader.rebalance.enable"):
+            interval_ms = self.settings.get_int("leader.imbalance.check.interval.seconds") * 1000
+            scheduler.every("leader balancing", interval_ms, controller.balance_leaders)
         scheduler.start()
         self._open.push_async_callback(scheduler.close)
         # A compaction may take minutes. It is told to stop, so that the scheduler doesn't wait for all of it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidelog.common.endpoint import parse_endpoint
-from tidelog.common.settings import Check, Setting, SettingType, at_least
+from tidelog.common.settings import Check, Setting, SettingType, at_least, between
 from tidelog.server.settings_rows_topic import unlimited_or_positive
 
 _INT_MAX = 2**31 - 1
@@ -93,6 +93,31 @@ def _identity_rows() -> Iterator[Setting]:
         "Directories for the partitions' data. By default, one directory for each broker inside the data directory "
         "(`--data`). Kafka's default is under /tmp, where the system may delete files.",
         _directories,
+    )
+
+
+def _leadership_rows() -> Iterator[Setting]:
+    yield _row(
+        "auto.leader.rebalance.enable",
+        SettingType.BOOLEAN,
+        True,
+        "Whether the controller gives partitions back to their preferred leaders, the first of their replicas, once "
+        "these are in sync again.",
+    )
+    yield _row(
+        "leader.imbalance.check.interval.seconds",
+        SettingType.LONG,
+        300,
+        "How often the controller checks whether leaders should go back to the preferred ones.",
+        at_least(1),
+    )
+    yield _row(
+        "leader.imbalance.per.broker.percentage",
+        SettingType.INT,
+        10,
+        "How many percent of the partitions that a broker should lead may be led by others before the controller "
+        "gives them back.",
+        between(0, 100),
     )
 
 
@@ -337,5 +362,6 @@ def _log_rows() -> Iterator[Setting]:
 def broker_rows() -> Iterator[Setting]:
     yield from _identity_rows()
     yield from _topic_creation_rows()
+    yield from _leadership_rows()
     yield from _network_rows()
     yield from _log_rows()

@@ -75,6 +75,7 @@ def settings() -> Settings:
                 ),
                 Setting("retention.ms", SettingType.LONG, 604_800_000, "", topic, broker_name="log.retention.ms"),
                 Setting("segment.bytes", SettingType.INT, 1_073_741_824, "", topic, check=_positive),
+                Setting("leader.imbalance.per.broker.percentage", SettingType.INT, 10, ""),
                 Setting("min.insync.replicas", SettingType.INT, 1, "", dynamic=True, check=_positive),
                 Setting("min.insync.replicas", SettingType.INT, 1, "", topic, broker_name="min.insync.replicas"),
                 Setting("unclean.leader.election.enable", SettingType.BOOLEAN, False, "", topic),

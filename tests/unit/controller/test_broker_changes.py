@@ -13,7 +13,7 @@ from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.controller.requests import ConfigAlteration, IsrChange, IsrMember, NewTopic
+from tidelog.controller.requests import ConfigAlteration, ElectionType, IsrChange, IsrMember, NewTopic
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
@@ -224,3 +224,64 @@ def test_allowing_unclean_elections_elects_at_once(settings: Settings) -> None:
     topic = ConfigResource(ResourceType.TOPIC, "t")
     change = changes.alter_configs([set_config(topic, "unclean.leader.election.enable", "true")], image, settings)
     assert states(change.image)[0].leader == 2
+
+
+def test_elections_are_answered_one_by_one(settings: Settings) -> None:
+    image = cluster(PartitionState((1, 2), (1, 2), 2), state((1, 2)), PartitionState((3, 1), (1,), 1))
+    asked = [("t", 0), ("t", 1), ("t", 2), ("t", 3), ("none", 0)]
+    change = changes.elect_leaders(ElectionType.PREFERRED, asked, image, settings)
+    assert [(result.topic, result.index, result.error) for result in change.results] == [
+        ("t", 0, ErrorCode.NONE),
+        ("t", 1, ErrorCode.ELECTION_NOT_NEEDED),
+        ("t", 2, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE),
+        ("t", 3, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("none", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    assert [each.leader for each in states(change.image)] == [1, 1, 1]
+    assert written(change) == [CHUNK]
+
+
+def test_an_election_for_all_names_those_that_needed_one(settings: Settings) -> None:
+    image = cluster(PartitionState((1, 2), (1, 2), 2), state((1, 2)), PartitionState((3, 1), (1,), 1))
+    change = changes.elect_leaders(ElectionType.PREFERRED, None, image, settings)
+    assert [(result.topic, result.index, result.error) for result in change.results] == [
+        ("t", 0, ErrorCode.NONE),
+        ("t", 2, ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE),
+    ]
+    again = changes.elect_leaders(ElectionType.UNCLEAN, None, change.image, settings)
+    assert (again.results, list(again.writes)) == ([], [])
+
+
+def test_leaders_go_back_only_to_brokers_that_miss_too_many(settings: Settings) -> None:
+    # Broker 2 misses 1 of its 10 partitions, which is not more than 10 %; broker 3 misses 1 of 2.
+    twos = [PartitionState((2, 1), (2, 1), 1), *[state((2, 1))] * 9]
+    threes = [PartitionState((3, 1), (3, 1), 1), state((3, 1))]
+    change = changes.balance_leaders(cluster(*twos, *threes), settings)
+    assert change.results == 1
+    assert [each.leader for each in states(change.image)] == [1, *[2] * 9, 3, 3]
+    assert changes.balance_leaders(change.image, settings).results == 0
+    one_more = cluster(*[PartitionState((2, 1), (2, 1), 1)] * 2, *twos[2:], *threes)
+    assert [each.leader for each in states(changes.balance_leaders(one_more, settings).image)] == [*[2] * 10, 3, 3]
+
+
+def test_leaders_stay_where_the_preferred_one_can_not_lead(settings: Settings) -> None:
+    out_of_sync = PartitionState((3, 1), (1,), 1)
+    moving = PartitionState((3, 1, 2), (3, 1), 1, adding=(2,), removing=(1,))
+    leaderless = PartitionState((3,), (), NO_LEADER, elr=(3,))
+    for each in (out_of_sync, moving, leaderless):
+        assert changes.balance_leaders(cluster(each), settings).results == 0
+    image = cluster(PartitionState((3, 1), (3, 1), 1))
+    assert changes.balance_leaders(image, settings).results == 1
+    leaving = replace(image.brokers[3], in_controlled_shutdown=True)
+    shutting_down = replace(image, brokers={**image.brokers, 3: leaving})
+    assert changes.balance_leaders(shutting_down, settings).results == 0
+
+
+def test_one_balancing_moves_a_thousand_leaders_at_most(settings: Settings) -> None:
+    image = cluster(*[PartitionState((3, 1), (3, 1), 1)] * 2_500)
+    moved: list[int] = []
+    while not moved or moved[-1]:
+        change = changes.balance_leaders(image, settings)
+        moved.append(change.results)
+        image = change.image
+    assert moved == [1_000, 1_000, 500, 0]

@@ -10,6 +10,7 @@ import pytest
 from tidelog.controller.elections import Rules
 from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState
 from tidelog.controller.partition_changes import (
+    after_election,
     after_registration,
     check_isr_change,
     in_controlled_shutdown,
@@ -17,7 +18,7 @@ from tidelog.controller.partition_changes import (
     with_isr,
     without_brokers,
 )
-from tidelog.controller.requests import IsrChange, IsrMember
+from tidelog.controller.requests import ElectionType, IsrChange, IsrMember
 from tidelog.protocol import ErrorCode, KafkaError
 
 RECOVERED, RECOVERING = LeaderRecoveryState.RECOVERED, LeaderRecoveryState.RECOVERING
@@ -217,6 +218,51 @@ def test_allowing_unclean_elections_brings_a_partition_back() -> None:
     state = partition((1, 2), (), NO_LEADER, elr=(1,))
     elected = reconsidered(state, rules(2, unclean=True))
     assert (elected.leader, elected.isr, elected.elr, epochs(elected)) == (2, (2,), (), (6, 9))
+
+
+# Elections that somebody asks for
+
+
+def test_the_preferred_leader_takes_over_from_a_leader_that_is_there() -> None:
+    state = after_election(partition((1, 2), (2, 1), 2), ElectionType.PREFERRED, rules(1, 2))
+    assert (state.leader, state.isr, epochs(state)) == (1, (2, 1), (6, 9))
+
+
+def test_an_unclean_election_takes_any_replica_but_an_eligible_one_first() -> None:
+    state = after_election(partition((1, 2, 3), (), NO_LEADER, elr=(1,)), ElectionType.UNCLEAN, rules(3))
+    assert (state.leader, state.isr, state.elr, state.recovery) == (3, (3,), (), RECOVERING)
+    state = after_election(partition((1, 2, 3), (), NO_LEADER, elr=(3,)), ElectionType.UNCLEAN, rules(1, 3))
+    assert (state.leader, state.isr, state.recovery) == (3, (3,), RECOVERED)
+
+
+@pytest.mark.parametrize(
+    ("state", "election_type", "active", "code"),
+    [
+        (partition((1, 2), (1, 2), 1), ElectionType.PREFERRED, (1, 2), ErrorCode.ELECTION_NOT_NEEDED),
+        (partition((1, 2), (1, 2), 2), ElectionType.UNCLEAN, (1, 2), ErrorCode.ELECTION_NOT_NEEDED),
+        (partition((1, 2), (2,), 2), ElectionType.PREFERRED, (1, 2), ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE),
+        (partition((1, 2), (1, 2), 2), ElectionType.PREFERRED, (2,), ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE),
+        (
+            partition((1, 2), (), NO_LEADER, elr=(1,)),
+            ElectionType.PREFERRED,
+            (2,),
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ),
+        (
+            partition((1, 2), (), NO_LEADER, elr=(1,)),
+            ElectionType.UNCLEAN,
+            (3,),
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        ),
+    ],
+)
+def test_elections_without_an_outcome(
+    state: PartitionState, election_type: ElectionType, active: tuple[int, ...], code: ErrorCode
+) -> None:
+    # A preferred election is never unclean, whatever the topic allows.
+    with pytest.raises(KafkaError) as caught:
+        after_election(state, election_type, rules(*active, unclean=True))
+    assert caught.value.code is code
 
 
 # Checks of AlterPartition

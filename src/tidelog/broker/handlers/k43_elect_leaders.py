@@ -3,16 +3,19 @@
 Versions served: 0-2.
 - 0: preferred elections only. 1: unclean elections, too, and an error of the whole answer (KIP-460). 2: flexible.
 
-A partition has one replica, so it either is its leader or can't be: there is never anything to elect. Null asks for
-all partitions that need an election, which are none; every topic is named in the answer all the same, as in Kafka.
+Null asks for all partitions that need an election; every topic is named in the answer all the same, as in Kafka. An
+unclean election is for partitions without a leader, and may lose acknowledged records: the request itself allows it,
+whatever unclean.leader.election.enable says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.image import ClusterImage
-from tidelog.protocol import ErrorCode
+from tidelog.controller import ClusterImage, ElectionResult, ElectionType
+from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k43_elect_leaders import (
     ELECT_LEADERS,
     ElectLeadersRequest,
@@ -22,49 +25,55 @@ from tidelog.protocol.messages.k43_elect_leaders import (
     TopicPartitions,
 )
 
-_PREFERRED, _UNCLEAN = 0, 1
-_UNAVAILABLE = {
-    _PREFERRED: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
-    _UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
-}
+_ELECTION_TYPES = frozenset(ElectionType)
 
 
 @handles(ELECT_LEADERS, "0-2")
-def handle_elect_leaders(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
-    image = context.services.controller.image
+async def handle_elect_leaders(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+    controller = context.services.controller
+    asked = request.topic_partitions
+    partitions = None if asked is None else [(topic.topic, index) for topic in asked for index in topic.partitions]
     refusal = ErrorCode.NONE
-    if request.election_type not in _UNAVAILABLE:
+    if request.election_type not in _ELECTION_TYPES:
         refusal = ErrorCode.INVALID_REQUEST
     elif request.timeout_ms <= 0:
         refusal = ErrorCode.REQUEST_TIMED_OUT
-    wanted = request.topic_partitions
-    if wanted is None:
-        wanted = [TopicPartitions(topic=name) for name in image.topics]
+    results: Sequence[ElectionResult]
+    if refusal is ErrorCode.NONE:
+        try:
+            results = await controller.elect_leaders(
+                ElectionType(request.election_type), partitions, timeout_s=request.timeout_ms / 1000
+            )
+        except KafkaError as error:
+            refusal = error.code
+    if refusal is not ErrorCode.NONE:
+        results = [ElectionResult(*partition, refusal, refusal.description) for partition in partitions or ()]
     return ElectLeadersResponse(
         # Version 0 has errors of partitions only.
         error_code=refusal if context.version >= 1 else ErrorCode.NONE,
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=asked.topic,
-                partition_result=[
-                    _result(asked.topic, partition, request.election_type, image, refusal)
-                    for partition in asked.partitions
-                ],
-            )
-            for asked in wanted
-        ],
+        replica_election_results=_rows(asked, results, controller.image),
     )
 
 
-def _result(topic: str, partition: int, election_type: int, image: ClusterImage, refusal: ErrorCode) -> PartitionResult:
-    error: ErrorCode
-    state = image.partition(topic, partition)
-    if refusal is not ErrorCode.NONE:
-        error, message = refusal, refusal.description
-    elif state is None:
-        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {partition} of topic {topic}."
-    elif state.leader in image.brokers and not image.brokers[state.leader].fenced:
-        error, message = ErrorCode.ELECTION_NOT_NEEDED, "The partition's only replica is its leader."
-    else:
-        error, message = _UNAVAILABLE[election_type], "The partition's only replica is not available."
-    return PartitionResult(partition_id=partition, error_code=error, error_message=message)
+def _rows(
+    asked: Sequence[TopicPartitions] | None, results: Sequence[ElectionResult], image: ClusterImage
+) -> list[ReplicaElectionResult]:
+    """A row for each topic asked for, which the results follow in order; for all topics a row each."""
+    if asked is not None:
+        following = iter(results)
+        return [
+            ReplicaElectionResult(
+                topic=topic.topic, partition_result=[_partition(next(following)) for _ in topic.partitions]
+            )
+            for topic in asked
+        ]
+    rows = {name: ReplicaElectionResult(topic=name) for name in image.topics}
+    for result in results:
+        # A topic that was deleted meanwhile has no row.
+        if result.topic in rows:
+            rows[result.topic].partition_result.append(_partition(result))
+    return list(rows.values())
+
+
+def _partition(result: ElectionResult) -> PartitionResult:
+    return PartitionResult(partition_id=result.index, error_code=result.error, error_message=result.message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,12 +74,10 @@ def test_no_partition_needs_an_election(broker: AdminBroker, election_type: int)
     assert elect(broker, 0, topic="none", election_type=election_type) == (0, {0: unknown})
 
 
-def test_elections_that_cannot_be(broker: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elections_that_cannot_be(broker: AdminBroker) -> None:
     assert elect(broker, 0, election_type=7) == (ErrorCode.INVALID_REQUEST, {0: ErrorCode.INVALID_REQUEST})
     assert elect(broker, 0, timeout_ms=0) == (ErrorCode.REQUEST_TIMED_OUT, {0: ErrorCode.REQUEST_TIMED_OUT})
-    image = broker.image
-    fenced = replace(image, brokers={1: replace(image.brokers[1], fenced=True)})
-    monkeypatch.setattr(broker.controller, "_image", fenced)
+    broker.run(broker.controller.fence_brokers([1]))
     assert elect(broker, 0) == (0, {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE})
     assert elect(broker, 0, election_type=1) == (0, {0: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE})
 
