@@ -32,6 +32,7 @@ COMMANDS = {
     "pipeline": "tidelog.cli.pipeline",
     "log": "tidelog.cli.log_files",
     "replay": "tidelog.cli.replay",
+    "cluster": "tidelog.cli.cluster",
     "zookeeper": "tidelog.cli.zookeeper",
     "demo": "tidelog.cli.demo",
     "bench": "tidelog.cli.bench",

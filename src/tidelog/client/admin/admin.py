@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         CreatedTopic,
         DeletedRecords,
         DeletedTopic,
+        ElectionType,
         FeatureMetadata,
         GroupDescription,
         GroupListing,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         NewTopic,
         OpenTransaction,
         PartitionProducer,
+        PartitionReassignment,
         ProducerIdAndEpoch,
         ResourceType,
         TimeOrSpec,
@@ -302,3 +304,30 @@ class Admin:
     ) -> Results[int, Sequence[LogDir]]:
         """The log directories of these brokers or of all, with the replicas of these partitions or of all."""
         return self._run(self._admin.describe_log_dirs(broker_ids, partitions=partitions))
+
+    def elect_leaders(
+        self,
+        election_type: ElectionType | None = None,
+        partitions: Iterable[TopicPartition] | None = None,
+    ) -> Results[TopicPartition, None]:
+        """Elect leaders of these partitions, or of all that need it; by default each partition's first replica.
+
+        A partition that its preferred replica leads already has the error ELECTION_NOT_NEEDED.
+        """
+        return self._run(self._admin.elect_leaders(election_type, partitions))
+
+    def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> Results[TopicPartition, None]:
+        """Begin to move partitions to these brokers, the preferred leader first; None cancels a move."""
+        return self._run(self._admin.alter_partition_reassignments(targets))
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """The partitions that are moving, of these or of all."""
+        return self._run(self._admin.list_partition_reassignments(partitions))
+
+    def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker that is gone for good; it must not be running."""
+        self._run(self._admin.unregister_broker(node_id))

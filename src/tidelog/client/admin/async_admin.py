@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         CreatedTopic,
         DeletedRecords,
         DeletedTopic,
+        ElectionType,
         FeatureMetadata,
         GroupDescription,
         GroupListing,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         NewTopic,
         OpenTransaction,
         PartitionProducer,
+        PartitionReassignment,
         ProducerIdAndEpoch,
         ResourceType,
         TimeOrSpec,
@@ -365,6 +367,43 @@ class AsyncAdmin:
         from tidelog.client.admin.cluster import describe_log_dirs
 
         return await describe_log_dirs(self._started(), broker_ids, partitions)
+
+    async def elect_leaders(
+        self,
+        election_type: ElectionType | None = None,
+        partitions: Iterable[TopicPartition] | None = None,
+    ) -> Results[TopicPartition, None]:
+        """Elect leaders of these partitions, or of all that need it; by default each partition's first replica.
+
+        A partition that its preferred replica leads already has the error ELECTION_NOT_NEEDED.
+        """
+        from tidelog.client.admin.replicas import elect_leaders
+        from tidelog.client.admin.types import ElectionType
+
+        kind = ElectionType.PREFERRED if election_type is None else election_type
+        return await elect_leaders(self._started(), kind, partitions)
+
+    async def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> Results[TopicPartition, None]:
+        """Begin to move partitions to these brokers, the preferred leader first; None cancels a move."""
+        from tidelog.client.admin.replicas import alter_partition_reassignments
+
+        return await alter_partition_reassignments(self._started(), targets)
+
+    async def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """The partitions that are moving, of these or of all."""
+        from tidelog.client.admin.replicas import list_partition_reassignments
+
+        return await list_partition_reassignments(self._started(), partitions)
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker that is gone for good; it must not be running."""
+        from tidelog.client.admin.replicas import unregister_broker
+
+        await unregister_broker(self._started(), node_id)
 
 
 def _named(names: str | Iterable[str]) -> list[str]:

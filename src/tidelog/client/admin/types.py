@@ -294,6 +294,21 @@ class ClusterDescription:
     nodes: Sequence[Node]
 
 
+class ElectionType(enum.IntEnum):
+    """Who may lead: the first of the replicas if it is in sync, or any that lives, even one that lacks records."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+class PartitionReassignment(NamedTuple):
+    """A partition that moves: all its replicas meanwhile, those that come and those that go."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
 class FeatureVersions(NamedTuple):
     """From which version of a feature to which."""
 
