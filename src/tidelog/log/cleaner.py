@@ -34,6 +34,7 @@ from tidelog.records import (
 )
 from tidelog.records.compaction import (
     BatchOutcome,
+    KeptBatches,
     OffsetMap,
     SmallBatches,
     empty_batch,
@@ -184,6 +185,7 @@ class RunCleaner:
         self._kept_aborts = KeptAborts(terms.aborted)
         self._producers: Mapping[int, LastRecord] = {}
         self._needed_offsets = array("q")
+        self._kept = KeptBatches(terms.config.index_interval_bytes)
         self._is_changed = False
         self._dropped_end: BatchHeader | None = None  # the batch last read, if nothing of it was written
 
@@ -242,11 +244,15 @@ class RunCleaner:
         chunk, at = batch.chunk, batch.at
         terms, stats = self._terms, self._terms.stats
         filtered = filter_small_batches(
-            chunk, at, next_offset, self._offset_map, now_ms=terms.now_ms, needed_offsets=self._needed_offsets
+            chunk,
+            at,
+            next_offset,
+            self._offset_map,
+            now_ms=terms.now_ms,
+            needed_offsets=self._needed_offsets,
+            kept=self._kept,
         )
-        for position in filtered.kept:
-            header = parse_header(chunk, position)
-            writer.add(header, memoryview(chunk)[position : position + header.size_bytes])
+        writer.add_spans(filtered.kept, filtered.data)
         stats.bytes_read += filtered.position - at
         stats.records_read += filtered.records_read
         stats.records_written += filtered.records_kept

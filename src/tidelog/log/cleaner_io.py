@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.scan import CorruptSegmentError
 from tidelog.log.segment import Segment
 from tidelog.log.swap_files import cleaned_path
-from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, CorruptBatchError, parse_header
+from tidelog.records import BATCH_HEADER_SIZE, BatchHeader, BatchSpan, CorruptBatchError, parse_header
 
 if TYPE_CHECKING:  # compiled, and not needed before there is something to clean
     from tidelog.records.compaction import SmallBatches
@@ -194,7 +194,7 @@ class CleanedWriter:
         self._chunk_bytes = chunk_bytes
         self._pace = pace
         self._waiting = bytearray()
-        self._waiting_headers: list[BatchHeader] = []
+        self._waiting_spans: list[BatchSpan] = []
 
     @property
     def size_bytes(self) -> int:
@@ -206,27 +206,36 @@ class CleanedWriter:
         return _OFFSET_ENTRY_BYTES * len(self._segment.offset_index), _TIME_ENTRY_BYTES * len(self._segment.time_index)
 
     def add(self, header: BatchHeader, data: memoryview | bytearray) -> None:
-        path, size_bytes = self._segment.path, self.size_bytes
-        if header.last_offset - self._segment.base_offset > RELATIVE_OFFSET_MAX:
-            raise CorruptSegmentError(path, size_bytes, f"offset {header.last_offset} is too far from the first")
+        """Add one batch."""
+        last_offset = header.last_offset
+        span = BatchSpan(header.size_bytes, last_offset, header.max_timestamp, last_offset, last_offset)
+        self.add_spans([span], data)
+
+    def add_spans(self, spans: Sequence[BatchSpan], data: memoryview | bytearray) -> None:
+        """Add batches that are there in spans; the data is copied."""
+        if not spans:
+            return
+        path, size_bytes, last_offset = self._segment.path, self.size_bytes, spans[-1].last_offset
+        if last_offset - self._segment.base_offset > RELATIVE_OFFSET_MAX:
+            raise CorruptSegmentError(path, size_bytes, f"offset {last_offset} is too far from the first")
         if size_bytes + len(data) > _SEGMENT_BYTES_MAX:
             raise CorruptSegmentError(
                 path, size_bytes, f"the compacted segment would exceed {_SEGMENT_BYTES_MAX} bytes"
             )
         self._waiting += data
-        self._waiting_headers.append(header)
+        self._waiting_spans += spans
         if len(self._waiting) >= self._chunk_bytes:
             self._write()
 
     def _write(self) -> None:
         position = self._segment.write(memoryview(self._waiting))
         self._pace.on_io(len(self._waiting))
-        for header in self._waiting_headers:
+        for span in self._waiting_spans:
             self._pace.on_batch()
-            self._segment.note_batch(position, header)
-            position += header.size_bytes
+            self._segment.note_span(position, span)
+            position += span.size_bytes
         self._waiting = bytearray()
-        self._waiting_headers = []
+        self._waiting_spans = []
 
     def finish(self) -> int:
         """Write the rest and flush all files; returns the size of the log."""

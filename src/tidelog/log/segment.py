@@ -25,7 +25,7 @@ from tidelog.log.open_files import OPEN_FILES, open_descriptor
 from tidelog.log.page_cache import is_file_in_memory
 from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.log.txn_index import TransactionIndex
-from tidelog.records import BatchHeader
+from tidelog.records import BatchHeader, BatchSpan
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +241,15 @@ class Segment:
             self._add_index_entry(last_offset, position)
         self._bytes_since_index_entry += size_bytes
         self._note_tail(header.base_offset, last_offset, position)
+
+    def note_span(self, position: int, span: BatchSpan) -> None:
+        """Add batches that were written at the end of the file all at once, in a segment that is not read from."""
+        if span.max_timestamp > self.max_timestamp:
+            self._max_timestamp, self._offset_of_max_timestamp = span.max_timestamp, span.offset_of_max_timestamp
+        self.size_bytes = position + span.size_bytes
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self._add_index_entry(span.first_end_offset, position)
+        self._bytes_since_index_entry += span.size_bytes
 
     def _note_tail(self, base_offset: int, last_offset: int, position: int) -> None:
         last_offsets = self._tail_last_offsets

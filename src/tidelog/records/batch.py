@@ -146,6 +146,16 @@ class BatchHeader(NamedTuple):
         return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
 
+class BatchSpan(NamedTuple):
+    """Batches that follow one another in a file, as far as an index has to know them."""
+
+    size_bytes: int
+    first_end_offset: int  # the last offset of the first batch
+    max_timestamp: int
+    offset_of_max_timestamp: int  # the last offset of the first batch that has it
+    last_offset: int
+
+
 def parse_header(buffer: Buffer, position: int = 0, *, whole_batch: bool = True) -> BatchHeader:
     """The header at `position`. With `whole_batch` off, the buffer may end after the header, as in a file scan."""
     remaining = len(buffer) - position

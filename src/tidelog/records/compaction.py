@@ -23,6 +23,7 @@ from tidelog.records.batch import (
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    BatchSpan,
     Buffer,
     Compression,
     TimestampType,
@@ -34,11 +35,13 @@ from tidelog.records.codec import open_records
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress
 from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel_offset_map import OffsetMap
+from tidelog.records.kernel_small import KeptBatches
 from tidelog.records.kernel_walk import RecordWalk
 
 __all__ = [
     "BatchOutcome",
     "FilteredBatch",
+    "KeptBatches",
     "OffsetMap",
     "SmallBatches",
     "empty_batch",
@@ -166,8 +169,9 @@ class SmallBatches(NamedTuple):
     next_offset: int
     records_read: int
     records_kept: int
-    kept: list[int]  # positions of the batches that stay, as they are
     last_dropped: int | None  # position of the last batch, if it does not stay
+    kept: list[BatchSpan]  # the batches that stay, as they are
+    data: memoryview  # their bytes, until `KeptBatches` is used for another run
 
 
 def is_small(header: BatchHeader) -> bool:
@@ -186,7 +190,7 @@ def map_small_batches(
     """
     run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
     kernel_small.note_run(run, RecordWalk(chunk, 0, 0, 0, 0, False), offset_map, start_offset, end_offset)
-    return _small_batches(run)
+    return _small_batches(run, [], memoryview(b""))
 
 
 def filter_small_batches(
@@ -197,28 +201,37 @@ def filter_small_batches(
     *,
     now_ms: int,
     needed_offsets: array[int],
+    kept: KeptBatches,
 ) -> SmallBatches:
     """`filter_batch` for as many small batches as follow one another and either stay as they are or go.
 
     `needed_offsets`, in order and as array("q"), are the last offsets of batches that must stay, be it without records:
     one of these that would go ends the run, as does whatever ends one of `map_small_batches`, and a record without a
-    key. That one is for `filter_batch`.
+    key. That one is for `filter_batch`. `kept` has the memory for what stays, and says how large spans get.
     """
     run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
     walk = RecordWalk(chunk, 0, 0, 0, 0, False)
     with memoryview(needed_offsets) as needed:
-        kernel_small.filter_run(run, walk, offset_map, now_ms, needed)
-    return _small_batches(run)
+        kernel_small.filter_run(run, walk, offset_map, now_ms, needed, kept)
+    return _small_batches(run, _spans(kept), kept.data())
 
 
-def _small_batches(run: kernel_small.BatchRun) -> SmallBatches:
+def _spans(kept: KeptBatches) -> list[BatchSpan]:
+    rows = kept.rows()
+    ends = [row[0] for row in rows[1:]]
+    ends.append(kept.end)
+    return [BatchSpan(end - start, *rest) for (start, *rest), end in zip(rows, ends, strict=False)]
+
+
+def _small_batches(run: kernel_small.BatchRun, kept: list[BatchSpan], data: memoryview) -> SmallBatches:
     return SmallBatches(
         position=run.position,
         next_offset=run.next_offset,
         records_read=run.records_read,
         records_kept=run.records_kept,
-        kept=run.kept_positions(),
         last_dropped=run.last_position if run.last_position >= 0 and not run.last_is_kept else None,
+        kept=kept,
+        data=data,
     )
 
 

@@ -12,9 +12,31 @@ cdef Py_ssize_t HEADER_SIZE
 cdef int MAGIC
 cdef int DELETE_HORIZON_BIT
 cdef int SPECIAL_BITS
-cdef Py_ssize_t KEPT_MAX
+cdef Py_ssize_t SPANS_MAX
+cdef Py_ssize_t SPAN_COLUMNS
 cdef Py_ssize_t QUEUE_SIZE
 cdef Py_ssize_t UNLOCKED_SIZE_MIN
+
+
+cdef class BatchRun
+
+
+@cython.final
+cdef class KeptBatches:
+    cdef unsigned char[::1] out
+    cdef readonly Py_ssize_t end
+    cdef Py_ssize_t span_size
+    cdef int64_t[::1] spans
+    cdef Py_ssize_t count
+    cdef Py_ssize_t span_end
+
+    cdef int begin(self, Py_ssize_t size) except -1
+    cdef inline bint has_room(self) except -1 nogil
+    @cython.locals(row=Py_ssize_t, size=Py_ssize_t)
+    cdef int add(self, BatchRun run) except -1 nogil
+    cpdef object data(self)
+    @cython.locals(row=Py_ssize_t, column=Py_ssize_t)
+    cpdef list rows(self)
 
 
 @cython.final
@@ -30,8 +52,7 @@ cdef class BatchRun:
     cdef int64_t last_offset
     cdef int64_t attributes
     cdef int64_t base_timestamp
-    cdef int64_t[::1] kept
-    cdef readonly Py_ssize_t kept_count
+    cdef int64_t max_timestamp
     cdef readonly int64_t records_read
     cdef readonly int64_t records_kept
     cdef readonly Py_ssize_t last_position
@@ -41,8 +62,6 @@ cdef class BatchRun:
     cdef bint find_batch(self, RecordWalk walk) except -1 nogil
     cdef int take_up(self, RecordWalk walk, bint is_kept) except -1 nogil
     cdef int go_back(self, Py_ssize_t position) except -1 nogil
-    @cython.locals(index=Py_ssize_t)
-    cpdef list kept_positions(self)
     @cython.locals(byte=int64_t, value=int64_t, index=Py_ssize_t)
     cdef inline int64_t read_int(self, Py_ssize_t at, int size) except? -998877 nogil
     @cython.locals(mask=uint32_t, crc=uint32_t, low=uint32_t, at=Py_ssize_t)
@@ -70,11 +89,16 @@ cdef bint note_waiting(BatchRun run, KeyQueue queue, OffsetMap offset_map) excep
 
 @cython.locals(hashing=KeyHash)
 cpdef int filter_run(
-    BatchRun run, RecordWalk walk, OffsetMap offset_map, int64_t now_ms, const int64_t[::1] needed_offsets
+    BatchRun run,
+    RecordWalk walk,
+    OffsetMap offset_map,
+    int64_t now_ms,
+    const int64_t[::1] needed_offsets,
+    KeptBatches kept,
 ) except -1
 
 @cython.locals(
-    has_horizon=bint, keeps_tombstones=bint, kept=Py_ssize_t, is_special=bint, offset=int64_t, is_tombstone=bint
+    has_horizon=bint, keeps_tombstones=bint, kept_count=Py_ssize_t, is_special=bint, offset=int64_t, is_tombstone=bint
 )
 cdef int run_filter_run(
     BatchRun run,
@@ -83,6 +107,7 @@ cdef int run_filter_run(
     KeyHash hashing,
     int64_t now_ms,
     const int64_t[::1] needed_offsets,
+    KeptBatches kept,
 ) except -1 nogil
 
 @cython.locals(first=Py_ssize_t, end=Py_ssize_t, middle=Py_ssize_t)

@@ -4,7 +4,7 @@ A batch of a record or two costs more around its records than for them, so that 
 one in Python would take the cleaner minutes. What always holds: a batch is taken up only when nothing about it is
 special: whole, small, neither compressed nor of a transaction, with a right CRC and sound records, and to be kept or
 dropped as it is. The first other one ends the run, and whoever asked looks at it by itself. So nothing is refused here,
-and nothing written.
+and what stays is only copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAGIC = 2
 DELETE_HORIZON_BIT = 0x40
 
 SPECIAL_BITS = 0x37  # compression, transactional, control
-KEPT_MAX = 1024  # batches that one run may keep
+SPANS_MAX = 1024  # of what one run may keep
+SPAN_COLUMNS = 5
 
 UNLOCKED_SIZE_MIN = 32 * 1024  # as in `kernel_compact`
 
@@ -49,6 +50,73 @@ def crc_table() -> memoryview:
     return table
 
 
+class KeptBatches:
+    """The batches that stay of a run, one behind the other, with what an index needs to know about each few of them.
+
+    A span is some of these batches: it ends with the one that makes it larger than `span_size`. One object serves any
+    number of runs.
+    """
+
+    __slots__ = ("count", "end", "out", "span_end", "span_size", "spans")
+
+    out: bytearray
+    end: int  # of what was written to `out`
+    span_size: int
+    spans: memoryview  # int64: rows of SPAN_COLUMNS
+    count: int
+    span_end: int  # where the last one is full
+
+    def __init__(self, span_size: int) -> None:
+        self.out = bytearray()
+        self.span_size = span_size
+        self.spans = memoryview(bytearray(8 * SPAN_COLUMNS * SPANS_MAX)).cast("q")
+        self.begin(0)
+
+    def begin(self, size: int) -> None:
+        """Forget what there is, and make room for so many bytes."""
+        if len(self.out) < size:
+            self.out = bytearray(size)
+        self.end = 0
+        self.count = 0
+        self.span_end = -1
+
+    def has_room(self) -> bool:
+        """Whether another batch can be added."""
+        return self.count < SPANS_MAX or self.end <= self.span_end
+
+    def add(self, run: BatchRun) -> None:
+        """Keep the batch that the run looks at; there must be room for it."""
+        if self.end > self.span_end:
+            row = self.count * SPAN_COLUMNS
+            self.count += 1
+            self.span_end = self.end + self.span_size
+            self.spans[row] = self.end
+            self.spans[row + 1] = run.last_offset
+            self.spans[row + 2] = run.max_timestamp
+            self.spans[row + 3] = run.last_offset
+        else:
+            row = (self.count - 1) * SPAN_COLUMNS
+            if run.max_timestamp > self.spans[row + 2]:
+                self.spans[row + 2] = run.max_timestamp
+                self.spans[row + 3] = run.last_offset
+        self.spans[row + 4] = run.last_offset
+        size = run.end - run.position
+        self.out[self.end : self.end + size] = run.data[run.position : run.end]
+        self.end += size
+
+    def data(self) -> memoryview:
+        """What was kept, until the next run begins."""
+        return memoryview(self.out)[: self.end]
+
+    def rows(self) -> list[tuple[int, ...]]:
+        """Of each span: where it begins, and what a BatchSpan says of it besides its size."""
+        words = self.spans
+        return [
+            tuple([words[row + column] for column in range(SPAN_COLUMNS)])
+            for row in range(0, self.count * SPAN_COLUMNS, SPAN_COLUMNS)
+        ]
+
+
 class BatchRun:
     """A way from batch to batch through a chunk of a log, as far as small batches follow one another."""
 
@@ -58,11 +126,10 @@ class BatchRun:
         "base_timestamp",
         "data",
         "end",
-        "kept",
-        "kept_count",
         "last_is_kept",
         "last_offset",
         "last_position",
+        "max_timestamp",
         "next_offset",
         "position",
         "records_kept",
@@ -83,9 +150,8 @@ class BatchRun:
     last_offset: int
     attributes: int
     base_timestamp: int
+    max_timestamp: int
     # What was taken up.
-    kept: memoryview  # int64: positions of batches
-    kept_count: int
     records_read: int
     records_kept: int
     last_position: int  # -1 when nothing was
@@ -98,8 +164,6 @@ class BatchRun:
         self.table = CRC_TABLE
         self.position = position
         self.next_offset = next_offset
-        self.kept = memoryview(bytearray(8 * KEPT_MAX)).cast("q")
-        self.kept_count = 0
         self.records_read = 0
         self.records_kept = 0
         self.last_position = -1
@@ -129,15 +193,14 @@ class BatchRun:
         if crc != self.compute_crc(at + 21, self.end):
             return False
         self.base_timestamp = self.read_int(at + 27, 8)
-        walk.set_times(self.base_timestamp, self.read_int(at + 35, 8), self.attributes & 0x08 != 0)
+        self.max_timestamp = self.read_int(at + 35, 8)
+        walk.set_times(self.base_timestamp, self.max_timestamp, self.attributes & 0x08 != 0)
         return walk.enter(at + HEADER_SIZE, self.end, count, last_offset_delta)
 
     def take_up(self, walk: RecordWalk, is_kept: bool) -> None:
         """Go on to the next batch."""
         self.records_read += walk.count
         if is_kept:
-            self.kept[self.kept_count] = self.position
-            self.kept_count += 1
             self.records_kept += walk.count
         self.last_position = self.position
         self.last_is_kept = is_kept
@@ -148,9 +211,6 @@ class BatchRun:
         """Let the run end before a batch that was taken up already."""
         self.position = position
         self.next_offset = self.read_int(position, 8)
-
-    def kept_positions(self) -> list[int]:
-        return [self.kept[index] for index in range(self.kept_count)]
 
     def read_int(self, at: int, size: int) -> int:
         """A signed number, its highest byte first."""
@@ -237,23 +297,32 @@ def note_waiting(run: BatchRun, queue: KeyQueue, offset_map: OffsetMap) -> bool:
     return True
 
 
-def filter_run(run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, now_ms: int, needed_offsets: memoryview) -> None:
+def filter_run(
+    run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, now_ms: int, needed_offsets: memoryview, kept: KeptBatches
+) -> None:
     """Keep or drop the run's batches; one that would be dropped but ends at a needed offset ends the run."""
     hashing = KeyHash(run.data, offset_map.secret_low, offset_map.secret_high)
+    kept.begin(run.size - run.position)
     if run.size - run.position < UNLOCKED_SIZE_MIN:
-        run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets)
+        run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets, kept)
     else:
         with cython.nogil:
-            run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets)
+            run_filter_run(run, walk, offset_map, hashing, now_ms, needed_offsets, kept)
 
 
 def run_filter_run(
-    run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, hashing: KeyHash, now_ms: int, needed_offsets: memoryview
+    run: BatchRun,
+    walk: RecordWalk,
+    offset_map: OffsetMap,
+    hashing: KeyHash,
+    now_ms: int,
+    needed_offsets: memoryview,
+    kept: KeptBatches,
 ) -> None:
-    while run.kept_count < KEPT_MAX and run.find_batch(walk):
+    while kept.has_room() and run.find_batch(walk):
         has_horizon = run.attributes & DELETE_HORIZON_BIT != 0
         keeps_tombstones = not has_horizon or now_ms < run.base_timestamp
-        kept = 0
+        kept_count = 0
         is_special = False
         for _ in range(walk.count):
             if not walk.next_record():
@@ -269,15 +338,17 @@ def run_filter_run(
                 hashing.compute(walk.key_at, walk.key_length)
                 if offset < offset_map.offset_at(offset_map.find_slot(hashing.low, hashing.high)):
                     continue
-            kept += 1
+            kept_count += 1
             is_special |= is_tombstone and not has_horizon
         if is_special or not walk.has_ended():
             break
-        if kept > 0 and kept < walk.count:
+        if kept_count > 0 and kept_count < walk.count:
             break
-        if kept == 0 and is_among(needed_offsets, run.last_offset):
+        if kept_count == 0 and is_among(needed_offsets, run.last_offset):
             break
-        run.take_up(walk, kept > 0)
+        if kept_count > 0:
+            kept.add(run)
+        run.take_up(walk, kept_count > 0)
 
 
 def is_among(numbers: memoryview, number: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,6 +136,41 @@ def test_batches_keep_their_codec(writer: Writer, log: PartitionLog, read_log: R
     assert kept(read_log(log))[:3] == [(27, b"0", b"value-27"), (28, b"1", b"value-28"), (29, b"2", b"value-29")]
     assert [header.compression for segment in log.segments for _, header in segment.headers()] == [codec, codec]
     assert headers_of(log)[0][:3] == (0, 29, 3)
+
+
+def test_what_is_left_of_many_small_batches_is_found_by_offset_and_by_time(
+    writer: Writer, log: PartitionLog, clock: VirtualClock, read_log: ReadLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    generator = random.Random(3)
+    for number in range(1_500):
+        key = b"%d" % generator.randrange(900)
+        stamp_ms = clock.now_ms() - generator.randrange(100_000) + 50 * number
+        writer.put((key, b"%d" % number), timestamps=[stamp_ms])
+        if number == 700:
+            # One that is no small batch, between those that are.
+            writer.put((b"large", bytes(5_000)), timestamps=[stamp_ms])
+    writer.close_segment()
+    writer.clean()
+    left = read_log(log)
+    assert 600 < len(left) < 1_000
+    segment = log.segments[0]
+    starts = {header.last_offset: position for position, header in segment.headers()}
+    entries = [(offset, segment.offset_index.lookup(offset)) for offset in starts]
+    indexed = {position for _, position in entries}
+    # About every index.interval.bytes has its entry, which is the place of a batch that is not behind the offset.
+    assert len(indexed) > segment.size_bytes // 2 // log.config.index_interval_bytes
+    assert indexed <= {0, *starts.values()}
+    assert all(position <= starts[offset] for offset, position in entries)
+    for record in left:
+        found = log.offset_for_timestamp(record.timestamp)
+        expected = next(each.offset for each in left if each.timestamp >= record.timestamp)
+        assert found is not None
+        assert found.offset == expected
+    newest = log.offset_of_max_timestamp()
+    assert newest is not None
+    assert newest.timestamp == max(record.timestamp for record in left)
+    assert "rebuilt" not in caplog.text
+    assert list(verify(log.directory)) == []
 
 
 def test_tombstones_stay_for_delete_retention_and_then_go(

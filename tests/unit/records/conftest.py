@@ -94,7 +94,9 @@ def interpreted() -> Twin:
         plain_compact = load_source("kernel_compact")
         patch.setitem(sys.modules, "tidelog.records.kernel_compact", plain_compact)
         patch.setattr(records, "kernel_compact", plain_compact)
-        patch.setattr(records, "kernel_small", load_source("kernel_small"))
+        plain_small = load_source("kernel_small")
+        patch.setitem(sys.modules, "tidelog.records.kernel_small", plain_small)
+        patch.setattr(records, "kernel_small", plain_small)
         plain_compaction = load_source("compaction")
     return Twin("interpreted", plain, plain_arrow, plain_check, plain_fill, plain_map, plain_compaction)
 

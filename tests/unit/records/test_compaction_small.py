@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.records import (
+    BatchSpan,
     Compression,
     ControlRecordType,
     CorruptBatchError,
@@ -26,6 +27,7 @@ from tidelog.records.batch import DELETE_HORIZON_BIT, compute_crc, write_header
 NOW_MS = 1_700_000_000_000
 RETENTION_MS = 1_000
 ENDLESS = 2**62
+SPAN_BYTES = 300
 
 
 class Twin(Protocol):
@@ -125,20 +127,21 @@ def map_log(twin: Twin, log: bytes, offset_map: Any, start: int, end: int, *, by
 
 def filter_log(twin: Twin, log: bytes, offset_map: Any, needed: array[int], *, by_runs: bool) -> tuple[bytes, int, int]:
     compaction = twin.compaction
+    memory = compaction.KeptBatches(SPAN_BYTES)
     out = bytearray()
     position, next_offset, kept, in_runs = 0, 0, 0, 0
     while position < len(log):
         header = parse_header(log, position)
         if by_runs and compaction.is_small(header):
             run = compaction.filter_small_batches(
-                log, position, next_offset, offset_map, now_ms=NOW_MS, needed_offsets=needed
+                log, position, next_offset, offset_map, now_ms=NOW_MS, needed_offsets=needed, kept=memory
             )
-            for start in run.kept:
-                out += log[start : start + parse_header(log, start).size_bytes]
+            out += run.data
+            assert run.kept == spans_of(bytes(run.data))
             if run.last_dropped is not None:
                 assert parse_header(log, run.last_dropped).next_offset == run.next_offset
             elif run.kept:
-                assert parse_header(log, run.kept[-1]).next_offset == run.next_offset
+                assert run.kept[-1].last_offset + 1 == run.next_offset
             if run.position > position:
                 kept += run.records_kept
                 in_runs += run.position - position
@@ -159,6 +162,21 @@ def filter_log(twin: Twin, log: bytes, offset_map: Any, needed: array[int], *, b
                 out += result.data or b""
         position, next_offset = position + header.size_bytes, header.next_offset
     return bytes(out), kept, in_runs
+
+
+def spans_of(data: bytes) -> list[BatchSpan]:
+    """Batches in spans, as an index is to know them."""
+    spans: list[BatchSpan] = []
+    for _, header in iter_headers(data):
+        size_bytes, last_offset, max_timestamp = header.size_bytes, header.last_offset, header.max_timestamp
+        if not spans or spans[-1].size_bytes > SPAN_BYTES:
+            spans.append(BatchSpan(size_bytes, last_offset, max_timestamp, last_offset, last_offset))
+            continue
+        span = spans[-1]._replace(size_bytes=spans[-1].size_bytes + size_bytes, last_offset=last_offset)
+        if max_timestamp > span.max_timestamp:
+            span = span._replace(max_timestamp=max_timestamp, offset_of_max_timestamp=last_offset)
+        spans[-1] = span
+    return spans
 
 
 def clean(
@@ -197,9 +215,9 @@ def test_runs_do_what_single_batches_do(
     assert clean(interpreted, log, by_runs=True, **options) == by_runs
 
 
-@pytest.mark.parametrize("count", [300, 3_000])
+@pytest.mark.parametrize("count", [300, 6_000])
 def test_small_batches_go_in_runs(twin: Twin, count: int) -> None:
-    """Long runs end where many batches were kept, and go on from there; of all batches only the needed ones do not."""
+    """Long runs end where many spans were kept, and go on from there; of all batches only the needed ones do not."""
     batches = [([(b"%c" % (index % 250), b"v", (), index)], Compression.NONE, "plain", -1, 0) for index in range(count)]
     log = make_log(twin, batches)
     cleaned = clean(twin, log, by_runs=True)
