@@ -24,6 +24,8 @@ from tidelog.controller.requests import (
     NewPartitions,
     NewTopic,
     PartitionsResult,
+    Reassignment,
+    ReassignmentResult,
     TopicResult,
 )
 
@@ -46,6 +48,8 @@ __all__ = [
     "NewTopic",
     "PartitionState",
     "PartitionsResult",
+    "Reassignment",
+    "ReassignmentResult",
     "TopicImage",
     "TopicResult",
 ]

@@ -7,6 +7,7 @@ unfinished (see `layout`); a refused item adds no record.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import uuid
 from collections import Counter
@@ -22,9 +23,11 @@ from tidelog.controller import layout, partition_changes
 from tidelog.controller.decisions import (
     check_partitions_count,
     check_request_size,
+    checked_replicas,
     decide_new_partitions,
     decide_new_topic,
 )
+from tidelog.controller.elections import Rules
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.leader_balance import imbalanced_partitions
 from tidelog.controller.ledger import Write
@@ -41,6 +44,8 @@ from tidelog.controller.requests import (
     NewPartitions,
     NewTopic,
     PartitionsResult,
+    Reassignment,
+    ReassignmentResult,
     TopicResult,
 )
 from tidelog.protocol import ErrorCode, KafkaError
@@ -212,13 +217,15 @@ def register_broker(
     before = image.brokers.get(broker.node_id)
     # The revision keeps epochs growing even for a broker that was unregistered in between.
     broker = replace(broker, epoch=max(image.revision, 0 if before is None else before.epoch) + 1)
-    # A broker that comes back with none of its directories has lost all it had. Where none are known, it has not.
-    directories = (set() if before is None else set(before.directories)), set(broker.directories)
-    same_disks = not all(directories) or not directories[0].isdisjoint(directories[1])
+    # A broker that comes back with none of its directories has lost all it had; one that nobody knows may have.
+    same_disks = before is not None and (
+        not before.directories or not broker.directories or not set(before.directories).isdisjoint(broker.directories)
+    )
+    is_clean = clean_shutdown and before is not None
     updates = PartitionUpdates(_with_broker(image, broker), settings)
     updates.update_all(
         lambda state, rules: partition_changes.after_registration(
-            state, broker.node_id, rules, clean_shutdown=clean_shutdown, same_disks=same_disks
+            state, broker.node_id, rules, clean_shutdown=is_clean, same_disks=same_disks
         ),
         where=lambda state: broker.node_id in state.replicas,
     )
@@ -337,6 +344,62 @@ def elect_leaders(
         if partitions is not None or error is not ErrorCode.ELECTION_NOT_NEEDED:
             results.append(ElectionResult(name, index, error, message))
     return Change(results, list(updates.writes()), updates.image())
+
+
+def alter_reassignments(
+    asked: Sequence[Reassignment], image: ClusterImage, settings: Settings, *, allow_factor_change: bool = True
+) -> Change[list[ReassignmentResult]]:
+    """The change of AlterPartitionReassignments: one result each, in the order asked."""
+    updates = PartitionUpdates(image, settings)
+    results = []
+    for each in asked:
+        try:
+            topic = _topic_of(each.topic, each.index, image)
+            state = updates.state(topic, each.index)
+            target = _reassignment_target(each.replicas, state, image, allow_factor_change)
+            updates.update(topic, each.index, functools.partial(_reassigned, target=target))
+        except KafkaError as error:
+            results.append(ReassignmentResult(each.topic, each.index, error.code, error.message))
+        else:
+            results.append(ReassignmentResult(each.topic, each.index))
+    return Change(results, list(updates.writes()), updates.image())
+
+
+def _reassignment_target(
+    replicas: Sequence[int] | None, state: PartitionState, image: ClusterImage, allow_factor_change: bool
+) -> Sequence[int]:
+    """The replicas to move to; raises KafkaError."""
+    if replicas is None:
+        if not state.is_reassigned:
+            code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            raise KafkaError(code, code.description)
+        return partition_changes.original_replicas(state)
+    target = checked_replicas(replicas, image)
+    factor = len(state.replicas) - len(state.removing)
+    if len(target) != factor and not allow_factor_change:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"The replication factor would change from {factor} to {len(target)}, which the request does not allow.",
+        )
+    return target
+
+
+def _reassigned(state: PartitionState, rules: Rules, target: Sequence[int]) -> PartitionState:
+    return partition_changes.reassigned(state, target, rules)
+
+
+def unregister_broker(node_id: int, image: ClusterImage) -> Change[None]:
+    """The change of UnregisterBroker: the broker is forgotten, save as a replica of its partitions. Raises KafkaError.
+
+    A broker that is alive is refused: it would go on without knowing, and nobody would lead what it leads.
+    """
+    broker = image.brokers.get(node_id)
+    if broker is None:
+        raise KafkaError(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node_id} is not currently registered.")
+    if not broker.fenced:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker {node_id} is running; stop it before it is unregistered.")
+    brokers = {each: other for each, other in image.brokers.items() if each != node_id}
+    return Change(None, [Write(layout.broker_key(node_id), None)], replace(image, brokers=brokers))
 
 
 def balance_leaders(image: ClusterImage, settings: Settings) -> Change[int]:

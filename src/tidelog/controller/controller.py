@@ -40,6 +40,8 @@ from tidelog.controller.requests import (
     NewPartitions,
     NewTopic,
     PartitionsResult,
+    Reassignment,
+    ReassignmentResult,
     TopicResult,
 )
 from tidelog.metadata.store import MetadataStoreError, Session, Store
@@ -210,6 +212,29 @@ class Controller:
         return await self._commit_or_refuse(
             lambda image: changes.elect_leaders(election_type, partitions, image, self._settings), timeout_s
         )
+
+    async def alter_reassignments(
+        self,
+        asked: Sequence[Reassignment],
+        *,
+        allow_factor_change: bool = True,
+        timeout_s: float = ELECTION_WAIT_S,
+    ) -> list[ReassignmentResult]:
+        """Move partitions to other replicas, or cancel that; one result each, in the order asked.
+
+        A partition has moved once its new replicas are in sync, which AlterPartition notices. Raises KafkaError if it
+        can't be written.
+        """
+        return await self._commit_or_refuse(
+            lambda image: changes.alter_reassignments(
+                asked, image, self._settings, allow_factor_change=allow_factor_change
+            ),
+            timeout_s,
+        )
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Forget a broker that is gone for good; raises KafkaError."""
+        await self._commit_or_refuse(lambda image: changes.unregister_broker(node_id, image))
 
     async def balance_leaders(self) -> None:
         """Give leaderships back to the brokers that should have them; does nothing where this is not the controller."""

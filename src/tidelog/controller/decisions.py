@@ -155,7 +155,7 @@ def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterI
         first = topic.topic_id.int + current
         replicas = place_replicas(active_brokers(image), added, topic.replication_factor, first)
     else:
-        replicas = [_checked_replicas(given, image) for given in new.assignments]
+        replicas = [checked_replicas(given, image) for given in new.assignments]
         if len(replicas) != added:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -181,12 +181,13 @@ def _given_assignment(new: NewTopic, image: ClusterImage) -> list[Replicas]:
             "The partitions of an assignment must be numbered from 0 without gaps.",
         )
     check_request_size(len(new.assignments))
-    replicas = [_checked_replicas(new.assignments[index], image) for index in range(len(new.assignments))]
+    replicas = [checked_replicas(new.assignments[index], image) for index in range(len(new.assignments))]
     _check_same_length(replicas, len(replicas[0]))
     return replicas
 
 
-def _checked_replicas(given: Sequence[int], image: ClusterImage) -> Replicas:
+def checked_replicas(given: Sequence[int], image: ClusterImage) -> Replicas:
+    """The replicas that a client gives a partition; raises KafkaError."""
     replicas = tuple(given)
     problem = None
     if not replicas:

@@ -68,6 +68,11 @@ class PartitionState:
     elr: tuple[int, ...] = ()
     recovery: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
 
+    @property
+    def is_reassigned(self) -> bool:
+        """Whether it is being moved to other replicas (KIP-455)."""
+        return bool(self.adding or self.removing)
+
 
 @dataclass(frozen=True, slots=True)
 class TopicImage:
@@ -81,7 +86,9 @@ class TopicImage:
 
     @property
     def replication_factor(self) -> int:
-        return len(self.partitions[0].replicas)
+        """Of the first partition; one that is being moved has more replicas than it will have."""
+        state = self.partitions[0]
+        return len(state.replicas) - len(state.removing)
 
 
 @dataclass(frozen=True, slots=True)

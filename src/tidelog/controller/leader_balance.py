@@ -33,11 +33,10 @@ def imbalanced_partitions(image: ClusterImage, percentage_max: int) -> Iterator[
     for topic in image.topics.values():
         for index, state in enumerate(topic.partitions):
             preferred = state.replicas[0]
-            is_moving = bool(state.adding or state.removing)
             if (
                 preferred in imbalanced
                 and state.leader not in (preferred, NO_LEADER)
                 and preferred in state.isr
-                and not is_moving
+                and not state.is_reassigned
             ):
                 yield topic, index

@@ -8,7 +8,7 @@ common. All functions end in `conclude`, which completes a reassignment, keeps t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tidelog.controller.elections import Rules, elect
@@ -139,6 +139,36 @@ def after_election(state: PartitionState, election_type: ElectionType, rules: Ru
     return after
 
 
+def reassigned(state: PartitionState, target: Sequence[int], rules: Rules) -> PartitionState:
+    """The state on its way to these replicas, or already there (KIP-455); raises KafkaError.
+
+    It keeps what it has until the target is in sync. A target that replaces an earlier one starts from the original
+    replicas: those that were only being added leave at once.
+    """
+    original = original_replicas(state)
+    removing = tuple(sorted(node_id for node_id in original if node_id not in target))
+    adding = tuple(sorted(node_id for node_id in target if node_id not in original))
+    replicas = (*target, *removing)
+    dropped = _without(state.replicas, replicas)
+    isr, elr = _without(state.isr, dropped), _without(state.elr, dropped)
+    draft = replace(state, replicas=replicas, isr=isr, elr=elr, adding=adding, removing=removing)
+    after = conclude(state, draft, rules)
+    loses_leader = after.leader == NO_LEADER and state.leader != NO_LEADER
+    loses_copies = bool(state.isr or state.elr) and not (isr or elr)
+    if (loses_leader or loses_copies) and not rules.unclean:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Only replicas that would leave ({list(dropped)}) have all records, so this would need an unclean "
+            "leader election. Let the reassignment finish, or allow unclean.leader.election.enable for the topic.",
+        )
+    return after
+
+
+def original_replicas(state: PartitionState) -> tuple[int, ...]:
+    """The replicas that a partition goes back to when its reassignment is cancelled."""
+    return _without(state.replicas, state.adding)
+
+
 def reconsidered(state: PartitionState, rules: Rules) -> PartitionState:
     """The state after a change of the topic's settings: a lower min.insync.replicas ends the ELR, for instance."""
     return conclude(state, state, rules)
@@ -146,7 +176,7 @@ def reconsidered(state: PartitionState, rules: Rules) -> PartitionState:
 
 def _complete_reassignment(state: PartitionState, rules: Rules) -> PartitionState:
     """Once the target replicas are all in sync, only they remain (KIP-455)."""
-    if not state.adding and not state.removing:
+    if not state.is_reassigned:
         return state
     target = _without(state.replicas, state.removing)
     if not set(target) <= set(state.isr) or not any(node_id in rules.active for node_id in target):

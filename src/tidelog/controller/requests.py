@@ -121,6 +121,23 @@ class ElectionResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Reassignment:
+    """A partition's new replicas, or None to cancel its reassignment (KIP-455)."""
+
+    topic: str
+    index: int
+    replicas: Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReassignmentResult:
+    topic: str
+    index: int
+    error: ErrorCode = ErrorCode.NONE
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigAlteration:
     """Changes to single settings of one resource."""
 

@@ -41,7 +41,7 @@ KNOWN = (
     Known("an empty topic name in versions without topic ids", "(Fetch 4 topics.0.topic|OffsetFetch 1 topics.0.name)="),
     Known("a negative leader epoch other than -1 in Fetch", "Fetch 18 .*current_leader_epoch=-2147483648"),
     # What is not offered
-    Known("several brokers, replication", "ApiVersions .*", r"api_keys\[(34|56|58|62|63|64|67|70|73)\].*"),
+    Known("several brokers, replication", "ApiVersions .*", r"api_keys\[(34|56|58|62|63|67|70|73)\].*"),
     Known("TLS, SASL, delegation tokens, quotas", "ApiVersions .*", r"api_keys\[(17|36|38|39|40|41|49|51)\].*"),
     Known(
         "tiered storage, share groups, client telemetry",

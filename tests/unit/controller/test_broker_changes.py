@@ -13,7 +13,15 @@ from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.controller.requests import ConfigAlteration, ElectionType, IsrChange, IsrMember, NewTopic
+from tidelog.controller.requests import (
+    ConfigAlteration,
+    ElectionType,
+    IsrChange,
+    IsrMember,
+    NewPartitions,
+    NewTopic,
+    Reassignment,
+)
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
@@ -285,3 +293,75 @@ def test_one_balancing_moves_a_thousand_leaders_at_most(settings: Settings) -> N
         moved.append(change.results)
         image = change.image
     assert moved == [1_000, 1_000, 500, 0]
+
+
+def test_reassignments_are_answered_one_by_one(settings: Settings) -> None:
+    image = cluster(state((1, 2)), state((1, 2)), state((1, 2)), count=4)
+    asked = [
+        Reassignment("t", 0, [3, 2]),
+        Reassignment("t", 1, None),
+        Reassignment("t", 2, [2, 1]),
+        Reassignment("t", 1, []),
+        Reassignment("t", 1, [3, 3]),
+        Reassignment("t", 1, [3, 9]),
+        Reassignment("t", 3, [3]),
+        Reassignment("none", 0, [3]),
+    ]
+    change = changes.alter_reassignments(asked, image, settings)
+    invalid, unknown = ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [result.error for result in change.results] == [
+        ErrorCode.NONE,
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+        ErrorCode.NONE,
+        *[invalid] * 3,
+        *[unknown] * 2,
+    ]
+    assert [each.replicas for each in states(change.image)] == [(3, 2, 1), (1, 2), (2, 1)]
+    assert written(change) == [CHUNK]
+    assert change.image.topics["t"].replication_factor == 2
+    cancelled = changes.alter_reassignments([Reassignment("t", 0, None)], change.image, settings)
+    assert [result.error for result in cancelled.results] == [ErrorCode.NONE]
+    assert set(states(cancelled.image)[0].replicas) == {1, 2}
+
+
+def test_the_replication_factor_may_be_kept_from_changing(settings: Settings) -> None:
+    image = cluster(state((1, 2)), count=4)
+    asked = [Reassignment("t", 0, replicas) for replicas in ([3], [3, 4, 1], [3, 4], [1, 3], [1, 2, 3], None)]
+    change = changes.alter_reassignments(asked, image, settings, allow_factor_change=False)
+    refused = ErrorCode.INVALID_REPLICATION_FACTOR
+    ok = ErrorCode.NONE
+    assert [result.error for result in change.results] == [refused, refused, ok, ok, refused, ok]
+    assert states(change.image)[0].replicas == (1, 2)
+
+
+def test_the_leader_that_completes_its_own_move_away_is_told(settings: Settings) -> None:
+    image = changes.alter_reassignments([Reassignment("t", 0, [2, 3])], cluster(state((1, 2))), settings).image
+    change = changes.alter_partition(1, 11, [isr_change(0, 1, 2, 3, partition_epoch=1)], image, settings)
+    assert [result.error for result in change.results] == [ErrorCode.NEW_LEADER_ELECTED]
+    after = states(change.image)[0]
+    assert (after.replicas, after.isr, after.leader, after.leader_epoch) == ((2, 3), (2, 3), 2, 1)
+    assert written(change) == [CHUNK]
+
+
+def test_added_partitions_get_as_many_replicas_as_a_moving_topic_will_have(settings: Settings) -> None:
+    image = changes.alter_reassignments([Reassignment("t", 0, [3, 4])], cluster(state((1, 2)), count=4), settings).image
+    grown = changes.create_partitions([NewPartitions("t", 2)], image, settings).image
+    assert len(states(grown)[1].replicas) == 2
+
+
+def test_only_brokers_that_are_gone_are_forgotten(settings: Settings) -> None:
+    image = cluster(state((1, 2, 3)))
+    for node_id, code in ((9, ErrorCode.BROKER_ID_NOT_REGISTERED), (1, ErrorCode.INVALID_REQUEST)):
+        with pytest.raises(KafkaError) as caught:
+            changes.unregister_broker(node_id, image)
+        assert caught.value.code is code
+    image = changes.fence_brokers([1], image, settings).image
+    change = changes.unregister_broker(1, image)
+    assert set(change.image.brokers) == {2, 3}
+    assert [(write.key, write.record) for write in change.writes] == [("brokers/1", None)]
+    # Whoever comes by that number next is not taken for the one that has the last copy.
+    back = changes.register_broker(
+        BrokerInfo(1, -1, "host", 9091, directories=(DISK,)), change.image, settings, clean_shutdown=True
+    )
+    other = back.image.topics["other"].partitions[0]
+    assert (other.leader, other.elr) == (NO_LEADER, ())

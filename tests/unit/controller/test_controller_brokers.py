@@ -6,7 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from tidelog.controller import Controller, ElectionType, IsrChange, IsrMember, NewTopic, PartitionState
+from tidelog.controller import (
+    Controller,
+    ElectionType,
+    IsrChange,
+    IsrMember,
+    NewTopic,
+    PartitionState,
+    Reassignment,
+)
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -92,6 +100,26 @@ async def test_brokers_with_an_old_epoch_are_refused(make_controller: MakeContro
     with pytest.raises(KafkaError) as caught:
         await controller.shut_down_broker(node_id, epoch)
     assert caught.value.code is ErrorCode.STALE_BROKER_EPOCH
+
+
+async def test_a_partition_moves_to_another_broker(make_controller: MakeController) -> None:
+    store = MemoryStore(poll_interval_ms=5)
+    controller = await started(make_controller, store)
+    await controller.register_broker(3, "host", 9095, clean_shutdown=True)
+    [result] = await controller.alter_reassignments([Reassignment("t", 0, [3, 2, 0])])
+    assert result.error is ErrorCode.NONE
+    await controller.alter_partition(1, controller.image.brokers[1].epoch, [isr_change(controller, 1, 2, 0, 3)])
+    state = partition(controller)
+    assert (state.replicas, set(state.isr), state.leader, state.is_reassigned) == ((3, 2, 0), {3, 2, 0}, 3, False)
+    await controller.fence_brokers([1])
+    await controller.unregister_broker(1)
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    assert partition(again) == state
+    assert set(again.image.brokers) == {0, 2, 3}
+    epoch = await again.register_broker(1, "host", 9093, clean_shutdown=False)
+    assert epoch > max(broker.epoch for node_id, broker in again.image.brokers.items() if node_id != 1)
 
 
 async def test_without_a_controller_elections_are_refused_as_a_whole(make_controller: MakeController) -> None:

@@ -13,7 +13,10 @@ from tidelog.controller.partition_changes import (
     after_election,
     after_registration,
     check_isr_change,
+    conclude,
     in_controlled_shutdown,
+    original_replicas,
+    reassigned,
     reconsidered,
     with_isr,
     without_brokers,
@@ -263,6 +266,115 @@ def test_elections_without_an_outcome(
     with pytest.raises(KafkaError) as caught:
         after_election(state, election_type, rules(*active, unclean=True))
     assert caught.value.code is code
+
+
+# Reassignment
+
+
+def moved(state: PartitionState) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return state.replicas, state.adding, state.removing
+
+
+ALL = rules(1, 2, 3, 4, 5, 6, min_isr=2)
+
+
+def test_a_move_begins_with_old_and_new_replicas_and_ends_in_one_step() -> None:
+    state = reassigned(partition((1, 2, 3), (1, 2, 3), 1), (4, 5, 3), ALL)
+    assert (moved(state), state.isr, epochs(state)) == (((4, 5, 3, 1, 2), (4, 5), (1, 2)), (1, 2, 3), (5, 9))
+    state = with_isr(state, (1, 2, 3, 4), RECOVERED, ALL)
+    assert (moved(state), epochs(state)) == (((4, 5, 3, 1, 2), (4, 5), (1, 2)), (5, 10))
+    state = with_isr(state, (1, 2, 3, 4, 5), RECOVERED, ALL)
+    assert (moved(state), state.isr, state.elr, state.leader) == (((4, 5, 3), (), ()), (3, 4, 5), (), 4)
+    assert epochs(state) == (6, 11)
+
+
+def test_a_leader_that_stays_gets_a_new_epoch_when_replicas_leave() -> None:
+    state = reassigned(partition((1, 2), (1, 2), 1), (1, 3), ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    assert (moved(state), state.isr, state.leader, epochs(state)) == (((1, 3), (), ()), (1, 3), 1, (6, 10))
+
+
+def test_the_replication_factor_grows_once_the_new_replica_is_in_sync() -> None:
+    state = reassigned(partition((1,), (1,), 1), (1, 2, 3), ALL)
+    assert moved(state) == ((1, 2, 3), (2, 3), ())
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    assert (moved(state), epochs(state)) == (((1, 2, 3), (), ()), (5, 10))
+
+
+def test_the_replication_factor_shrinks_at_once_if_the_rest_is_in_sync() -> None:
+    state = reassigned(partition((1, 2, 3), (1, 2, 3), 3), (2, 1), ALL)
+    assert (moved(state), state.isr, state.leader, epochs(state)) == (((2, 1), (), ()), (1, 2), 2, (6, 9))
+    waiting = reassigned(partition((1, 2, 3), (1, 3), 3), (2, 1), ALL)
+    assert (moved(waiting), waiting.isr, waiting.leader) == (((2, 1, 3), (), (3,)), (1, 3), 3)
+    done = with_isr(waiting, (1, 2, 3), RECOVERED, ALL)
+    assert (moved(done), done.leader) == (((2, 1), (), ()), 2)
+
+
+def test_another_order_of_the_same_replicas_is_taken_at_once() -> None:
+    state = reassigned(partition((1, 2, 3), (1, 2), 1), (3, 2, 1), ALL)
+    assert (moved(state), state.leader, epochs(state)) == (((3, 2, 1), (), ()), 1, (5, 9))
+    assert reassigned(state, (3, 2, 1), ALL) is state
+
+
+def test_the_same_target_again_changes_nothing() -> None:
+    state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
+    assert reassigned(state, (3, 4), ALL) is state
+
+
+def test_a_cancelled_move_leads_back_to_where_it_began() -> None:
+    state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    back = reassigned(state, original_replicas(state), ALL)
+    assert (moved(back), back.isr, back.leader, epochs(back)) == (((1, 2), (), ()), (1, 2), 1, (6, 11))
+
+
+def test_cancelling_takes_the_leadership_back() -> None:
+    state = replace(partition((3, 1, 2), (3, 1), 3), adding=(3,), removing=(1, 2))
+    back = reassigned(state, original_replicas(state), ALL)
+    assert (moved(back), back.isr, back.elr, back.leader) == (((1, 2), (), ()), (1,), (), 1)
+
+
+def test_another_target_starts_from_the_original_replicas() -> None:
+    state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    state = reassigned(state, (1, 5), ALL)
+    assert (moved(state), state.isr, epochs(state)) == (((1, 5, 2), (5,), (2,)), (1, 2), (6, 11))
+    assert original_replicas(state) == (1, 2)
+
+
+@pytest.mark.parametrize(("isr", "elr", "leader"), [((3,), (), 3), ((), (3,), NO_LEADER)])
+def test_the_only_replica_with_all_records_is_not_let_go(
+    isr: tuple[int, ...], elr: tuple[int, ...], leader: int
+) -> None:
+    state = replace(partition((3, 1), isr, leader, elr), adding=(3,), removing=(1,))
+    for target in ((1,), (1, 4)):
+        with pytest.raises(KafkaError) as caught:
+            reassigned(state, target, ALL)
+        assert caught.value.code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    unclean = reassigned(state, (1,), replace(ALL, unclean=True))
+    assert (moved(unclean), unclean.leader, unclean.recovery) == (((1,), (), ()), 1, RECOVERING)
+
+
+def test_an_eligible_replica_may_take_over_from_one_that_is_let_go() -> None:
+    state = replace(partition((3, 1), (3,), 3, elr=(1,)), adding=(3,), removing=(1,))
+    back = reassigned(state, (1,), ALL)
+    assert (moved(back), back.isr, back.leader, back.recovery) == (((1,), (), ()), (1,), 1, RECOVERED)
+    with pytest.raises(KafkaError):
+        reassigned(state, (1,), rules(3, min_isr=2))
+
+
+def test_a_move_ends_only_when_somebody_can_lead() -> None:
+    state = replace(partition((2, 1), (1,), 1), adding=(2,), removing=(1,))
+    done = with_isr(state, (1, 2), RECOVERED, rules(1, 2))
+    assert (moved(done), done.leader) == (((2,), (), ()), 2)
+    leaving = conclude(state, replace(state, isr=(1, 2)), rules(1, leaving=(2,)))
+    assert (moved(leaving), leaving.leader) == (((2, 1), (2,), (1,)), 1)
+
+
+def test_a_move_outlives_the_death_of_a_new_replica() -> None:
+    state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
+    state = without_brokers(with_isr(state, (1, 2, 3), RECOVERED, ALL), {3}, rules(1, 2, 4, min_isr=2))
+    assert (moved(state), state.isr) == (((3, 4, 1, 2), (3, 4), (1, 2)), (1, 2))
 
 
 # Checks of AlterPartition

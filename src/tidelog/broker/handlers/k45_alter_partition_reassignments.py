@@ -1,21 +1,19 @@
-"""AlterPartitionReassignments (key 45): move partitions to other brokers, or cancel such a move (KIP-455).
+"""AlterPartitionReassignments (key 45): move partitions to other brokers, or take that back (KIP-455).
 
 Versions served: 0-1.
-- 1: the client can forbid a change of the replication factor (KIP-860).
+- 0: the first. 1: can forbid that a move changes the replication factor (KIP-860).
 
-There is one broker, so the only assignment a partition can have is the one that it has, and giving it that again
-changes nothing. Nothing ever moves, so nothing can be cancelled.
+The answer says that a move has begun, or that it has ended where the new replicas were in sync already. New replicas
+first copy the partition; ListPartitionReassignments tells which moves go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.controller.image import ClusterImage
+from tidelog.controller import Reassignment, ReassignmentResult
 from tidelog.controller.requests import NO_TIME
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k45_alter_partition_reassignments import (
     ALTER_PARTITION_REASSIGNMENTS,
     AlterPartitionReassignmentsRequest,
@@ -26,42 +24,37 @@ from tidelog.protocol.messages.k45_alter_partition_reassignments import (
 
 
 @handles(ALTER_PARTITION_REASSIGNMENTS, "0-1")
-def handle_alter_partition_reassignments(
+async def handle_alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, context: RequestContext
 ) -> AlterPartitionReassignmentsResponse:
-    image = context.services.controller.image
-    refusal = ErrorCode.NONE if request.timeout_ms > 0 else ErrorCode.REQUEST_TIMED_OUT
-    return AlterPartitionReassignmentsResponse(
-        allow_replication_factor_change=request.allow_replication_factor_change,
-        error_code=refusal,
-        error_message=None if refusal is ErrorCode.NONE else NO_TIME,
-        responses=[
-            ReassignableTopicResponse(
-                name=topic.name,
-                partitions=[
-                    _result(topic.name, partition.partition_index, partition.replicas, image)
-                    if refusal is ErrorCode.NONE
-                    else ReassignablePartitionResponse(
-                        partition_index=partition.partition_index, error_code=refusal, error_message=NO_TIME
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
+    asked = [
+        Reassignment(topic.name, partition.partition_index, partition.replicas)
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    response = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change, error_message=None
     )
+    try:
+        if request.timeout_ms <= 0:
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, NO_TIME)
+        results = await context.services.controller.alter_reassignments(
+            asked,
+            allow_factor_change=request.allow_replication_factor_change,
+            timeout_s=request.timeout_ms / 1000,
+        )
+    except KafkaError as error:
+        response.error_code, response.error_message = error.code, error.message
+        results = [ReassignmentResult(each.topic, each.index, error.code, error.message) for each in asked]
+    following = iter(results)
+    response.responses = [
+        ReassignableTopicResponse(name=topic.name, partitions=[_row(next(following)) for _ in topic.partitions])
+        for topic in request.topics
+    ]
+    return response
 
 
-def _result(
-    topic: str, partition: int, replicas: Sequence[int] | None, image: ClusterImage
-) -> ReassignablePartitionResponse:
-    state = image.partition(topic, partition)
-    error, message = ErrorCode.NONE, None  # type: ErrorCode, str | None
-    if state is None:
-        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {partition} of topic {topic}."
-    elif replicas is None:
-        error, message = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, None
-    elif tuple(replicas) != state.replicas:
-        error = ErrorCode.INVALID_REPLICA_ASSIGNMENT
-        message = f"The partition can only be on {list(state.replicas)}: this cluster has one broker."
-    return ReassignablePartitionResponse(partition_index=partition, error_code=error, error_message=message)
+def _row(result: ReassignmentResult) -> ReassignablePartitionResponse:
+    return ReassignablePartitionResponse(
+        partition_index=result.index, error_code=result.error, error_message=result.message
+    )

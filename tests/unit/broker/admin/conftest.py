@@ -29,6 +29,7 @@ from tidelog.broker.handlers import (  # noqa: F401 - importing a handler regist
     k48_describe_client_quotas,
     k50_describe_user_scram_credentials,
     k60_describe_cluster,
+    k64_unregister_broker,
     k74_list_config_resources,
     k75_describe_topic_partitions,
 )
@@ -120,6 +121,10 @@ class AdminBroker:
             producer_ids=ProducerIdAllocator(self.controller.allocate_producer_ids),
             markers=LocalMarkerWriter(replicas),
         )
+
+    def register(self, node_id: int) -> None:
+        """Have another broker in the cluster."""
+        self.run(self.controller.register_broker(node_id, "127.0.0.1", 9092 + node_id, clean_shutdown=True))
 
     @property
     def image(self) -> ClusterImage:

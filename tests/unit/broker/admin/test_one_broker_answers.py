@@ -1,4 +1,4 @@
-"""APIs that one broker without security has a short answer to: access rules, elections, moves, quotas, credentials."""
+"""APIs that have short answers here: access rules, elections, moves of partitions, quotas, credentials."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog.controller import NewTopic
-from tidelog.protocol import ErrorCode
+from tidelog.controller import NewTopic, Reassignment
+from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages import (
     k29_describe_acls,
     k30_create_acls,
@@ -17,6 +17,7 @@ from tidelog.protocol.messages import (
     k46_list_partition_reassignments,
     k48_describe_client_quotas,
     k50_describe_user_scram_credentials,
+    k64_unregister_broker,
 )
 
 if TYPE_CHECKING:
@@ -121,11 +122,51 @@ def test_a_partition_stays_where_it_is(
     assert answer.error_code == (error if timeout_ms <= 0 else 0)
 
 
-def test_nothing_is_moving(broker: AdminBroker) -> None:
+Listing = list[tuple[str, list[tuple[int, list[int], list[int], list[int]]]]]
+
+
+def moving(broker: AdminBroker, *topics: tuple[str, list[int]]) -> Listing:
     api = k46_list_partition_reassignments
-    request = api.ListPartitionReassignmentsRequest(topics=None)
+    asked = [api.ListPartitionReassignmentsTopics(name=name, partition_indexes=each) for name, each in topics]
+    request = api.ListPartitionReassignmentsRequest(topics=asked or None)
     answer = broker.call(api.LIST_PARTITION_REASSIGNMENTS, request, api.ListPartitionReassignmentsResponse, 0)
-    assert (answer.error_code, answer.topics) == (0, [])
+    assert answer.error_code == 0
+    return [
+        (
+            row.name,
+            [
+                (each.partition_index, each.replicas, each.adding_replicas, each.removing_replicas)
+                for each in row.partitions
+            ],
+        )
+        for row in answer.topics
+    ]
+
+
+def test_what_is_moving_is_listed(broker: AdminBroker) -> None:
+    assert moving(broker) == []
+    broker.register(2)
+    broker.run(broker.controller.alter_reassignments([Reassignment("a", 1, [2])]))
+    assert moving(broker) == [("a", [(1, [2, 1], [2], [1])])]
+    assert moving(broker, ("a", [0, 1, 7]), ("none", [0])) == [("a", [(1, [2, 1], [2], [1])])]
+    assert moving(broker, ("a", [0])) == []
+
+
+def test_brokers_that_are_gone_can_be_unregistered(broker: AdminBroker) -> None:
+    api = k64_unregister_broker
+
+    def unregister(node_id: int) -> int:
+        request = api.UnregisterBrokerRequest(broker_id=node_id)
+        return broker.call(api.UNREGISTER_BROKER, request, api.UnregisterBrokerResponse, 0).error_code
+
+    broker.register(2)
+    for node_id, code in ((2, ErrorCode.INVALID_REQUEST), (3, ErrorCode.BROKER_ID_NOT_REGISTERED)):
+        with pytest.raises(KafkaError) as caught:
+            unregister(node_id)
+        assert caught.value.code is code
+    broker.run(broker.controller.fence_brokers([2]))
+    assert unregister(2) == ErrorCode.NONE
+    assert set(broker.image.brokers) == {1}
 
 
 @pytest.mark.parametrize(
