@@ -40,47 +40,35 @@ class ClaimResult(NamedTuple):
 
 
 class ClaimStore(Protocol):
-    """Keys of one name in one database, for use by many threads."""
+    """Keys of one name in one database, for use by many threads, or by many tasks of one event loop.
 
-    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+    A store for blocking callers never suspends; see `blocking`.
+    """
+
+    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
         """Claim all keys; unless `partly`, none when one of them is busy."""
 
-    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
         """Mark keys as done; False for one that another owner has taken meanwhile."""
 
-    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
         """Extend the leases to this long from now; False for a claim that no longer exists."""
 
-    def release(self, keys: Sequence[bytes], owner: str) -> None:
+    async def release(self, keys: Sequence[bytes], owner: str) -> None:
         """Give up claims; marks and the claims of others stay."""
 
-    def purge(self, limit: int, connection: Any = None) -> int:
+    async def purge(self, limit: int, connection: Any = None) -> int:
         """Remove at most this many expired rows, in the caller's transaction if it would block; returns how many."""
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
-    def begin_marks(
+    async def begin_marks(
         self, connection: Any, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
     ) -> list[ClaimResult]:
         """Mark keys as done in the caller's transaction, behind a savepoint that stays only when this succeeds."""
 
-    def end_marks(self, connection: Any, *, undo: bool) -> None:
-        """Let go of the savepoint, or go back to it."""
-
-
-class AsyncClaimStore(Protocol):
-    """The same for asyncio."""
-
-    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]: ...
-    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]: ...
-    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]: ...
-    async def release(self, keys: Sequence[bytes], owner: str) -> None: ...
-    async def purge(self, limit: int, connection: Any = None) -> int: ...
-    async def close(self) -> None: ...
-    async def begin_marks(
-        self, connection: Any, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
-    ) -> list[ClaimResult]: ...
-    async def end_marks(self, connection: Any, *, undo: bool) -> None: ...
+    async def end_marks(self, connection: Any, *, undo: bool) -> None:
+        """Release the savepoint, or roll back to it."""
 
 
 class WhenBusy(enum.StrEnum):

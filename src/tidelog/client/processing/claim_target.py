@@ -9,43 +9,28 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from urllib.parse import unquote, urlsplit
 
 from tidelog.client.errors import ConfigError, MissingExtraError
-from tidelog.client.processing.claim_store import AsyncClaimStore, ClaimStore
+from tidelog.client.processing.claim_store import ClaimStore
 from tidelog.client.processing.claims import ClaimSettings
-
-if TYPE_CHECKING:
-    import redis
-    import redis.asyncio
 
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _POSTGRES_SCHEMES = ("postgresql", "postgres")
 
 
-def open_store(target: str | Path | redis.Redis, settings: ClaimSettings) -> ClaimStore:
+def open_store(target: object, settings: ClaimSettings, *, is_async: bool) -> ClaimStore:
     kind, place = _kind_of(target)
     if kind == "redis":
-        return cast("ClaimStore", _redis().open_redis(place, settings.name, settings.timeout_s))
-    if kind == "postgres":
-        store = _postgres().PostgresClaims(place, settings.name, settings.table, settings.timeout_s)
+        store = _redis().open_redis(place, settings.name, settings.timeout_s, is_async=is_async)
         return cast("ClaimStore", store)
+    sql_settings = (str(place), settings.name, settings.table, settings.timeout_s)
+    if kind == "postgres":
+        return cast("ClaimStore", _postgres().PostgresClaims(*sql_settings, is_async=is_async))
     from tidelog.client.processing.sqlite_claims import SqliteClaims
 
-    return SqliteClaims(str(place), settings.name, settings.table, settings.timeout_s)
-
-
-def open_async_store(target: str | Path | redis.asyncio.Redis, settings: ClaimSettings) -> AsyncClaimStore:
-    kind, place = _kind_of(target)
-    if kind == "redis":
-        return cast("AsyncClaimStore", _redis().open_redis_async(place, settings.name, settings.timeout_s))
-    if kind == "postgres":
-        store = _postgres().AsyncPostgresClaims(place, settings.name, settings.table, settings.timeout_s)
-        return cast("AsyncClaimStore", store)
-    from tidelog.client.processing.sqlite_claims import AsyncSqliteClaims
-
-    return AsyncSqliteClaims(str(place), settings.name, settings.table, settings.timeout_s)
+    return SqliteClaims(*sql_settings, is_async=is_async)
 
 
 def _kind_of(target: object) -> tuple[str, object]:

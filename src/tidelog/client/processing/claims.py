@@ -7,11 +7,12 @@ another process does it and was to be skipped.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from tidelog.client.errors import ConfigError
+from tidelog.client.processing.blocking import run_blocking
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState, WhenBusy, checked_name, checked_table
 from tidelog.client.processing.errors import ClaimLostError
 from tidelog.client.processing.record_keys import ConsumedRecord, KeyFunction, stored_key
@@ -80,15 +81,20 @@ def new_owner() -> str:
     return secrets.token_hex(12)
 
 
-class _ClaimState:
+# Extends the lease of a claim.
+Extend = Callable[[float | None], Coroutine[Any, Any, None]]
+
+
+class ClaimBase:
     """One key, and what became of it."""
 
-    def __init__(self, key: bytes, result: ClaimResult) -> None:
+    def __init__(self, key: bytes, result: ClaimResult, extend: Extend) -> None:
         self.key = key
         # Grows with every claim of the key: who is given a smaller one than it has seen can refuse the work.
         self.fence = result.fence
         self.is_busy = result.state is ClaimState.BUSY
         self._is_first = result.state is ClaimState.FIRST
+        self._extend = extend
 
     def __bool__(self) -> bool:
         return self._is_first
@@ -98,24 +104,16 @@ class _ClaimState:
         return f"{type(self).__name__}({self.key!r}, {state})"
 
 
-class Claim(_ClaimState):
+class Claim(ClaimBase):
     """What `Deduplicator.once` gives: true when the work is to be done."""
-
-    def __init__(self, key: bytes, result: ClaimResult, extend: Callable[[float | None], None]) -> None:
-        super().__init__(key, result)
-        self._extend = extend
 
     def extend(self, lease_s: float | None = None) -> None:
         """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""
-        self._extend(lease_s)
+        run_blocking(self._extend(lease_s))
 
 
-class AsyncClaim(_ClaimState):
+class AsyncClaim(ClaimBase):
     """What `AsyncDeduplicator.once` gives: true when the work is to be done."""
-
-    def __init__(self, key: bytes, result: ClaimResult, extend: Callable[[float | None], Awaitable[None]]) -> None:
-        super().__init__(key, result)
-        self._extend = extend
 
     async def extend(self, lease_s: float | None = None) -> None:
         """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""

@@ -1,176 +1,76 @@
 """Claims and marks in a table of PostgreSQL, over connections of the store's own or in the caller's transaction.
 
 What always holds: a claim is one round trip; a connection that broke is thrown away and the call repeated on a new one,
-until the time-out; the table is made when it is first used. What the SQL says is in `postgres_sql`.
+until the time-out; the table is created on first use. The SQL is in `postgres_sql`. Connections are blocking ones or
+those for asyncio; as psycopg gives both the same methods, one source serves both (see `blocking`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
 
 from tidelog.client.errors import ClosedError, ConfigError
+from tidelog.client.processing.blocking import pause, resolved
 from tidelog.client.processing.claim_store import ClaimResult
 from tidelog.client.processing.errors import ClaimStoreError
-from tidelog.client.processing.postgres_sql import PostgresSql, Program, ResultT, Rows, Statement, check_transaction
+from tidelog.client.processing.postgres_sql import Execute, PostgresSql, Rows, check_transaction
 
 _RETRY_S = 0.05
-# Idle connections to keep; more are opened when more threads need one at the same time.
+# Idle connections to keep; more are opened when more callers need one at the same time.
 _IDLE_MAX = 8
+
+ResultT = TypeVar("ResultT")
+Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class PostgresClaims:
-    """The store over blocking connections; see `ClaimStore`."""
+    """The store over connections of either kind; see `ClaimStore`."""
 
-    def __init__(self, url: str, name: str, table: str, timeout_s: float) -> None:
+    def __init__(self, url: str, name: str, table: str, timeout_s: float, *, is_async: bool) -> None:
         self._url = url
         self._timeout_s = timeout_s
+        self._is_async = is_async
+        self._connection_type = psycopg.AsyncConnection if is_async else psycopg.Connection
         self._sql = PostgresSql(name, table)
         self._lock = threading.Lock()
-        self._idle: list[psycopg.Connection[Any]] = []
+        self._idle: list[Connection] = []
         self._pid = os.getpid()
         self._is_closed = False
         self._has_table = False
 
-    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        return self._run(lambda: self._sql.claim(keys, owner, lease_ms, partly=partly))
+    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+        return await self._run(lambda execute: self._sql.claim(execute, keys, owner, lease_ms, partly=partly))
 
-    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
-        return self._run(lambda: self._sql.complete(keys, owner, expiry_ms))
+    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+        return await self._run(lambda execute: self._sql.complete(execute, keys, owner, expiry_ms))
 
-    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
-        return self._run(lambda: self._sql.extend(keys, owner, lease_ms))
+    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+        return await self._run(lambda execute: self._sql.extend(execute, keys, owner, lease_ms))
 
-    def release(self, keys: Sequence[bytes], owner: str) -> None:
-        self._run(lambda: self._sql.release(keys, owner))
+    async def release(self, keys: Sequence[bytes], owner: str) -> None:
+        await self._run(lambda execute: self._sql.release(execute, keys, owner))
 
-    def purge(self, limit: int, connection: object = None) -> int:
-        return self._run(lambda: self._sql.purge(limit))
+    async def purge(self, limit: int, connection: object = None) -> int:
+        return await self._run(lambda execute: self._sql.purge(execute, limit))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
         if self._pid == os.getpid():
             for connection in idle:
-                connection.close()
-
-    def begin_marks(
-        self,
-        connection: psycopg.Connection[Any],
-        keys: Sequence[bytes],
-        owner: str,
-        expiry_ms: int,
-        *,
-        partly: bool,
-        wait_ms: int,
-    ) -> list[ClaimResult]:
-        if not isinstance(connection, psycopg.Connection):
-            raise ConfigError(f"connection= takes a psycopg.Connection here, not {type(connection).__name__}")
-        check_transaction(connection)
-        if not self._has_table:
-            self._run(self._sql.create)
-        program = self._sql.begin_marks(keys, owner, expiry_ms, partly=partly, wait_ms=wait_ms)
-        return _carry_out(connection, program)
-
-    def end_marks(self, connection: psycopg.Connection[Any], *, undo: bool) -> None:
-        if not connection.closed:
-            _carry_out(connection, self._sql.end_marks(undo=undo))
-
-    def _run(self, program: Callable[[], Program[ResultT]]) -> ResultT:
-        """Run a program on one of the store's own connections; it may be restarted."""
-        deadline_s = time.monotonic() + self._timeout_s
-        while True:
-            connection = None
-            try:
-                connection = self._take()
-                result = _carry_out(connection, program())
-            except psycopg.Error as error:
-                # Whatever else is wrong, such as a missing right, is as wrong on a new connection.
-                is_broken = isinstance(error, psycopg.OperationalError) and (connection is None or connection.closed)
-                if connection is not None:
-                    connection.close()
-                if not is_broken or time.monotonic() + _RETRY_S > deadline_s:
-                    raise _failure(error) from error
-                threading.Event().wait(_RETRY_S)
-            except BaseException:
-                if connection is not None:
-                    connection.close()
-                raise
-            else:
-                self._give_back(connection)
-                return result
-
-    def _take(self) -> psycopg.Connection[Any]:
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the deduplicator is closed")
-            if self._pid != os.getpid():
-                # Connections of the parent must not be used, nor closed, by its child.
-                self._idle, self._pid = [], os.getpid()
-            if self._idle:
-                return self._idle.pop()
-        connection = psycopg.connect(self._url, autocommit=True, **_connect_options(self._timeout_s))
-        try:
-            _carry_out(connection, _prepare(self._timeout_s))
-            if not self._has_table:
-                _carry_out(connection, self._sql.create())
-                self._has_table = True
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _give_back(self, connection: psycopg.Connection[Any]) -> None:
-        with self._lock:
-            if not self._is_closed and len(self._idle) < _IDLE_MAX:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-
-class AsyncPostgresClaims:
-    """The store over connections for asyncio; see `AsyncClaimStore`."""
-
-    def __init__(self, url: str, name: str, table: str, timeout_s: float) -> None:
-        self._url = url
-        self._timeout_s = timeout_s
-        self._sql = PostgresSql(name, table)
-        self._idle: list[psycopg.AsyncConnection[Any]] = []
-        self._is_closed = False
-        self._has_table = False
-
-    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        return await self._run(lambda: self._sql.claim(keys, owner, lease_ms, partly=partly))
-
-    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
-        return await self._run(lambda: self._sql.complete(keys, owner, expiry_ms))
-
-    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
-        return await self._run(lambda: self._sql.extend(keys, owner, lease_ms))
-
-    async def release(self, keys: Sequence[bytes], owner: str) -> None:
-        await self._run(lambda: self._sql.release(keys, owner))
-
-    async def purge(self, limit: int, connection: object = None) -> int:
-        return await self._run(lambda: self._sql.purge(limit))
-
-    async def close(self) -> None:
-        self._is_closed = True
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.close()
+                await resolved(connection.close())
 
     async def begin_marks(
         self,
-        connection: psycopg.AsyncConnection[Any],
+        connection: Connection,
         keys: Sequence[bytes],
         owner: str,
         expiry_ms: int,
@@ -178,126 +78,98 @@ class AsyncPostgresClaims:
         partly: bool,
         wait_ms: int,
     ) -> list[ClaimResult]:
-        if not isinstance(connection, psycopg.AsyncConnection):
-            raise ConfigError(f"connection= takes a psycopg.AsyncConnection here, not {type(connection).__name__}")
+        if not isinstance(connection, self._connection_type):
+            wanted = self._connection_type.__name__
+            raise ConfigError(f"connection= takes a psycopg.{wanted} here, not {type(connection).__name__}")
         check_transaction(connection)
         if not self._has_table:
             await self._run(self._sql.create)
-        program = self._sql.begin_marks(keys, owner, expiry_ms, partly=partly, wait_ms=wait_ms)
-        return await _carry_out_async(connection, program)
+        execute = _executor(connection)
+        return await self._sql.begin_marks(execute, keys, owner, expiry_ms, partly=partly, wait_ms=wait_ms)
 
-    async def end_marks(self, connection: psycopg.AsyncConnection[Any], *, undo: bool) -> None:
+    async def end_marks(self, connection: Connection, *, undo: bool) -> None:
         if not connection.closed:
-            await _carry_out_async(connection, self._sql.end_marks(undo=undo))
+            await self._sql.end_marks(_executor(connection), undo=undo)
 
-    async def _run(self, program: Callable[[], Program[ResultT]]) -> ResultT:
+    async def _run(self, work: Callable[[Execute], Awaitable[ResultT]]) -> ResultT:
+        """Work on one of the store's own connections, and again on a new one when it broke."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             connection = None
             try:
                 connection = await self._take()
-                result = await _carry_out_async(connection, program())
+                result = await work(_executor(connection))
             except psycopg.Error as error:
-                # Whatever else is wrong, such as a missing right, is as wrong on a new connection.
+                # Any other error, such as a missing privilege, would come back on a new connection.
                 is_broken = isinstance(error, psycopg.OperationalError) and (connection is None or connection.closed)
                 if connection is not None:
-                    await connection.close()
+                    await resolved(connection.close())
                 if not is_broken or time.monotonic() + _RETRY_S > deadline_s:
-                    raise _failure(error) from error
-                await asyncio.sleep(_RETRY_S)
+                    text = " ".join(str(error).split())
+                    raise ClaimStoreError(f"PostgreSQL could not be reached: {text}") from error
+                await pause(_RETRY_S, is_async=self._is_async)
             except BaseException:
                 if connection is not None:
-                    await connection.close()
+                    await resolved(connection.close())
                 raise
             else:
                 await self._give_back(connection)
                 return result
 
-    async def _take(self) -> psycopg.AsyncConnection[Any]:
-        if self._is_closed:
-            raise ClosedError("the deduplicator is closed")
-        if self._idle:
-            return self._idle.pop()
-        connection = await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, **_connect_options(self._timeout_s)
-        )
+    async def _take(self) -> Connection:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the deduplicator is closed")
+            if self._pid != os.getpid():
+                # A child process must neither use nor close its parent's connections.
+                self._idle, self._pid = [], os.getpid()
+            if self._idle:
+                return self._idle.pop()
+        # libpq counts whole seconds, and takes 0 for no limit.
+        options: dict[str, Any] = {
+            "connect_timeout": max(2, round(self._timeout_s)),
+            "application_name": "tidelog-dedup",
+        }
+        connection: Connection = await resolved(self._connection_type.connect(self._url, autocommit=True, **options))
         try:
-            await _carry_out_async(connection, _prepare(self._timeout_s))
+            execute = _executor(connection)
+            limit = {"limit": f"{round(self._timeout_s * 1000)}ms"}
+            await execute("SELECT set_config('statement_timeout', %(limit)s, false)", limit)
             if not self._has_table:
-                await _carry_out_async(connection, self._sql.create())
+                await self._sql.create(execute)
                 self._has_table = True
         except BaseException:
-            await connection.close()
+            await resolved(connection.close())
             raise
         return connection
 
-    async def _give_back(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        if not self._is_closed and len(self._idle) < _IDLE_MAX:
-            self._idle.append(connection)
-        else:
-            await connection.close()
+    async def _give_back(self, connection: Connection) -> None:
+        with self._lock:
+            if not self._is_closed and len(self._idle) < _IDLE_MAX:
+                self._idle.append(connection)
+                return
+        await resolved(connection.close())
 
 
-def _connect_options(timeout_s: float) -> dict[str, Any]:
-    # libpq counts whole seconds, and takes 0 for no limit.
-    return {"connect_timeout": max(2, round(timeout_s)), "application_name": "tidelog-dedup"}
+def _executor(connection: Connection) -> Execute:
+    """The function that executes statements on a connection.
 
+    Client-side cursors put the values into the text, so that several statements go in one round trip.
+    """
+    cursor_type: Any = (
+        psycopg.AsyncClientCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.ClientCursor
+    )
 
-def _prepare(timeout_s: float) -> Program[None]:
-    yield "SELECT set_config('statement_timeout', %(limit)s, false)", {"limit": f"{round(timeout_s * 1000)}ms"}
-
-
-def _failure(error: psycopg.Error) -> ClaimStoreError:
-    text = " ".join(str(error).split())
-    return ClaimStoreError(f"PostgreSQL could not be reached: {text}")
-
-
-# Client-side cursors put the values into the text, so that several statements go in one round trip.
-
-
-def _carry_out(connection: psycopg.Connection[Any], program: Program[ResultT]) -> ResultT:
-    with psycopg.ClientCursor(connection, row_factory=tuple_row) as cursor:
-
-        def execute(statement: Statement) -> Rows:
-            cursor.execute(statement[0].encode(), statement[1] or None)
+    async def execute(text: str, values: Mapping[str, Any]) -> Rows:
+        cursor = cursor_type(connection, row_factory=tuple_row)
+        try:
+            await resolved(cursor.execute(text.encode(), values or None))
             rows = []
             while True:
-                rows += [cursor.fetchall()] if cursor.description else []
+                rows += [await resolved(cursor.fetchall())] if cursor.description else []
                 if not cursor.nextset():
                     return rows
+        finally:
+            await resolved(cursor.close())
 
-        try:
-            statement = next(program)
-            while True:
-                try:
-                    rows = execute(statement)
-                except psycopg.Error as error:
-                    statement = program.throw(error)
-                else:
-                    statement = program.send(rows)
-        except StopIteration as end:
-            return cast("ResultT", end.value)
-
-
-async def _carry_out_async(connection: psycopg.AsyncConnection[Any], program: Program[ResultT]) -> ResultT:
-    async with psycopg.AsyncClientCursor(connection, row_factory=tuple_row) as cursor:
-
-        async def execute(statement: Statement) -> Rows:
-            await cursor.execute(statement[0].encode(), statement[1] or None)
-            rows = []
-            while True:
-                rows += [await cursor.fetchall()] if cursor.description else []
-                if not cursor.nextset():
-                    return rows
-
-        try:
-            statement = next(program)
-            while True:
-                try:
-                    rows = await execute(statement)
-                except psycopg.Error as error:
-                    statement = program.throw(error)
-                else:
-                    statement = program.send(rows)
-        except StopIteration as end:
-            return cast("ResultT", end.value)
+    return execute

@@ -7,8 +7,8 @@ that it grows also when Redis lost what it knew. There is no form in which mark 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import redis
 import redis.asyncio
@@ -17,6 +17,7 @@ import redis.retry
 from redis.backoff import ExponentialWithJitterBackoff
 
 from tidelog.client.errors import ConfigError
+from tidelog.client.processing.blocking import resolved
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState
 from tidelog.client.processing.errors import ClaimStoreError
 
@@ -107,86 +108,13 @@ return 0
 _RETRIES = 5
 
 
-class _RedisKeys:
-    """What the synchronous and the asynchronous store share: names of keys, and what answers mean."""
+class RedisClaims:
+    """The store over a client of either kind; see `ClaimStore`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, client: redis.Redis | redis.asyncio.Redis, name: str, *, is_own: bool) -> None:
         # The braces make Redis Cluster choose the slot by the name alone.
         self._prefix = f"tidelog:dedup:{{{name}}}:"
         self._fence_key = f"{self._prefix}fence".encode()
-
-    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
-        prefix = f"{self._prefix}key:".encode()
-        return [prefix + key for key in keys]
-
-    @staticmethod
-    def _claimed(answer: Sequence[int]) -> list[ClaimResult]:
-        return [
-            ClaimResult(ClaimState.FIRST, fence=number)
-            if code == ClaimState.FIRST
-            else ClaimResult(ClaimState(code), busy_ms=max(0, number))
-            for code, number in zip(answer[::2], answer[1::2], strict=True)
-        ]
-
-    @staticmethod
-    def _refuse_transactions() -> NoReturn:
-        raise ConfigError("Redis can't be part of your transaction: connection= needs a deduplicator over SQL")
-
-    @staticmethod
-    def _failure(error: redis.RedisError) -> ClaimStoreError:
-        return ClaimStoreError(f"Redis could not be reached: {error}; is it running, and is its address right?")
-
-
-class RedisClaims(_RedisKeys):
-    """The store over a synchronous client; see `ClaimStore`."""
-
-    def __init__(self, client: redis.Redis, name: str, *, is_own: bool) -> None:
-        super().__init__(name)
-        self._client = client
-        self._is_own = is_own
-        self._claim = client.register_script(_CLAIM)
-        self._complete = client.register_script(_COMPLETE)
-        self._extend = client.register_script(_EXTEND)
-        self._release = client.register_script(_RELEASE)
-
-    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        names = [self._fence_key, *self._names(keys)]
-        return self._claimed(self._run(self._claim, names, [owner, lease_ms, int(partly)]))
-
-    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
-        return [bool(code) for code in self._run(self._complete, self._names(keys), [owner, expiry_ms])]
-
-    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
-        return [bool(code) for code in self._run(self._extend, self._names(keys), [owner, lease_ms])]
-
-    def release(self, keys: Sequence[bytes], owner: str) -> None:
-        self._run(self._release, self._names(keys), [owner])
-
-    def purge(self, limit: int, connection: object = None) -> int:
-        return 0
-
-    def close(self) -> None:
-        if self._is_own:
-            self._client.close()
-
-    def begin_marks(self, *_: Any, **__: Any) -> list[ClaimResult]:
-        self._refuse_transactions()
-
-    def end_marks(self, *_: Any, **__: Any) -> None:
-        self._refuse_transactions()
-
-    def _run(self, script: Any, names: list[bytes], values: list[str | int]) -> list[int]:
-        try:
-            return cast("list[int]", script(keys=names, args=values))
-        except redis.RedisError as error:
-            raise self._failure(error) from error
-
-
-class AsyncRedisClaims(_RedisKeys):
-    """The store over a client for asyncio; see `AsyncClaimStore`."""
-
-    def __init__(self, client: redis.asyncio.Redis, name: str, *, is_own: bool) -> None:
-        super().__init__(name)
         self._client = client
         self._is_own = is_own
         self._claim = client.register_script(_CLAIM)
@@ -196,7 +124,13 @@ class AsyncRedisClaims(_RedisKeys):
 
     async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
         names = [self._fence_key, *self._names(keys)]
-        return self._claimed(await self._run(self._claim, names, [owner, lease_ms, int(partly)]))
+        answer = await self._run(self._claim, names, [owner, lease_ms, int(partly)])
+        return [
+            ClaimResult(ClaimState.FIRST, fence=number)
+            if code == ClaimState.FIRST
+            else ClaimResult(ClaimState(code), busy_ms=max(0, number))
+            for code, number in zip(answer[::2], answer[1::2], strict=True)
+        ]
 
     async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
         return [bool(code) for code in await self._run(self._complete, self._names(keys), [owner, expiry_ms])]
@@ -212,35 +146,46 @@ class AsyncRedisClaims(_RedisKeys):
 
     async def close(self) -> None:
         if self._is_own:
-            await self._client.aclose()
+            if isinstance(self._client, redis.asyncio.Redis):
+                await self._client.aclose()
+            else:
+                self._client.close()
 
     async def begin_marks(self, *_: Any, **__: Any) -> list[ClaimResult]:
-        self._refuse_transactions()
+        raise ConfigError("Redis can't be part of your transaction: connection= needs a deduplicator over SQL")
 
     async def end_marks(self, *_: Any, **__: Any) -> None:
-        self._refuse_transactions()
+        """There are no marks to end."""
+
+    def _names(self, keys: Sequence[bytes]) -> list[bytes]:
+        prefix = f"{self._prefix}key:".encode()
+        return [prefix + key for key in keys]
 
     async def _run(self, script: Any, names: list[bytes], values: list[str | int]) -> list[int]:
         try:
-            return await cast("Awaitable[list[int]]", script(keys=names, args=values))
+            return cast("list[int]", await resolved(script(keys=names, args=values)))
         except redis.RedisError as error:
-            raise self._failure(error) from error
+            raise ClaimStoreError(
+                f"Redis could not be reached: {error}; is it running, and is its address right?"
+            ) from error
 
 
-def open_redis(target: str | redis.Redis, name: str, timeout_s: float) -> RedisClaims:
+def open_redis(
+    target: str | redis.Redis | redis.asyncio.Redis, name: str, timeout_s: float, *, is_async: bool
+) -> RedisClaims:
     """The store at a URL, with connections of its own, or over the caller's client."""
     if not isinstance(target, str):
+        if type(target).__module__.startswith("redis.asyncio") != is_async:
+            wanted = (
+                "AsyncDeduplicator takes a client of redis.asyncio" if is_async else "Deduplicator takes redis.Redis"
+            )
+            raise ConfigError(f"{wanted}, not {type(target).__module__}.{type(target).__qualname__}")
         return RedisClaims(target, name, is_own=False)
-    retry = redis.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
-    client = redis.Redis.from_url(target, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry)
+    backoff = ExponentialWithJitterBackoff(cap=1, base=0.02)
+    times: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    client: redis.Redis | redis.asyncio.Redis
+    if is_async:
+        client = redis.asyncio.Redis.from_url(target, retry=redis.asyncio.retry.Retry(backoff, _RETRIES), **times)
+    else:
+        client = redis.Redis.from_url(target, retry=redis.retry.Retry(backoff, _RETRIES), **times)
     return RedisClaims(client, name, is_own=True)
-
-
-def open_redis_async(target: str | redis.asyncio.Redis, name: str, timeout_s: float) -> AsyncRedisClaims:
-    if not isinstance(target, str):
-        return AsyncRedisClaims(target, name, is_own=False)
-    retry = redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=1, base=0.02), _RETRIES)
-    client = redis.asyncio.Redis.from_url(
-        target, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=retry
-    )
-    return AsyncRedisClaims(client, name, is_own=True)

@@ -11,10 +11,8 @@ import asyncio
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import apsw
@@ -43,15 +41,20 @@ class _Connection(Protocol):
 
 
 class SqliteClaims:
-    """The store over one connection, which its threads share; see `ClaimStore`."""
+    """The store over one connection, which its threads share; see `ClaimStore`.
 
-    def __init__(self, path: str, name: str, table: str, timeout_s: float) -> None:
+    For asyncio its calls run in a thread of its own. Marks in the caller's transaction are written in the caller's
+    thread, to which its connection belongs.
+    """
+
+    def __init__(self, path: str, name: str, table: str, timeout_s: float, *, is_async: bool) -> None:
         if "." in table:
             raise ConfigError(f"{table!r}: tables of SQLite have no schema before their name")
         self._path = path
         self._name = name
         self._table = table
         self._timeout_s = timeout_s
+        self._executor = ThreadPoolExecutor(1, "tidelog-dedup") if is_async else None
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
@@ -59,56 +62,57 @@ class SqliteClaims:
 
     # Claims with a lease
 
-    def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        with self._transaction() as connection:
+    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
+        def work(connection: sqlite3.Connection) -> list[ClaimResult]:
             results = self._look_up(connection, keys, owner)
             if partly or not any(result.state is ClaimState.BUSY for result in results):
                 return self._write(connection, keys, results, owner, lease_ms, is_done=False)
-        return results
+            return results
 
-    def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
+        return await self._run(work)
+
+    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
         sql = (
             f"INSERT INTO {self._table} AS held (name, key, owner, done, expires_at_ms) "
             f"VALUES (?, ?, ?, 1, {_NOW_MS} + ?) ON CONFLICT (name, key) "
             "DO UPDATE SET owner = excluded.owner, done = 1, expires_at_ms = excluded.expires_at_ms "
             f"WHERE held.owner = excluded.owner OR held.expires_at_ms <= {_NOW_MS} RETURNING 1"
         )
-        with self._transaction() as connection:
-            return [bool(connection.execute(sql, (self._name, key, owner, expiry_ms)).fetchall()) for key in keys]
+        return await self._run_each(sql, [(self._name, key, owner, expiry_ms) for key in keys])
 
-    def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
+    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
         sql = (
             f"UPDATE {self._table} SET expires_at_ms = {_NOW_MS} + ? "
             f"WHERE name = ? AND key = ? AND owner = ? AND NOT done AND expires_at_ms > {_NOW_MS} RETURNING 1"
         )
-        with self._transaction() as connection:
-            return [bool(connection.execute(sql, (lease_ms, self._name, key, owner)).fetchall()) for key in keys]
+        return await self._run_each(sql, [(lease_ms, self._name, key, owner) for key in keys])
 
-    def release(self, keys: Sequence[bytes], owner: str) -> None:
+    async def release(self, keys: Sequence[bytes], owner: str) -> None:
         sql = f"DELETE FROM {self._table} WHERE name = ? AND key = ? AND owner = ? AND NOT done"
-        with self._transaction() as connection:
-            connection.executemany(sql, [(self._name, key, owner) for key in keys])
+        await self._run_each(sql, [(self._name, key, owner) for key in keys])
 
-    def purge(self, limit: int, connection: _Connection | None = None) -> int:
-        sql = (
-            f"DELETE FROM {self._table} WHERE fence IN "
-            f"(SELECT fence FROM {self._table} WHERE expires_at_ms <= {_NOW_MS} LIMIT ?) RETURNING 1"
-        )
-        if connection is not None:
+    async def purge(self, limit: int, connection: _Connection | None = None) -> int:
+        def work(connection: _Connection) -> int:
+            sql = (
+                f"DELETE FROM {self._table} WHERE fence IN "
+                f"(SELECT fence FROM {self._table} WHERE expires_at_ms <= {_NOW_MS} LIMIT ?) RETURNING 1"
+            )
             return len(connection.execute(sql, (limit,)).fetchall())
-        with self._transaction() as own:
-            return len(own.execute(sql, (limit,)).fetchall())
 
-    def close(self) -> None:
+        return await self._run(work) if connection is None else work(connection)
+
+    async def close(self) -> None:
         with self._lock:
             self._is_closed = True
             if self._connection is not None and self._pid == os.getpid():
                 self._connection.close()
             self._connection = None
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
     # Marks in the caller's transaction
 
-    def begin_marks(
+    async def begin_marks(
         self, connection: _Connection, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
     ) -> list[ClaimResult]:
         _check_transaction(connection)
@@ -125,10 +129,10 @@ class SqliteClaims:
             results = self._look_up(connection, keys, owner)
             if partly or not any(result.state is ClaimState.BUSY for result in results):
                 return self._write(connection, keys, results, owner, expiry_ms, is_done=True)
-            self.end_marks(connection, undo=True)
+            self._end_marks(connection, undo=True)
         except (sqlite3.Error, apsw.Error) as error:
             if connection.in_transaction:
-                self.end_marks(connection, undo=True)
+                self._end_marks(connection, undo=True)
             raise _translated(error) from error
         # Whoever has the claim needs the write lock to mark it, and this transaction holds that.
         busy = next(key for key, result in zip(keys, results, strict=True) if result.state is ClaimState.BUSY)
@@ -137,7 +141,10 @@ class SqliteClaims:
             "in a transaction of SQLite; roll back and try again"
         )
 
-    def end_marks(self, connection: _Connection, *, undo: bool) -> None:
+    async def end_marks(self, connection: _Connection, *, undo: bool) -> None:
+        self._end_marks(connection, undo=undo)
+
+    def _end_marks(self, connection: _Connection, *, undo: bool) -> None:
         # An error as grave as a full disk rolls the whole transaction back, and the savepoint with it.
         if undo and connection.in_transaction:
             connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
@@ -187,20 +194,29 @@ class SqliteClaims:
 
     # The connection
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    async def _run(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
+        if self._executor is None:
+            return self._in_transaction(work)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._in_transaction, work)
+
+    async def _run_each(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[bool]:
+        """Execute a statement for each row of values; whether it returned something."""
+        return await self._run(lambda connection: [bool(connection.execute(sql, row).fetchall()) for row in rows])
+
+    def _in_transaction(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
         with self._lock:
             connection = self._open()
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
-                    yield connection
+                    result = work(connection)
                     connection.execute("COMMIT")
                 finally:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
             except sqlite3.Error as error:
                 raise self._failure(error) from error
+        return result
 
     def _open(self) -> sqlite3.Connection:
         if self._is_closed:
@@ -255,46 +271,3 @@ def _translated(error: sqlite3.Error | apsw.Error) -> Exception:
             "another connection writes to the database; begin the transaction with BEGIN IMMEDIATE, which waits for it"
         )
     return ClaimStoreError(f"the mark could not be written: {error}")
-
-
-class AsyncSqliteClaims:
-    """The same store with its calls in a thread of its own; see `AsyncClaimStore`.
-
-    Marks in the caller's transaction are written in the caller's thread, to which its connection belongs.
-    """
-
-    def __init__(self, path: str, name: str, table: str, timeout_s: float) -> None:
-        self._claims = SqliteClaims(path, name, table, timeout_s)
-        self._executor = ThreadPoolExecutor(1, "tidelog-dedup")
-
-    async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        return await self._run(partial(self._claims.claim, keys, owner, lease_ms, partly=partly))
-
-    async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
-        return await self._run(partial(self._claims.complete, keys, owner, expiry_ms))
-
-    async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
-        return await self._run(partial(self._claims.extend, keys, owner, lease_ms))
-
-    async def release(self, keys: Sequence[bytes], owner: str) -> None:
-        await self._run(partial(self._claims.release, keys, owner))
-
-    async def purge(self, limit: int, connection: _Connection | None = None) -> int:
-        if connection is not None:
-            return self._claims.purge(limit, connection)
-        return await self._run(partial(self._claims.purge, limit))
-
-    async def close(self) -> None:
-        self._claims.close()
-        self._executor.shutdown(wait=False)
-
-    async def begin_marks(
-        self, connection: _Connection, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
-    ) -> list[ClaimResult]:
-        return self._claims.begin_marks(connection, keys, owner, expiry_ms, partly=partly, wait_ms=wait_ms)
-
-    async def end_marks(self, connection: _Connection, *, undo: bool) -> None:
-        self._claims.end_marks(connection, undo=undo)
-
-    async def _run(self, call: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, call)

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio
 
 from tidelog import AsyncDeduplicator, Deduplicator
 from tidelog.client.errors import ClientError, ConfigError, MissingExtraError
@@ -51,6 +53,14 @@ def test_what_names_no_database_is_refused(target: Any) -> None:
     for kind in (Deduplicator, AsyncDeduplicator):
         with pytest.raises(ConfigError, match=r"names no (database|file)|works over a URL"):
             kind(target, name="n")
+
+
+def test_a_redis_client_of_the_other_kind_is_refused() -> None:
+    """It would block the event loop, or be asked to wait where nothing can."""
+    with pytest.raises(ConfigError, match=r"takes a client of redis\.asyncio, not redis\.client\.Redis"):
+        AsyncDeduplicator(redis.Redis(), name="n")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"takes redis\.Redis, not redis\.asyncio\.client\.Redis"):
+        Deduplicator(redis.asyncio.Redis(), name="n")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
