@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from tidelog.client.consumer.interceptors import ConsumerInterceptor
     from tidelog.client.consumer.metrics import ConsumerMetrics
     from tidelog.client.consumer.rebalance import RebalanceListener
-    from tidelog.client.processing.async_worker_pool import AsyncKeyedWorkerPool
     from tidelog.client.processing.deduplicator import AsyncDeduplicator, Deduplicator
-    from tidelog.client.processing.worker_pool import KeyedWorkerPool
+    from tidelog.client.processing.worker_pool import AsyncKeyedWorkerPool, KeyedWorkerPool
     from tidelog.client.producer.async_producer import AsyncProducer
     from tidelog.client.producer.futures import DeliveryFuture
     from tidelog.client.producer.interceptors import ProducerInterceptor, ProducerRecord
@@ -76,7 +75,7 @@ _HOMES = {
     "AsyncAdmin": "tidelog.client.admin.async_admin",
     "AsyncConsumer": "tidelog.client.consumer.async_consumer",
     "AsyncDeduplicator": "tidelog.client.processing.deduplicator",
-    "AsyncKeyedWorkerPool": "tidelog.client.processing.async_worker_pool",
+    "AsyncKeyedWorkerPool": "tidelog.client.processing.worker_pool",
     "AsyncProducer": "tidelog.client.producer.async_producer",
     "Consumer": "tidelog.client.consumer.consumer",
     "ConsumerGroupMetadata": "tidelog.client.types",

@@ -1,19 +1,37 @@
-"""What both worker pools share: counts, failed commits, and how a failure is reported."""
+"""What both worker pools do: poll, pause, commit, drain, and decide about records that failed.
+
+What always holds is said in `worker_pool`. All of it is coroutines, which a KeyedWorkerPool runs in its polling thread
+and its workers without an event loop (see `blocking`). A pool says how it waits, how it starts handlers and what it
+does about those that outlast the drain timeout.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any, Generic, Protocol
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, ClassVar, Generic
 
+from tidelog.client.consumer.rebalance import RebalanceListener
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import ClientError, CommitFailedError, ConfigError, FatalError, RetriableError
+from tidelog.client.processing.blocking import resolved
 from tidelog.client.processing.errors import ProcessingFailedError
 from tidelog.client.processing.pool_core import Decision, PoolCore, Task
-from tidelog.client.processing.pool_types import Drain, PoolMetrics, PoolSettings, RecordT
+from tidelog.client.processing.pool_types import (
+    AsyncPooledConsumer,
+    Drain,
+    PooledConsumer,
+    PoolMetrics,
+    PoolSettings,
+    RecordT,
+)
 from tidelog.client.processing.record_keys import by_offset
-from tidelog.client.types import TopicPartition
+from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -22,19 +40,37 @@ _RATE_SAMPLES = 10
 _RATE_SAMPLE_S = 1.0
 
 
-class _ConsumerWithLag(Protocol):
-    def assignment(self) -> Collection[TopicPartition]: ...
-    def current_lag(self, partition: TopicPartition, /) -> int | None: ...
-
-
-class PoolBase(Generic[RecordT]):
+class PoolBase(ABC, Generic[RecordT]):
     """The state of a pool; changed only while holding the pool's lock, or in its loop."""
 
-    def __init__(self, settings: PoolSettings) -> None:
+    _is_async: ClassVar[bool]
+
+    def __init__(
+        self,
+        consumer: PooledConsumer[RecordT] | AsyncPooledConsumer[RecordT],
+        commit: Callable[[Mapping[TopicPartition, OffsetAndMetadata]], object],
+        topics: Iterable[str] | None,
+        listener: RebalanceListener | None,
+        settings: PoolSettings,
+        lock: AbstractContextManager[Any],
+        ended: threading.Event | asyncio.Event,
+    ) -> None:
+        check_consumer(consumer)
+        self._consumer = consumer
+        self._commit_offsets = commit
+        self._topics = None if topics is None else list(topics)
+        self._listener = _PoolListener(self, listener)
         self._settings = settings
+        self._lock = lock
         self._core: PoolCore[RecordT] = PoolCore(settings)
         self._paused: set[TopicPartition] = set()
+        self._has_begun = False
+        # A plain flag, which a signal handler can set whatever it interrupts.
+        self._is_stopping = False
+        self._ended = ended
         self._failure: BaseException | None = None
+        # Records whose handlers the pool itself has cancelled; others that raise CancelledError have failed.
+        self._cancelled: set[Task[RecordT]] = set()
         self._skipped = 0
         self._dead_lettered = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
@@ -43,16 +79,227 @@ class PoolBase(Generic[RecordT]):
         self._lags: dict[TopicPartition, int] = {}
         self._commit_due_s = 0.0
 
-    def _sample(self, now_s: float, consumer: _ConsumerWithLag) -> None:
-        """Note from time to time how much is done, and how far the consumer's partitions go."""
-        if not self._samples or now_s - self._samples[-1][0] >= _RATE_SAMPLE_S:
-            self._samples.append((now_s, self._core.done))
-            uncommitted = self._core.uncommitted()
-            lags = {partition: consumer.current_lag(partition) for partition in consumer.assignment()}
-            # What the consumer has handed out lies behind its position, and is not done yet.
-            self._lags = {
-                partition: lag + uncommitted.get(partition, 0) for partition, lag in lags.items() if lag is not None
-            }
+    # In what the two kinds differ
+
+    @abstractmethod
+    def _now_s(self) -> float: ...
+
+    @abstractmethod
+    async def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
+
+    @abstractmethod
+    def _wake_poller(self) -> None:
+        """Let `_await` look again; called while holding the lock."""
+
+    @abstractmethod
+    def _start_workers(self) -> None: ...
+
+    @abstractmethod
+    def _wake_workers(self, ready: int) -> None:
+        """This many lanes became ready; called while holding the lock."""
+
+    @abstractmethod
+    def _end_workers(self) -> None: ...
+
+    @abstractmethod
+    async def _give_up_waiting(self, partitions: Collection[TopicPartition] | None) -> None:
+        """Handlers, of these partitions or of all, still run after the drain timeout."""
+
+    @abstractmethod
+    def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine for the consumer, or give it one to await."""
+
+    # The poller
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            raise ConfigError("a worker pool runs only once: create a new one")
+        self._has_begun = True
+
+    async def _run(self) -> None:
+        try:
+            self._start_workers()
+            if self._topics is not None:
+                self._consumer.subscribe(self._topics, listener=self._listener)
+            while not self._is_stopping:
+                await self._step(is_draining=False)
+        except BaseException as error:  # noqa: BLE001 - raised to those who wait for the pool
+            self._fail(error)
+        try:
+            # The consumer can be polled on if only a record failed, and not the consumer itself.
+            can_poll = self._failure is None or isinstance(self._failure, ProcessingFailedError)
+            await self._drain(None, can_poll=can_poll)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(error)
+        self._end_workers()
+        with self._lock:
+            self._core.drop_queued()
+        if self._failure is not None:
+            logger.error("the worker pool is stopping: %s", self._failure)
+        self._ended.set()
+
+    async def _step(self, *, is_draining: bool) -> None:
+        assigned = self._consumer.assignment()
+        with self._lock:
+            pause, resume = self._pauses(assigned, all_of_them=is_draining)
+            is_all_paused = len(self._paused) == len(assigned) > 0
+        if pause:
+            self._consumer.pause(pause)
+        if resume:
+            self._consumer.resume(resume)
+        if is_all_paused:
+            # Nothing will be read: what is waited for is room, and the group only wants to be polled.
+            if is_draining:
+                await self._await(lambda: self._core.is_idle(queued=True), self._settings.poll_timeout_s)
+            else:
+                await self._await(lambda: self._has_room(assigned), self._settings.poll_timeout_s)
+        records = await self._poll(0.0 if is_all_paused else self._settings.poll_timeout_s)
+        now_s = self._now_s()
+        with self._lock:
+            self._sample(now_s)
+            self._wake_workers(self._core.add(records))
+        if now_s >= self._commit_due_s:
+            self._commit_due_s = now_s + self._settings.commit_interval_s
+            await self._commit()
+
+    async def _poll(self, timeout_s: float) -> Sequence[RecordT]:
+        try:
+            return await resolved(self._consumer.poll(timeout_s))
+        except RetriableError as error:
+            logger.warning("polling failed, retrying: %s", error)
+            await self._await(lambda: False, self._settings.poll_timeout_s)
+            return ()
+
+    async def _drain(self, partitions: Collection[TopicPartition] | None, *, can_poll: bool) -> None:
+        """Let what was begun come to its end, while the consumer is polled on, and commit what is done."""
+        deadline_s = self._now_s() + self._settings.drain_timeout_s
+        while True:
+            with self._lock:
+                if self._drop_for_drain(partitions):
+                    break
+            left_s = deadline_s - self._now_s()
+            if left_s <= 0:
+                with self._lock:
+                    self._core.drop_queued(partitions)
+                await self._give_up_waiting(partitions)
+                break
+            if can_poll:
+                try:
+                    await self._step(is_draining=True)
+                except ClientError as error:
+                    self._fail(error)
+                    can_poll = False
+            else:
+                await self._await(lambda: self._core.is_idle(partitions, queued=True), left_s)
+        await self._commit(partitions)
+
+    async def _commit(self, partitions: Collection[TopicPartition] | None = None) -> None:
+        with self._lock:
+            offsets = self._core.committable(partitions)
+        if not offsets:
+            return
+        try:
+            await resolved(self._commit_offsets(offsets))
+        except (RetriableError, CommitFailedError) as error:
+            if isinstance(error, FatalError):
+                raise
+            # The next commit makes up for it.
+            logger.warning("offsets could not be committed and are committed later, if they are still ours: %s", error)
+        else:
+            with self._lock:
+                self._core.note_committed(offsets)
+
+    # Called by the listener, in poll
+
+    async def _revoke(self, partitions: Sequence[TopicPartition]) -> None:
+        try:
+            await self._drain(partitions, can_poll=False)
+        finally:
+            self._lose(partitions)
+
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        with self._lock:
+            self._core.give_up(partitions)
+            self._paused -= set(partitions)
+
+    # Records that failed
+
+    async def _is_given_up_on(self, task: Task[RecordT], error: BaseException) -> bool:
+        """Whether a record that failed is left behind; otherwise it is tried again, or the pool stops at it."""
+        if self._was_cancelled(task):
+            return False
+        with self._lock:
+            decision = self._core.decide(task, error)
+            if decision is Decision.RETRY:
+                self._core.retry(task, self._now_s())
+        self._log_failure(task, error, decision)
+        if decision is Decision.HAND_OVER:
+            on_failure = self._settings.on_failure
+            assert callable(on_failure)
+            assert isinstance(error, Exception)
+            try:
+                await self._resolved(on_failure(task.record, error))
+            except BaseException as raised:  # noqa: BLE001 - without it the record would be lost
+                if self._was_cancelled(task):
+                    return False
+                error, decision = raised, Decision.STOP
+        with self._lock:
+            if decision is Decision.STOP:
+                # The record stays unfinished, so nothing behind it is committed.
+                self._stop_at(task, error)
+            return self._counts_as_left_behind(decision)
+
+    def _was_cancelled(self, task: Task[RecordT]) -> bool:
+        """Whether it was drained for too long, or lost: then it stays unfinished, and is the next reader's."""
+        if task not in self._cancelled:
+            return False
+        self._core.cancel(task)
+        return True
+
+    async def _resolved(self, answer: Any) -> Any:
+        """What the user's code returned, awaited in a pool for asyncio."""
+        return await resolved(answer) if self._is_async else answer
+
+    def _log_failure(self, task: Task[RecordT], error: BaseException, decision: Decision) -> None:
+        place, attempts = by_offset(task.record), task.attempts
+        if decision is Decision.RETRY:
+            logger.warning("%s failed at attempt %d and is tried again: %r", place, attempts, error)
+        elif decision is Decision.LEAVE:
+            logger.warning("%s failed after its partition went to another member: %r", place, error)
+        elif decision is not Decision.STOP:
+            logger.error("%s is left behind after %d attempts: %r", place, attempts, error)
+
+    def _stop_at(self, task: Task[RecordT], error: BaseException) -> None:
+        failure = ProcessingFailedError(
+            f"{by_offset(task.record)} could not be processed ({task.attempts} attempts): {error!r}; "
+            "the pool stops, and commits nothing from this record on in its partition"
+        )
+        failure.__cause__ = error
+        self._fail(failure)
+        self._core.abandon(task)
+        self._is_stopping = True
+        self._wake_poller()
+
+    def _fail(self, error: BaseException) -> None:
+        """Let the pool stop at the first failure; later ones are logged."""
+        if self._failure is None:
+            self._failure = error
+        else:
+            logger.error("a worker pool that stops failed once more: %r", error)
+
+    def _counts_as_left_behind(self, decision: Decision) -> bool:
+        """Count it; whether the record is finished by it."""
+        self._skipped += decision is Decision.SKIP
+        self._dead_lettered += decision is Decision.HAND_OVER
+        return decision in (Decision.SKIP, Decision.HAND_OVER, Decision.LEAVE)
+
+    # Limits and counts
+
+    def metrics(self) -> PoolMetrics:
+        """What is under way, what was done, and how far each partition is; from any thread, or in the pool's loop."""
+        with self._lock:
+            return self._metrics(self._now_s())
 
     def _metrics(self, now_s: float) -> PoolMetrics:
         core = self._core
@@ -71,6 +318,18 @@ class PoolBase(Generic[RecordT]):
             lag=dict(self._lags),
             paused=frozenset(self._paused),
         )
+
+    def _sample(self, now_s: float) -> None:
+        """Note from time to time how much is done, and how far the consumer's partitions go."""
+        if not self._samples or now_s - self._samples[-1][0] >= _RATE_SAMPLE_S:
+            self._samples.append((now_s, self._core.done))
+            uncommitted = self._core.uncommitted()
+            consumer = self._consumer
+            lags = {partition: consumer.current_lag(partition) for partition in consumer.assignment()}
+            # What the consumer has handed out lies behind its position, and is not done yet.
+            self._lags = {
+                partition: lag + uncommitted.get(partition, 0) for partition, lag in lags.items() if lag is not None
+            }
 
     def _pauses(self, assigned: Collection[TopicPartition], *, all_of_them: bool) -> tuple[list[TopicPartition], ...]:
         """Which partitions are to be paused and which resumed, to be as the limits want it."""
@@ -92,52 +351,39 @@ class PoolBase(Generic[RecordT]):
         self._core.drop_queued(partitions, Drain.RUNNING if self._failure is not None else self._settings.drain)
         return self._core.is_idle(partitions, queued=True)
 
-    def _can_poll_on(self) -> bool:
-        """Whether the consumer is of use yet: a record failed at most, and not the consumer itself."""
-        return self._failure is None or isinstance(self._failure, ProcessingFailedError)
 
-    def _bear_commit(self, error: ClientError) -> None:
-        """A commit that failed is made up for by the next; what will not pass is raised."""
-        if isinstance(error, FatalError) or not isinstance(error, (RetriableError, CommitFailedError)):
-            raise error
-        logger.warning("offsets could not be committed and are committed later, if they are still ours: %s", error)
+@contextmanager
+def after_block(error: BaseException | None) -> Iterator[None]:
+    """Stop a pool at the end of a `with` block: the block's own error is raised, and the pool's is logged then."""
+    try:
+        yield
+    except ClientError as failure:
+        if error is None:
+            raise
+        if failure is not error:
+            logger.exception("the worker pool had failed too")
 
-    def _fail(self, error: BaseException) -> None:
-        """Let the pool stop at the first failure; later ones are logged."""
-        if self._failure is None:
-            self._failure = error
-        else:
-            logger.error("a worker pool that stops failed once more: %r", error)
 
-    def _log_failure(self, task: Task[RecordT], error: BaseException, decision: Decision) -> None:
-        place, attempts = by_offset(task.record), task.attempts
-        if decision is Decision.RETRY:
-            logger.warning("%s failed at attempt %d and is tried again: %r", place, attempts, error)
-        elif decision is Decision.LEAVE:
-            logger.warning("%s failed after its partition went to another member: %r", place, error)
-        elif decision is not Decision.STOP:
-            logger.error("%s is left behind after %d attempts: %r", place, attempts, error)
+class _PoolListener(RebalanceListener):
+    """Tells the pool of partitions that come and go, and then the user's listener."""
 
-    def _stop_at(self, task: Task[RecordT], error: BaseException) -> None:
-        failure = ProcessingFailedError(
-            f"{by_offset(task.record)} could not be processed ({task.attempts} attempts): {error!r}; "
-            "the pool stops, and commits nothing from this record on in its partition"
-        )
-        failure.__cause__ = error
-        self._fail(failure)
-        self._core.abandon(task)
+    def __init__(self, pool: PoolBase[Any], listener: RebalanceListener | None) -> None:
+        self._pool = pool
+        self._listener = listener or RebalanceListener()
 
-    def _hand_over(self, record: RecordT, error: BaseException) -> Any:
-        on_failure = self._settings.on_failure
-        assert callable(on_failure)
-        assert isinstance(error, Exception)
-        return on_failure(record, error)
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> Any:
+        return self._listener.on_partitions_assigned(partitions)
 
-    def _counts_as_left_behind(self, decision: Decision) -> bool:
-        """Count it; whether the record is finished by it."""
-        self._skipped += decision is Decision.SKIP
-        self._dead_lettered += decision is Decision.HAND_OVER
-        return decision in (Decision.SKIP, Decision.HAND_OVER, Decision.LEAVE)
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> Any:
+        return self._pool._call(self._revoke(partitions))
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> Any:
+        self._pool._lose(partitions)
+        return self._listener.on_partitions_lost(partitions)
+
+    async def _revoke(self, partitions: Sequence[TopicPartition]) -> Any:
+        await self._pool._revoke(partitions)
+        return await self._pool._resolved(self._listener.on_partitions_revoked(partitions))
 
 
 def check_consumer(consumer: object) -> None:

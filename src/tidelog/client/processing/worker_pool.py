@@ -1,31 +1,34 @@
-"""Records of a consumer worked on by many threads, in order where order counts.
+"""Records of a consumer worked on by many threads or coroutines, in order where order counts.
 
 What always holds: records of one key (or partition, or route) are handled one after the other, also while one of them
 is tried again; only what is done is committed, up to the first record that is not, so that a crash repeats records and
-loses none; the consumer is polled all the time and from one thread, so that the group does not take the member for
-dead, while partitions are paused when too much is in flight; partitions that are revoked are drained and committed
+loses none; the consumer is polled all the time and from one thread or task, so that the group does not take the member
+for dead, while partitions are paused when too much is in flight; partitions that are revoked are drained and committed
 before they go. A handler's exception stops the pool unless `on_failure` says otherwise, and is raised to those who wait
 for it. A thread can't be stopped from outside: a handler that outlasts the drain timeout keeps running alongside the
-new owner's.
+new owner's. A coroutine is cancelled, so that nothing runs alongside the new owner unless it resists cancellation.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 from tidelog.client.consumer.rebalance import RebalanceListener
-from tidelog.client.errors import ClientError, ConfigError, RetriableError
-from tidelog.client.processing.pool_base import PoolBase, check_consumer
-from tidelog.client.processing.pool_core import Decision, Task
+from tidelog.client.processing.blocking import run_blocking
+from tidelog.client.processing.pool_base import PoolBase, after_block
+from tidelog.client.processing.pool_core import Task
 from tidelog.client.processing.pool_types import (
+    AsyncHandler,
+    AsyncPooledConsumer,
     Handler,
     PooledConsumer,
-    PoolMetrics,
     PoolSettings,
     RecordT,
     Router,
@@ -33,6 +36,11 @@ from tidelog.client.processing.pool_types import (
 from tidelog.client.types import TopicPartition
 
 logger = logging.getLogger(__name__)
+
+# How long a cancelled handler may take to end.
+_CANCEL_S = 5.0
+
+T = TypeVar("T")
 
 
 class PoolOptions(TypedDict, total=False):
@@ -63,6 +71,8 @@ class KeyedWorkerPool(PoolBase[RecordT]):
     ...     pool.wait()
     """
 
+    _is_async = False
+
     def __init__(
         self,
         consumer: PooledConsumer[RecordT],
@@ -78,20 +88,15 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         been given its partitions by `assign()`. From then on only the pool may use it. It must not commit by itself
         (`enable.auto.commit=false`).
         """
-        super().__init__(PoolSettings.checked(**options))
-        check_consumer(consumer)
-        self._consumer = consumer
+        self._lock: threading.Lock = threading.Lock()
+        self._ended: threading.Event = threading.Event()
+        settings = PoolSettings.checked(**options)
+        super().__init__(consumer, consumer.commit_sync, topics, listener, settings, self._lock, self._ended)
         self._handler = handler
-        self._topics = None if topics is None else list(topics)
-        self._listener = _PoolListener(self, listener)
-        self._lock = threading.Lock()
         self._work_there = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
-        # A plain flag, which a signal handler can set whatever it interrupts.
-        self._is_stopping = False
-        self._ended = threading.Event()
         self._are_workers_done = False
-        self._has_begun = False
+        self._workers: list[threading.Thread] = []
         # Those from which nobody may wait for the pool.
         self._own_threads: set[threading.Thread] = set()
 
@@ -100,13 +105,13 @@ class KeyedWorkerPool(PoolBase[RecordT]):
     def run(self) -> None:
         """Poll, and let the workers work, until another thread calls `stop()`; raises what stopped the pool."""
         self._begin()
-        self._run()
+        run_blocking(self._run())
         self._raise_failure()
 
     def start(self) -> Self:
         """Do the same in a thread of the pool's own."""
         self._begin()
-        threading.Thread(target=self._run, name="worker-pool", daemon=True).start()
+        threading.Thread(target=run_blocking, args=(self._run(),), name="worker-pool", daemon=True).start()
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -131,30 +136,14 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             self._ended.wait()
             self._raise_failure()
 
-    def metrics(self) -> PoolMetrics:
-        """What is under way, what was done, and how far each partition is; from any thread."""
-        with self._lock:
-            return self._metrics(time.monotonic())
-
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        with after_block(error):
             self.stop()
-        except ClientError as failure:
-            # The error of the block itself is the one to be seen; the pool's is in the log.
-            if error is None:
-                raise
-            if failure is not error:
-                logger.exception("the worker pool had failed too")
-
-    def _begin(self) -> None:
-        if self._has_begun:
-            raise ConfigError("a worker pool runs only once: create a new one")
-        self._has_begun = True
 
     def _raise_failure(self) -> None:
         if self._failure is not None and self._ended.is_set():
@@ -162,137 +151,51 @@ class KeyedWorkerPool(PoolBase[RecordT]):
 
     # The thread that polls
 
-    def _run(self) -> None:
-        workers = [
-            threading.Thread(target=self._work, name=f"worker-pool-{number}", daemon=True)
-            for number in range(self._settings.workers)
-        ]
-        self._own_threads = {threading.current_thread(), *workers}
-        try:
-            for worker in workers:
-                worker.start()
-            if self._topics is not None:
-                self._consumer.subscribe(self._topics, listener=self._listener)
-            while not self._is_stopping:
-                self._step(is_draining=False)
-        except BaseException as error:  # noqa: BLE001 - raised to those who wait for the pool
-            self._fail(error)
-        try:
-            self._drain_all()
-        except BaseException as error:  # noqa: BLE001 - as above
-            self._fail(error)
-        with self._lock:
-            self._are_workers_done = True
-            self._core.drop_queued()
-            self._work_there.notify_all()
-            # Threads of handlers that outlasted the time to drain are left to themselves.
-            has_stragglers = bool(self._core.running)
-        if not has_stragglers:
-            for worker in workers:
-                worker.join()
-        self._own_threads = set()
-        if self._failure is not None:
-            logger.error("the worker pool is stopping: %s", self._failure)
-        self._ended.set()
+    def _now_s(self) -> float:
+        return time.monotonic()
 
-    def _step(self, *, is_draining: bool) -> None:
-        assigned = self._consumer.assignment()
-        with self._lock:
-            pause, resume = self._pauses(assigned, all_of_them=is_draining)
-            is_all_paused = len(self._paused) == len(assigned) > 0
-        if pause:
-            self._consumer.pause(pause)
-        if resume:
-            self._consumer.resume(resume)
-        if is_all_paused:
-            # Nothing will be read: what is waited for is room, and the group only wants to be polled.
-            if is_draining:
-                self._await(lambda: self._core.is_idle(queued=True), self._settings.poll_timeout_s)
-            else:
-                self._await(lambda: self._has_room(assigned), self._settings.poll_timeout_s)
-        records = self._poll(0.0 if is_all_paused else self._settings.poll_timeout_s)
-        now_s = time.monotonic()
-        with self._lock:
-            self._sample(now_s, self._consumer)
-            if records:
-                self._work_there.notify(self._core.add(records))
-        if now_s >= self._commit_due_s:
-            self._commit_due_s = now_s + self._settings.commit_interval_s
-            self._commit()
-
-    def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
+    async def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
         before = self._is_stopping, self._failure
         with self._lock:
             self._awaited = lambda: condition() or (self._is_stopping, self._failure) != before
             self._progress.wait_for(self._awaited, timeout_s)
             self._awaited = None
 
-    def _poll(self, timeout_s: float) -> Sequence[RecordT]:
-        try:
-            return self._consumer.poll(timeout_s)
-        except RetriableError as error:
-            logger.warning("polling failed, retrying: %s", error)
-            self._await(lambda: False, self._settings.poll_timeout_s)
-            return ()
+    def _wake_poller(self) -> None:
+        self._progress.notify_all()
 
-    def _drain_all(self) -> None:
-        """Let what was begun come to its end while the consumer is polled on, and commit what is done."""
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        can_poll = self._can_poll_on()
-        while time.monotonic() < deadline_s:
-            with self._lock:
-                if self._drop_for_drain(None):
-                    break
-            if can_poll:
-                try:
-                    self._step(is_draining=True)
-                except ClientError as error:
-                    self._fail(error)
-                    can_poll = False
-            else:
-                self._await(lambda: self._core.is_idle(queued=True), deadline_s - time.monotonic())
-        else:
-            logger.warning(
-                "handlers still run after %s s: their records will be repeated",
-                self._settings.drain_timeout_s,
-            )
-        self._commit()
+    def _start_workers(self) -> None:
+        self._workers = [
+            threading.Thread(target=self._work, name=f"worker-pool-{number}", daemon=True)
+            for number in range(self._settings.workers)
+        ]
+        self._own_threads = {threading.current_thread(), *self._workers}
+        for worker in self._workers:
+            worker.start()
 
-    def _commit(self, partitions: Collection[TopicPartition] | None = None) -> None:
+    def _wake_workers(self, ready: int) -> None:
+        self._work_there.notify(ready)
+
+    def _end_workers(self) -> None:
         with self._lock:
-            offsets = self._core.committable(partitions)
-        if not offsets:
-            return
-        try:
-            self._consumer.commit_sync(offsets)
-        except ClientError as error:
-            self._bear_commit(error)
-        else:
-            with self._lock:
-                self._core.note_committed(offsets)
+            self._are_workers_done = True
+            self._work_there.notify_all()
+            # Threads of handlers that outlasted the time to drain are left to themselves.
+            has_stragglers = bool(self._core.running)
+        if not has_stragglers:
+            for worker in self._workers:
+                worker.join()
+        self._own_threads = set()
 
-    # Called by the listener, in poll
+    async def _give_up_waiting(self, partitions: Collection[TopicPartition] | None) -> None:
+        logger.warning(
+            "handlers still run after %s s: their records will be repeated%s",
+            self._settings.drain_timeout_s,
+            "" if partitions is None else " by other members",
+        )
 
-    def _revoke(self, partitions: Sequence[TopicPartition]) -> None:
-        """Let what was begun come to its end, commit what is done, and forget the partitions."""
-        deadline_s = time.monotonic() + self._settings.drain_timeout_s
-        while time.monotonic() < deadline_s:
-            with self._lock:
-                if self._drop_for_drain(partitions):
-                    break
-            self._await(lambda: self._core.is_idle(partitions, queued=True), deadline_s - time.monotonic())
-        else:
-            logger.warning("handlers of revoked partitions still run; other members will repeat their records")
-        try:
-            self._commit(partitions)
-        finally:
-            self._lose(partitions)
-
-    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
-        with self._lock:
-            self._core.give_up(partitions)
-            self._paused -= set(partitions)
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return run_blocking(coroutine)
 
     # The threads that work
 
@@ -307,12 +210,16 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                 self._handler(task.record)
             except BaseException as raised:  # noqa: BLE001 - a handler's error is counted, tried again or stops the pool
                 error = raised
-            if error is None or self._is_given_up_on(task, error):
+            if error is None or run_blocking(self._is_given_up_on(task, error)):
                 with self._lock:
                     # The lane's next record needs no other worker: this one continues with it.
                     self._core.finish(task)
                     if self._has_come():
                         self._progress.notify_all()
+            else:
+                with self._lock:
+                    # A retry may be due before this worker is free again.
+                    self._work_there.notify()
 
     def _next(self) -> Task[RecordT] | None:
         """The next record, as soon as there is one; None when the workers shall end."""
@@ -324,43 +231,166 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             due_s = self._core.next_retry_s()
             self._work_there.wait(None if due_s is None else max(0.0, due_s - now_s))
 
-    def _is_given_up_on(self, task: Task[RecordT], error: BaseException) -> bool:
-        """Whether a record that failed is left behind; otherwise it is tried again, or the pool stops at it."""
-        with self._lock:
-            decision = self._core.decide(task, error)
-            if decision is Decision.RETRY:
-                self._core.retry(task, time.monotonic())
-                self._work_there.notify()
-                self._progress.notify_all()
-        self._log_failure(task, error, decision)
-        if decision is Decision.HAND_OVER:
+
+class AsyncKeyedWorkerPool(PoolBase[RecordT]):
+    """Works on a consumer's records in parallel coroutines, and in order by key.
+
+    >>> from tidelog import AsyncConsumer, AsyncKeyedWorkerPool
+    >>> async with AsyncKeyedWorkerPool(consumer, handle, topics=["orders"]) as pool:  # doctest: +SKIP
+    ...     await pool.wait()
+    """
+
+    _is_async = True
+
+    def __init__(
+        self,
+        consumer: AsyncPooledConsumer[RecordT],
+        handler: AsyncHandler[RecordT],
+        *,
+        topics: Iterable[str] | None = None,
+        listener: RebalanceListener | None = None,
+        **options: Unpack[PoolOptions],
+    ) -> None:
+        """Nothing runs yet: `run()` works in the calling task until `stop()`, `async with` in one of its own.
+
+        The pool subscribes the consumer to `topics`, with a listener that calls yours; without them the consumer has
+        been given its partitions by `assign()`. From then on only the pool may use it. It must not commit by itself
+        (`enable.auto.commit=false`). `workers` is how many handlers run concurrently.
+        """
+        self._ended: asyncio.Event = asyncio.Event()
+        settings = PoolSettings.checked(**options)
+        # All of it runs in one event loop, and no change is interrupted by an await: there is nothing to lock.
+        super().__init__(consumer, consumer.commit, topics, listener, settings, nullcontext(), self._ended)
+        self._handler = handler
+        self._handling: dict[Task[RecordT], asyncio.Task[None]] = {}
+        self._progress = asyncio.Event()
+        self._retry_timer: asyncio.TimerHandle | None = None
+        self._poller: asyncio.Task[None] | None = None
+
+    # For the user
+
+    async def run(self) -> None:
+        """Poll, and let handlers run, until `stop()` is called or this is cancelled; raises what stopped the pool."""
+        await self.start().wait()
+
+    def start(self) -> Self:
+        """Do the same in a task of the pool's own."""
+        self._begin()
+        self._poller = asyncio.get_running_loop().create_task(self._run(), name="worker-pool")
+        return self
+
+    async def wait(self) -> None:
+        """Wait until the pool has ended; raises what stopped it. When this is cancelled the pool stops first."""
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self._request_stop()
+            await self._ended.wait()
+            raise
+        if self._failure is not None:
+            raise self._failure
+
+    async def stop(self) -> None:
+        """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
+
+        Returns when all has ended; raises what stopped the pool before. In a handler it asks the pool to stop and
+        returns immediately.
+        """
+        self._request_stop()
+        current = asyncio.current_task()
+        if self._has_begun and current is not self._poller and current not in self._handling.values():
+            await self.wait()
+
+    def _request_stop(self) -> None:
+        self._is_stopping = True
+        self._wake_poller()
+
+    async def __aenter__(self) -> Self:
+        return self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with after_block(error):
+            await self.stop()
+
+    # The task that polls
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        before = self._is_stopping, self._failure
+        self._awaited = lambda: condition() or (self._is_stopping, self._failure) != before
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._awaited():
+                    self._progress.clear()
+                    await self._progress.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._awaited = None
+
+    def _wake_poller(self) -> None:
+        self._progress.set()
+
+    def _start_workers(self) -> None:
+        """Tasks are started when there are records for them."""
+
+    def _end_workers(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+
+    async def _give_up_waiting(self, partitions: Collection[TopicPartition] | None) -> None:
+        tasks = [task for task in self._handling if partitions is None or task.progress.partition in partitions]
+        logger.warning("cancelling %d handlers that take too long to drain", len(tasks))
+        handling = self._cancel(tasks)
+        if handling:
+            await asyncio.wait(handling, timeout=_CANCEL_S)
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return coroutine
+
+    def _lose(self, partitions: Sequence[TopicPartition]) -> None:
+        super()._lose(partitions)
+        self._cancel([task for task in self._handling if task.progress.is_given_up])
+
+    def _cancel(self, tasks: Sequence[Task[RecordT]]) -> list[asyncio.Task[None]]:
+        self._cancelled.update(tasks)
+        handling = [self._handling[task] for task in tasks]
+        for each in handling:
+            each.cancel()
+        return handling
+
+    # The tasks that work
+
+    def _wake_workers(self, ready: int) -> None:
+        """Start as many records as may run concurrently."""
+        loop = asyncio.get_running_loop()
+        while len(self._handling) < self._settings.workers:
+            task = self._core.take(loop.time())
+            if task is None:
+                break
+            self._handling[task] = loop.create_task(self._handle(task))
+        due_s = self._core.next_retry_s()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if due_s is not None and not self._ended.is_set():
+            self._retry_timer = loop.call_at(due_s, self._wake_workers, 0)
+
+    async def _handle(self, task: Task[RecordT]) -> None:
+        try:
             try:
-                self._hand_over(task.record, error)
-            except BaseException as raised:  # noqa: BLE001 - without it the record would be lost
-                error, decision = raised, Decision.STOP
-        with self._lock:
-            if decision is Decision.STOP:
-                # The record stays unfinished, so nothing behind it is committed.
-                self._stop_at(task, error)
-                self._is_stopping = True
-                self._progress.notify_all()
-            return self._counts_as_left_behind(decision)
-
-
-class _PoolListener(RebalanceListener):
-    """Tells the pool of partitions that come and go, and then the user's listener."""
-
-    def __init__(self, pool: KeyedWorkerPool[Any], listener: RebalanceListener | None) -> None:
-        self._pool = pool
-        self._listener = listener or RebalanceListener()
-
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        self._listener.on_partitions_assigned(partitions)
-
-    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._pool._revoke(partitions)
-        self._listener.on_partitions_revoked(partitions)
-
-    def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
-        self._pool._lose(partitions)
-        self._listener.on_partitions_lost(partitions)
+                await self._handler(task.record)
+            except BaseException as error:  # noqa: BLE001 - it is counted, tried again or stops the pool
+                if not await self._is_given_up_on(task, error):
+                    return
+            self._core.finish(task)
+        finally:
+            del self._handling[task]
+            self._cancelled.discard(task)
+            self._wake_workers(0)
+            if self._has_come():
+                self._progress.set()

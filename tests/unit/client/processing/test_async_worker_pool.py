@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -84,6 +85,31 @@ def test_a_record_that_can_not_be_handled_stops_the_pool(group_of: Any, fake_asy
     run(main())
     assert group.committed == {group.places[0]: 10}
     assert handled == list(range(10))
+
+
+def test_a_retry_without_backoff_begins_after_the_attempt_before_it(group_of: Any, fake_async_consumer: Any) -> None:
+    attempts: list[int] = []
+
+    async def handle(record: Any) -> None:
+        attempts.append(record.offset)
+        await asyncio.sleep(0)
+        if attempts.count(record.offset) < 3:
+            raise ValueError("not yet")
+
+    group = group_of([["a"] * 5])
+    errors: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        consumer = fake_async_consumer(group)
+        async with AsyncKeyedWorkerPool(consumer, handle, workers=4, retry_backoff_s=0, **OPTIONS) as pool:
+            await until(lambda: pool.metrics().done == 5)
+        gc.collect()
+
+    run(main())
+    assert errors == []
+    assert attempts == [offset for offset in range(5) for _ in range(3)]
+    assert group.committed == group.end()
 
 
 def test_a_handler_that_cancels_itself_has_failed(group_of: Any, fake_async_consumer: Any) -> None:
