@@ -13,12 +13,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.controller.requests import NewTopic
-from tidelog.metadata.store import MetadataStoreError
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from tidelog.broker.replica_manager import ReplicaManager
-    from tidelog.controller import Controller
+    from tidelog.broker.topic_creation import TopicCreation
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +24,18 @@ logger = logging.getLogger(__name__)
 class AutoTopicCreation:
     """The topics being created because a client asked for their metadata."""
 
-    def __init__(self) -> None:
+    def __init__(self, creation: TopicCreation) -> None:
+        self._creation = creation
         self._in_work: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, controller: Controller, replicas: ReplicaManager, names: Sequence[str]) -> None:
+    def start(self, names: Sequence[str]) -> None:
         """Have the controller create these topics with the broker's defaults, in the background."""
         wanted = [name for name in names if name not in self._in_work]
         if not wanted:
             return
         self._in_work.update(wanted)
-        task = asyncio.get_running_loop().create_task(self._create(controller, replicas, wanted))
+        task = asyncio.get_running_loop().create_task(self._create(wanted))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -49,11 +48,10 @@ class AutoTopicCreation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _create(self, controller: Controller, replicas: ReplicaManager, names: Sequence[str]) -> None:
+    async def _create(self, names: Sequence[str]) -> None:
         try:
-            results = await controller.create_topics([NewTopic(name) for name in names])
-            await replicas.wait_until_opened(result.topic_id for result in results)
-        except MetadataStoreError as error:
+            results = await self._creation.create([NewTopic(name) for name in names])
+        except KafkaError as error:
             logger.warning("could not create topics %s on a client's first use: %s", ", ".join(names), error)
             return
         finally:

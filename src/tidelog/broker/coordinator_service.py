@@ -29,8 +29,9 @@ from tidelog.records import Compression, CorruptBatchError, encode_batch
 if TYPE_CHECKING:
     from tidelog.broker.replica_manager import ReplicaManager
     from tidelog.broker.request_context import RequestContext
+    from tidelog.broker.topic_creation import TopicCreation
     from tidelog.common.clock import Clock
-    from tidelog.controller import Controller
+    from tidelog.controller.cluster_view import ClusterView
     from tidelog.controller.image import BrokerInfo, ClusterImage
     from tidelog.controller.requests import NewTopic
     from tidelog.log.txn_guard import TransactionGuard
@@ -90,18 +91,19 @@ class CoordinatorService(ABC, Generic[ShardT]):
         self,
         *,
         clock: Clock,
-        controller: Controller,
+        cluster: ClusterView,
+        creation: TopicCreation,
         replicas: ReplicaManager,
         commit_timeout_ms: int,
         compression: Compression,
     ) -> None:
         """To be made on the running event loop."""
         self._clock = clock
-        self._controller = controller
+        self._cluster = cluster
         self._replicas = replicas
         self._commit_timeout_ms = commit_timeout_ms
         self._compression = compression
-        self._creation = InternalTopicCreation(self._new_topic, controller, replicas)
+        self._creation = InternalTopicCreation(self._new_topic, cluster, creation)
         self._loop = asyncio.get_running_loop()
         self._timers = TimerHeap(clock, self._on_timer)
         self._held: dict[int, Held[ShardT]] = {}
@@ -150,9 +152,9 @@ class CoordinatorService(ABC, Generic[ShardT]):
 
     async def find_coordinator(self, key: str) -> BrokerInfo | None:
         """The broker that coordinates this id; creates the topic on the first request."""
-        if self.topic not in self._controller.image.topics or self._creation.is_running:
+        if self.topic not in self._cluster.image.topics or self._creation.is_running:
             await self._creation.ensure()
-        return coordinator_of(key, self.topic, self._controller.image)
+        return coordinator_of(key, self.topic, self._cluster.image)
 
     def shard_of(self, key: str) -> ShardT:
         """This broker's shard for the id; raises KafkaError if it isn't here or isn't ready."""
@@ -165,7 +167,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
         return [held.shard for held in self._held.values()]
 
     def _find(self, key: str) -> Held[ShardT]:
-        topic = self._controller.image.topics.get(self.topic)
+        topic = self._cluster.image.topics.get(self.topic)
         if topic is None:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         index = partition_for(key, len(topic.partitions))

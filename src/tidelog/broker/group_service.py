@@ -27,9 +27,10 @@ from tidelog.records.batch import NO_SEQUENCE
 
 if TYPE_CHECKING:
     from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.topic_creation import TopicCreation
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings
-    from tidelog.controller import Controller
+    from tidelog.controller.cluster_view import ClusterView
     from tidelog.controller.image import ClusterImage
     from tidelog.controller.requests import NewTopic
     from tidelog.protocol.messages.k28_txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -63,11 +64,20 @@ class GroupService(CoordinatorService[GroupShard]):
     topic = OFFSETS_TOPIC
     noun = "groups"
 
-    def __init__(self, *, settings: Settings, clock: Clock, controller: Controller, replicas: ReplicaManager) -> None:
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        cluster: ClusterView,
+        creation: TopicCreation,
+        replicas: ReplicaManager,
+    ) -> None:
         """To be made on the running event loop."""
         super().__init__(
             clock=clock,
-            controller=controller,
+            cluster=cluster,
+            creation=creation,
             replicas=replicas,
             commit_timeout_ms=settings.get_int("offsets.commit.timeout.ms"),
             compression=Compression(settings.get_int("offsets.topic.compression.codec")),
@@ -76,13 +86,13 @@ class GroupService(CoordinatorService[GroupShard]):
         self._config = group_config(settings)
         self._memory = GroupMemory(self._config.tidelog_group_coordinator_max_bytes)
         self._load_buffer_bytes = settings.get_int("offsets.load.buffer.size")
-        self._topics = ClusterTopics(controller.image)
+        self._topics = ClusterTopics(cluster.image)
         self._unsubscribe: Callable[[], None] | None = None
         self._markers_while_loading: dict[Held[GroupShard], list[tuple[int, bool]]] = {}
 
     def start(self) -> None:
-        self._topics = ClusterTopics(self._controller.image)
-        self._unsubscribe = self._controller.subscribe(self._on_image)
+        self._topics = ClusterTopics(self._cluster.image)
+        self._unsubscribe = self._cluster.subscribe(self._on_image)
         self._replicas.on_txn_marker = self._on_txn_marker
         super().start()
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.controller.image import BrokerInfo, ClusterImage
 from tidelog.controller.requests import NewTopic
-from tidelog.metadata.store import MetadataStoreError
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.topic_creation import TopicCreation
     from tidelog.common.settings import Settings
-    from tidelog.controller import Controller
+    from tidelog.controller.cluster_view import ClusterView
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +77,11 @@ class InternalTopicCreation:
     """Creates the topic when it is first needed."""
 
     def __init__(
-        self, new_topic: Callable[[ClusterImage], NewTopic], controller: Controller, replicas: ReplicaManager
+        self, new_topic: Callable[[ClusterImage], NewTopic], cluster: ClusterView, creation: TopicCreation
     ) -> None:
         self._new_topic = new_topic
-        self._controller = controller
-        self._replicas = replicas
+        self._cluster = cluster
+        self._creation = creation
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -106,15 +105,11 @@ class InternalTopicCreation:
         self._task = None
 
     async def _create(self) -> None:
-        topic = self._new_topic(self._controller.image)
+        topic = self._new_topic(self._cluster.image)
         try:
-            (result,) = await self._controller.create_topics([topic])
-        except MetadataStoreError as error:
+            (result,) = await self._creation.create([topic])
+        except KafkaError as error:
             logger.warning("could not create %s: %s", topic.name, error)
             return
         if result.error not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             logger.warning("could not create %s: %s", topic.name, result.message)
-            return
-        created = self._controller.image.topics.get(topic.name)
-        if created is not None:
-            await self._replicas.wait_until_opened([created.topic_id])

@@ -12,8 +12,9 @@ from __future__ import annotations
 import uuid
 
 from tidelog.broker.authorized_operations import NOT_ASKED_FOR
+from tidelog.common.endpoint import Endpoint
 from tidelog.common.steps import Steps
-from tidelog.controller.image import EMPTY_IMAGE, NO_LEADER, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.image import EMPTY_IMAGE, NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k03_metadata import (
     MetadataResponseBroker,
@@ -30,7 +31,8 @@ class MetadataView:
     def __init__(self) -> None:
         self._image = EMPTY_IMAGE
         self.live_brokers: frozenset[int] = frozenset()
-        self.brokers: list[MetadataResponseBroker] = []
+        # By the listener that a client came in by.
+        self._brokers: dict[str, list[MetadataResponseBroker]] = {}
         self._topics: dict[uuid.UUID, tuple[TopicImage, MetadataResponseTopic]] = {}
 
     def follow(self, image: ClusterImage) -> None:
@@ -43,11 +45,18 @@ class MetadataView:
         elif len(self._topics) > len(image.topics):
             self._topics = {key: known for key, known in self._topics.items() if key in image.topics_by_id}
         self._image, self.live_brokers = image, live_brokers
-        self.brokers = [
-            MetadataResponseBroker(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
-            for broker in image.brokers.values()
-            if not broker.fenced
-        ]
+        self._brokers.clear()
+
+    def brokers(self, listener_name: str) -> list[MetadataResponseBroker]:
+        """The live brokers, where clients of this listener reach them."""
+        known = self._brokers.get(listener_name)
+        if known is None:
+            known = self._brokers[listener_name] = [
+                _broker_message(broker, broker.endpoint(listener_name))
+                for broker in self._image.brokers.values()
+                if not broker.fenced
+            ]
+        return known
 
     def topic(self, topic: TopicImage, opening_from: int | None = None) -> Steps[MetadataResponseTopic]:
         """A topic of the followed image without authorized operations, without what is still being opened."""
@@ -103,3 +112,7 @@ class MetadataView:
             isr_nodes=list(state.isr),
             offline_replicas=[replica for replica in state.replicas if replica not in self.live_brokers],
         )
+
+
+def _broker_message(broker: BrokerInfo, endpoint: Endpoint) -> MetadataResponseBroker:
+    return MetadataResponseBroker(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)

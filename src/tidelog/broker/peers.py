@@ -15,6 +15,7 @@ from tidelog.client.address import Address
 from tidelog.client.errors import ClientError, ClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
+from tidelog.common.endpoint import PLAINTEXT
 
 if TYPE_CHECKING:
     from tidelog.controller.image import BrokerInfo, ClusterImage
@@ -58,7 +59,9 @@ class _Peer:
 class Peers:
     """The other brokers, by node id."""
 
-    def __init__(self, node_id: int) -> None:
+    def __init__(self, node_id: int, listener_name: str = PLAINTEXT) -> None:
+        """`listener_name` is the listener that brokers reach each other by."""
+        self._listener_name = listener_name
         self._client_id = f"broker-{node_id}"
         self._peers: dict[int, _Peer] = {}
         self._is_closed = False
@@ -66,7 +69,7 @@ class Peers:
     def follow(self, image: ClusterImage) -> None:
         """Take over the addresses of this image. Brokers it does not name stay known: it may be an old one."""
         for broker in image.brokers.values():
-            self.learn(broker.node_id, _address(broker))
+            self.learn(broker.node_id, _address(broker, self._listener_name))
 
     def learn(self, node_id: int, address: Address) -> None:
         """Where a broker can be reached: for a broker that has no image yet, or an old one."""
@@ -186,8 +189,9 @@ class Peers:
         return connection
 
 
-def _address(broker: BrokerInfo) -> Address:
-    return Address(broker.host, broker.port)
+def _address(broker: BrokerInfo, listener_name: str) -> Address:
+    _, host, port = broker.endpoint(listener_name)
+    return Address(host, port)
 
 
 def _not_reached(node_id: int, peer: _Peer, timeout_s: float) -> ConnectError:

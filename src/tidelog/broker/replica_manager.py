@@ -28,6 +28,7 @@ from tidelog.broker.record_checks import RecordChecks
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.broker.txn_verification import TransactionVerification
 from tidelog.common.clock import Clock
+from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
 from tidelog.common.steps import Steps, run_through
@@ -276,10 +277,10 @@ class ReplicaManager:
             return None
         return found.partitions[index]
 
-    def endpoints(self, node_ids: Iterable[int]) -> list[BrokerInfo]:
-        """The known brokers among these ids, so that clients can be redirected (KIP-951)."""
-        brokers = self.image.brokers
-        return [brokers[node_id] for node_id in sorted(set(node_ids)) if node_id in brokers]
+    def endpoints(self, node_ids: Iterable[int], listener_name: str) -> list[tuple[BrokerInfo, Endpoint]]:
+        """The known brokers among these ids and where clients of a listener find them (KIP-951)."""
+        found = (self.image.brokers.get(node_id) for node_id in sorted(set(node_ids)))
+        return [(broker, broker.endpoint(listener_name)) for broker in found if broker is not None]
 
     # Writing
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tidelog.broker.auto_create import AutoTopicCreation
 from tidelog.broker.metadata_view import MetadataView
 
 if TYPE_CHECKING:
+    from tidelog.broker.auto_create import AutoTopicCreation
+    from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.group_service import GroupService
     from tidelog.broker.producer_ids import ProducerIdAllocator
     from tidelog.broker.replica_manager import ReplicaManager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings, SettingsTable
     from tidelog.controller import Controller
+    from tidelog.controller.cluster_view import ClusterView
     from tidelog.log import LogManager
 
 
@@ -41,15 +43,17 @@ class BrokerServices:
     clock: Clock
     settings: Settings
     table: SettingsTable
+    # The cluster as this broker knows it.
+    cluster: ClusterView
+    # What changes the cluster, if this broker is its controller.
     controller: Controller
+    # The way to the controller, wherever it is.
+    channel: ControllerChannel
     logs: LogManager
     replicas: ReplicaManager
     producer_ids: ProducerIdAllocator
     groups: GroupService
     transactions: TransactionService
-    # The address that clients get, from advertised.listeners; it need not be the one that is bound.
-    host: str
-    port: int
+    auto_topic_creation: AutoTopicCreation
     features: dict[str, FeatureRange] = field(default_factory=dict)
-    auto_topic_creation: AutoTopicCreation = field(default_factory=AutoTopicCreation)
     metadata_view: MetadataView = field(default_factory=MetadataView)

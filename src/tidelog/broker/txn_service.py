@@ -31,9 +31,10 @@ from tidelog.records import Compression
 if TYPE_CHECKING:
     from tidelog.broker.producer_ids import ProducerIdAllocator
     from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.topic_creation import TopicCreation
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings
-    from tidelog.controller import Controller
+    from tidelog.controller.cluster_view import ClusterView
     from tidelog.controller.image import ClusterImage
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
         *,
         settings: Settings,
         clock: Clock,
-        controller: Controller,
+        cluster: ClusterView,
+        creation: TopicCreation,
         replicas: ReplicaManager,
         producer_ids: ProducerIdAllocator,
         markers: MarkerWriter,
@@ -71,7 +73,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
         """Create it on the running event loop."""
         super().__init__(
             clock=clock,
-            controller=controller,
+            cluster=cluster,
+            creation=creation,
             replicas=replicas,
             commit_timeout_ms=_COMMIT_TIMEOUT_MS,
             # As in Kafka: a compressed log would be slower to load, and these records are small.
@@ -123,7 +126,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         add: bool,
     ) -> Mapping[TopicPartition, ErrorCode]:
         """Whether each partition is part of the producer's open transaction; `add` adds it. Raises KafkaError."""
-        if self.topic not in self._controller.image.topics:
+        if self.topic not in self._cluster.image.topics:
             # Nobody has looked for a coordinator yet, so no producer has a transaction.
             return dict.fromkeys(partitions, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
         producer = ProducerIdentity(producer_id, producer_epoch)

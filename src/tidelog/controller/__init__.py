@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidelog.controller.cluster_view import ClusterView
 from tidelog.controller.controller import Controller
 from tidelog.controller.image import (
     NO_LEADER,
@@ -33,6 +34,7 @@ __all__ = [
     "NO_LEADER",
     "BrokerInfo",
     "ClusterImage",
+    "ClusterView",
     "ConfigAlteration",
     "ConfigReplacement",
     "ConfigResult",

@@ -1,7 +1,7 @@
 """The controller: the one writer of the cluster's metadata.
 
 What always holds: changes are made one after another, first in the store and then in the image, so the image never
-shows what could be lost; subscribers see every image in order, on the event loop; a caller can be cancelled without
+shows what could be lost; every image is published in the broker's `ClusterView`; a caller can be cancelled without
 leaving the image and the store out of step. When a write fails in a way that leaves doubt about the store's state
 (another controller was elected, the session ended, the store failed), this controller resigns and stands for election
 again, which reloads everything. Requests that arrive meanwhile wait for the outcome: they proceed once this controller
@@ -25,6 +25,7 @@ from tidelog.common.ids import random_uuid, uuid_to_text
 from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
+from tidelog.controller.cluster_view import ClusterView
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
 from tidelog.controller.loading import load
@@ -62,7 +63,6 @@ machine that has just been woken up may be slow."""
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
 
-Subscriber = Callable[[ClusterImage, ClusterImage], None]
 _T = TypeVar("_T")
 _Result = TypeVar("_Result", TopicResult, DeleteResult, PartitionsResult, ConfigResult)
 
@@ -81,8 +81,11 @@ class Controller:
         settings: Settings,
         *,
         node_id: int,
+        view: ClusterView | None = None,
         session_ttl_ms: float = SESSION_TTL_MS,
     ) -> None:
+        """What it commits is published in `view`, for the parts of the same broker."""
+        self.view = ClusterView() if view is None else view
         self._store = store
         self._clock = clock
         self._settings = settings
@@ -94,7 +97,6 @@ class Controller:
         self.deleted_topic_ids: frozenset[uuid.UUID] = frozenset()
         # Epochs of the brokers that registered with this object; any other broker may be dead.
         self._registered: dict[int, int] = {}
-        self._subscribers: list[Subscriber] = []
         # Taken by every change, for as long as it is being written.
         self._lock = asyncio.Lock()
         self._ledger: Ledger | None = None
@@ -110,7 +112,7 @@ class Controller:
 
     @property
     def image(self) -> ClusterImage:
-        """The cluster as last committed."""
+        """The cluster as this controller last committed it."""
         return self._image
 
     @property
@@ -122,11 +124,6 @@ class Controller:
     def epoch(self) -> int:
         """The controller epoch of its election; -1 while it is not the controller."""
         return -1 if self._ledger is None else self._ledger.epoch
-
-    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call with the image before and after every change; returns the function that ends it."""
-        self._subscribers.append(subscriber)
-        return lambda: self._subscribers.remove(subscriber)
 
     async def start(self, timeout_s: float = 30) -> None:
         """Become controller and load the image; waits while another controller is active."""
@@ -154,24 +151,14 @@ class Controller:
             self._ledger = None
             await self._close_session()
 
-    async def register_broker(
-        self,
-        node_id: int,
-        host: str,
-        port: int,
-        rack: str | None = None,
-        directories: Sequence[uuid.UUID] = (),
-        *,
-        clean_shutdown: bool,
-    ) -> int:
+    async def register_broker(self, broker: BrokerInfo, *, clean_shutdown: bool) -> int:
         """Register a broker that has started; returns its new epoch. Raises KafkaError NOT_CONTROLLER."""
-        broker = BrokerInfo(node_id, -1, host, port, rack, False, tuple(directories))
 
         def plan(image: ClusterImage) -> Change[int]:
             return changes.register_broker(broker, image, self._settings, clean_shutdown=clean_shutdown)
 
         epoch = await self._commit(plan)
-        self._registered[node_id] = epoch
+        self._registered[broker.node_id] = epoch
         return epoch
 
     async def fence_brokers(self, node_ids: Collection[int]) -> None:
@@ -371,9 +358,8 @@ class Controller:
             return change.results
 
     def _publish(self, image: ClusterImage) -> None:
-        old, self._image = self._image, image
-        for subscriber in tuple(self._subscribers):
-            subscriber(old, image)
+        self._image = image
+        self.view.publish(image)
 
     def _resign(self, reason: str) -> None:
         logger.warning("no longer the controller: %s", reason)
@@ -445,7 +431,7 @@ class Controller:
         rev = await ledger.write(writes) if writes else ledger.elected_rev
         async with self._lock:
             self._next_producer_id = loaded.next_producer_id
-            self.deleted_topic_ids = loaded.deleted_topic_ids
+            self.deleted_topic_ids = frozenset(loaded.deleted_topics)
             self._resigned.clear()
             self._ledger = ledger
             self._election_error = None

@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Final
 
 from tidelog.common.checks import collision_key
+from tidelog.common.endpoint import Endpoint
+from tidelog.common.ids import ZERO_UUID
 from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 NO_LEADER: Final = -1
@@ -33,17 +35,25 @@ class LeaderRecoveryState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """One registered broker. `epoch` is new at every start of it (KIP-380)."""
+    """One registered broker. `epoch` is new with every registration of it (KIP-380)."""
 
     node_id: int
     epoch: int
-    host: str
-    port: int
+    # Where it can be reached, one address a listener.
+    endpoints: tuple[Endpoint, ...]
     rack: str | None = None
     fenced: bool = False
     directories: tuple[uuid.UUID, ...] = ()
     # It is about to stop, and hands over what it leads.
     in_controlled_shutdown: bool = False
+    # Which start of the broker registered: the one that holds the store's key for this node id is alive.
+    incarnation: uuid.UUID = ZERO_UUID
+    # The lowest and the highest level of each feature that it supports (KIP-584).
+    features: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def endpoint(self, listener_name: str) -> Endpoint:
+        """Where those reach it who came in by a listener of this name; the first address if it has no such listener."""
+        return next((each for each in self.endpoints if each.listener_name == listener_name), self.endpoints[0])
 
     @property
     def is_active(self) -> bool:

@@ -23,7 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from tidelog.common.ids import uuid_from_text, uuid_to_text
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
+from tidelog.common.ids import ZERO_UUID, uuid_from_text, uuid_to_text
 from tidelog.controller.image import BrokerInfo, LeaderRecoveryState, PartitionState, TopicImage
 
 LAYOUT_VERSION: Final = 1
@@ -76,6 +77,12 @@ def chunk_key(topic_id: uuid.UUID, chunk: int) -> str:
     return f"{PARTITIONS}{uuid_to_text(topic_id)}/{chunk:05d}"
 
 
+def parse_chunk_key(key: str) -> tuple[uuid.UUID, int]:
+    """The topic id and the number of the chunk."""
+    topic_id, chunk = key.removeprefix(PARTITIONS).split("/")
+    return uuid_from_text(topic_id), int(chunk)
+
+
 def broker_configs_key(name: str) -> str:
     return f"{BROKER_CONFIGS}{name or 'default'}"
 
@@ -113,14 +120,17 @@ def parse_topic(record: Record) -> TopicRecord:
 def broker_record(broker: BrokerInfo) -> Record:
     record: Record = {
         "epoch": broker.epoch,
-        "host": broker.host,
-        "port": broker.port,
+        "endpoints": [[each.listener_name, each.host, each.port] for each in broker.endpoints],
         "rack": broker.rack,
         "fenced": broker.fenced,
         "directories": [uuid_to_text(directory) for directory in broker.directories],
     }
     if broker.in_controlled_shutdown:
         record["in_controlled_shutdown"] = True
+    if broker.incarnation != ZERO_UUID:
+        record["incarnation"] = uuid_to_text(broker.incarnation)
+    if broker.features:
+        record["features"] = {name: list(levels) for name, levels in broker.features.items()}
     return record
 
 
@@ -128,13 +138,21 @@ def parse_broker(key: str, record: Record) -> BrokerInfo:
     return BrokerInfo(
         node_id=int(key.removeprefix(BROKERS)),
         epoch=int(record["epoch"]),
-        host=str(record["host"]),
-        port=int(record["port"]),
+        endpoints=_parse_endpoints(record),
         rack=record["rack"],
         fenced=bool(record["fenced"]),
         directories=tuple(uuid_from_text(text) for text in record["directories"]),
         in_controlled_shutdown=bool(record.get("in_controlled_shutdown", False)),
+        incarnation=uuid_from_text(record["incarnation"]) if "incarnation" in record else ZERO_UUID,
+        features={name: (low, high) for name, (low, high) in record.get("features", {}).items()},
     )
+
+
+def _parse_endpoints(record: Record) -> tuple[Endpoint, ...]:
+    if "endpoints" not in record:
+        # As it was before brokers had several listeners.
+        return (Endpoint(PLAINTEXT, str(record["host"]), int(record["port"])),)
+    return tuple(Endpoint(str(name), str(host), int(port)) for name, host, port in record["endpoints"])
 
 
 def chunk_records(

@@ -18,7 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidelog.broker import handlers
+from tidelog.broker.auto_create import AutoTopicCreation
 from tidelog.broker.connection_set import ConnectionSet, NetworkLimits
+from tidelog.broker.controller_channel import LocalControllerChannel
 from tidelog.broker.dispatch import Dispatcher
 from tidelog.broker.group_service import GroupService
 from tidelog.broker.listener import Listener, bind
@@ -26,6 +28,7 @@ from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.services import BrokerServices, FeatureRange
 from tidelog.broker.topic_config import LogConfigs, broker_value
+from tidelog.broker.topic_creation import TopicCreation
 from tidelog.broker.txn_markers import LocalMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import Clock, SystemClock
@@ -33,7 +36,7 @@ from tidelog.common.endpoint import Endpoint, parse_endpoint
 from tidelog.common.ids import uuid_to_text
 from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
-from tidelog.controller import ClusterImage, Controller
+from tidelog.controller import BrokerInfo, ClusterImage, Controller
 from tidelog.controller.image import EMPTY_IMAGE
 from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.log import DataDirectoryError, LogManager
@@ -118,14 +121,15 @@ class BrokerServer:
         await self._load_logs(logs, controller)
         services = self._services = self._make_services(controller, logs)
         self._open.push_async_callback(services.auto_topic_creation.close)
-        self.broker_epoch = await controller.register_broker(
+        broker = BrokerInfo(
             self.node_id,
-            services.host,
-            services.port,
+            -1,
+            (self._advertised(),),
             self.settings["broker.rack"],
-            self._directory_ids,
-            clean_shutdown=logs.was_clean_shutdown,
+            directories=tuple(self._directory_ids),
+            features={name: (each.version_min, each.version_max) for name, each in services.features.items()},
         )
+        self.broker_epoch = await controller.register_broker(broker, clean_shutdown=logs.was_clean_shutdown)
         await services.replicas.settled()
         services.groups.start()
         services.transactions.start()
@@ -192,22 +196,27 @@ class BrokerServer:
 
     def _make_services(self, controller: Controller, logs: LogManager) -> BrokerServices:
         handlers.load_all()
-        advertised = self._advertised()
+        cluster = controller.view
         table = self.settings.table
         replicas = ReplicaManager(
             node_id=self.node_id, logs=logs, settings=self.settings, table=table, clock=self.clock
         )
         self._open.push_async_callback(replicas.close)
-        self._open.callback(controller.subscribe(replicas.apply))
-        replicas.apply(EMPTY_IMAGE, controller.image)
+        self._open.callback(cluster.subscribe(replicas.apply))
+        replicas.apply(EMPTY_IMAGE, cluster.image)
+        channel = LocalControllerChannel(lambda: self.services)
+        creation = TopicCreation(channel, cluster, replicas)
         producer_ids = ProducerIdAllocator(controller.allocate_producer_ids)
         self._open.push_async_callback(producer_ids.close)
-        groups = GroupService(settings=self.settings, clock=self.clock, controller=controller, replicas=replicas)
+        groups = GroupService(
+            settings=self.settings, clock=self.clock, cluster=cluster, creation=creation, replicas=replicas
+        )
         self._open.push_async_callback(groups.close)
         transactions = TransactionService(
             settings=self.settings,
             clock=self.clock,
-            controller=controller,
+            cluster=cluster,
+            creation=creation,
             replicas=replicas,
             producer_ids=producer_ids,
             markers=LocalMarkerWriter(replicas),
@@ -216,18 +225,19 @@ class BrokerServer:
         replicas.transactions.verifier = transactions
         return BrokerServices(
             node_id=self.node_id,
-            cluster_id=controller.image.cluster_id,
+            cluster_id=cluster.image.cluster_id,
             clock=self.clock,
             settings=self.settings,
             table=table,
+            cluster=cluster,
             controller=controller,
+            channel=channel,
             logs=logs,
             replicas=replicas,
             producer_ids=producer_ids,
             groups=groups,
             transactions=transactions,
-            host=advertised.host,
-            port=advertised.port,
+            auto_topic_creation=AutoTopicCreation(creation),
             features={
                 # Level 1 is the group protocol in which the broker assigns partitions (KIP-848).
                 "group.version": FeatureRange(0, 1, 1),
@@ -296,8 +306,8 @@ class BrokerServer:
                 "transaction.partition.verification.enable": verify_transactions,
             },
         )
-        dynamic.follow(EMPTY_IMAGE, services.controller.image)
-        self._open.callback(services.controller.subscribe(dynamic.follow))
+        dynamic.follow(EMPTY_IMAGE, services.cluster.image)
+        self._open.callback(services.cluster.subscribe(dynamic.follow))
 
 
 def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -> list[uuid.UUID]:

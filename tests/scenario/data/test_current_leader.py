@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID
+from tidelog.controller.image import BrokerInfo
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tidelog.protocol.messages.k19_create_topics import (
@@ -38,7 +40,8 @@ def pair() -> Iterator[Broker]:
     """A broker whose cluster has another member, by name only: nobody listens there."""
 
     async def register(server: BrokerServer) -> None:
-        await server.services.controller.register_broker(OTHER, HOST, PORT, RACK, clean_shutdown=True)
+        other = BrokerInfo(OTHER, -1, (Endpoint(PLAINTEXT, HOST, PORT),), RACK)
+        await server.services.controller.register_broker(other, clean_shutdown=True)
 
     with Broker() as broker:
         broker.call(register)

@@ -8,11 +8,14 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tidelog.common.clock import SystemClock
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
 from tidelog.controller import ConfigReplacement, Controller, NewPartitions, NewTopic, TopicResult
+from tidelog.controller.image import BrokerInfo
 from tidelog.metadata.liveness import boot_time_ms
 from tidelog.metadata.sqlite import SqliteStore
 from tidelog.protocol import ErrorCode
@@ -20,17 +23,21 @@ from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 OpenStore = Callable[..., SqliteStore]
 
+BROKER = BrokerInfo(0, -1, (Endpoint(PLAINTEXT, "host", 9092),))
+
 CREATE_FOREVER = """
 import asyncio, sys
 from tidelog.common.clock import SystemClock
+from tidelog.common.endpoint import Endpoint
 from tidelog.common.settings import Settings
-from tidelog.controller import Controller, NewTopic
+from tidelog.controller import BrokerInfo, Controller, NewTopic
 from tidelog.metadata import SqliteStore
 from tidelog.server.settings_table import TABLE
 async def main():
     controller = Controller(SqliteStore(sys.argv[1]), SystemClock(), Settings(TABLE), node_id=0)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=False)
+    broker = BrokerInfo(0, -1, (Endpoint("PLAINTEXT", "host", 9092),))
+    await controller.register_broker(broker, clean_shutdown=False)
     count = len(controller.image.topics)
     while True:
         (result,) = await controller.create_topics([NewTopic("t%d" % count, 200)])
@@ -45,7 +52,7 @@ asyncio.run(main())
 async def test_everything_is_there_after_a_restart(open_sqlite: OpenStore, settings: Settings) -> None:
     first = Controller(open_sqlite(), SystemClock(), settings, node_id=0)
     await first.start()
-    await first.register_broker(0, "host", 9092, "rack", clean_shutdown=True)
+    await first.register_broker(replace(BROKER, rack="rack"), clean_shutdown=True)
     await first.create_topics([NewTopic("a", 130, configs={"retention.ms": "5"}), NewTopic("b"), NewTopic("c")])
     await first.delete_topics(["b"])
     await first.create_partitions([NewPartitions("c", 3)])
@@ -59,20 +66,20 @@ async def test_everything_is_there_after_a_restart(open_sqlite: OpenStore, setti
     assert second.image.configs == first.image.configs
     assert second.image.revision > first.image.revision
     old_epoch = first.image.brokers[0].epoch
-    assert await second.register_broker(0, "host", 9092, "rack", clean_shutdown=True) > old_epoch
+    assert await second.register_broker(replace(BROKER, rack="rack"), clean_shutdown=True) > old_epoch
     await second.close()
 
 
 async def test_five_thousand_topics_are_made_and_taken_over(open_sqlite: OpenStore, settings: Settings) -> None:
     controller = Controller(open_sqlite(), SystemClock(), settings, node_id=0)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     results = await controller.create_topics([NewTopic(f"t{n}", 1) for n in range(5_000)])
     assert {result.error for result in results} == {ErrorCode.NONE}
     await controller.close()
     again = Controller(open_sqlite(), SystemClock(), settings, node_id=0)
     await again.start()
-    await again.register_broker(0, "host", 9092, clean_shutdown=False)
+    await again.register_broker(BROKER, clean_shutdown=False)
     epochs = {state.leader_epoch for topic in again.image.topics.values() for state in topic.partitions}
     assert (len(again.image.topics), epochs) == (5_000, {1})
     await again.close()
@@ -121,7 +128,7 @@ async def test_two_controllers_on_one_file_take_turns(
     first, second = controllers
     await first.start()
     waiting = asyncio.create_task(second.start())
-    await first.register_broker(0, "host", 9092, clean_shutdown=True)
+    await first.register_broker(BROKER, clean_shutdown=True)
     result: list[TopicResult] = await first.create_topics([NewTopic("a")])
     assert result[0].error is ErrorCode.NONE
     assert not waiting.done()

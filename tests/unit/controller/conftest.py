@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tidelog.common.clock import VirtualClock
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable, SettingType
 from tidelog.controller import BrokerInfo, ClusterImage, Controller
 from tidelog.metadata.store import Store
@@ -91,7 +92,7 @@ def image() -> ClusterImage:
         revision=1,
         cluster_id="c",
         controller_id=0,
-        brokers={n: BrokerInfo(n, 1, "host", 9092 + n, fenced=n == 3) for n in range(4)},
+        brokers={n: BrokerInfo(n, 1, (Endpoint(PLAINTEXT, "host", 9092 + n),), fenced=n == 3) for n in range(4)},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
@@ -39,7 +40,10 @@ def cluster(*partitions: PartitionState, min_isr: int = 2, count: int = 3) -> Cl
     """A topic of these partitions on brokers 1 to `count`, and one that broker 1 has alone."""
     topic = TopicImage("t", TOPIC_ID, partitions)
     other = TopicImage("other", OTHER_ID, (PartitionState((1,), (1,), 1),))
-    brokers = {n: BrokerInfo(n, 10 + n, "host", 9090 + n, directories=(DISK,)) for n in range(1, count + 1)}
+    brokers = {
+        n: BrokerInfo(n, 10 + n, (Endpoint(PLAINTEXT, "host", 9090 + n),), directories=(DISK,))
+        for n in range(1, count + 1)
+    }
     image = ClusterImage(revision=50, cluster_id="c", controller_id=1, brokers=brokers).with_topics([topic, other])
     return image.with_configs({ConfigResource(ResourceType.TOPIC, "t"): {"min.insync.replicas": str(min_isr)}})
 
@@ -101,7 +105,8 @@ def test_a_broker_comes_back_under_a_new_epoch_and_leads_what_waited_for_it(sett
 
 def test_an_epoch_is_new_even_if_nothing_is_known_of_the_broker(settings: Settings) -> None:
     image = cluster(state((1, 2, 3)))
-    change = changes.register_broker(BrokerInfo(9, -1, "host", 1), image, settings, clean_shutdown=False)
+    broker = BrokerInfo(9, -1, (Endpoint(PLAINTEXT, "host", 1),))
+    change = changes.register_broker(broker, image, settings, clean_shutdown=False)
     assert change.results > image.revision
 
 
@@ -360,8 +365,6 @@ def test_only_brokers_that_are_gone_are_forgotten(settings: Settings) -> None:
     assert set(change.image.brokers) == {2, 3}
     assert [(write.key, write.record) for write in change.writes] == [("brokers/1", None)]
     # Whoever comes by that number next is not taken for the one that has the last copy.
-    back = changes.register_broker(
-        BrokerInfo(1, -1, "host", 9091, directories=(DISK,)), change.image, settings, clean_shutdown=True
-    )
+    back = changes.register_broker(replace(image.brokers[1], epoch=-1), change.image, settings, clean_shutdown=True)
     other = back.image.topics["other"].partitions[0]
     assert (other.leader, other.elr) == (NO_LEADER, ())

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, random_uuid
 from tidelog.common.settings import Settings
 from tidelog.controller import (
@@ -20,11 +21,15 @@ from tidelog.controller import (
     NewTopic,
     layout,
 )
+from tidelog.controller.image import BrokerInfo
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
 MakeController = Callable[..., Controller]
+BROKER = BrokerInfo(0, -1, (Endpoint(PLAINTEXT, "host", 9092),))
+
+
 TOPIC = ConfigResource(ResourceType.TOPIC, "a")
 
 
@@ -40,7 +45,7 @@ def controller(store: MemoryStore, make_controller: MakeController) -> Controlle
 
 async def started(controller: Controller) -> Controller:
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     return controller
 
 
@@ -60,11 +65,13 @@ async def test_the_cluster_id_is_made_once(
 async def test_a_registered_broker_is_in_the_image(controller: Controller) -> None:
     await controller.start()
     directory = random_uuid()
-    epoch = await controller.register_broker(0, "host", 9092, "rack", [directory], clean_shutdown=True)
+    epoch = await controller.register_broker(
+        BrokerInfo(0, -1, (Endpoint(PLAINTEXT, "host", 9092),), "rack", directories=(directory,)), clean_shutdown=True
+    )
     broker = controller.image.brokers[0]
-    assert (broker.host, broker.port, broker.rack, broker.fenced) == ("host", 9092, "rack", False)
+    assert (broker.endpoints, broker.rack, broker.fenced) == (BROKER.endpoints, "rack", False)
     assert (broker.epoch, broker.directories) == (epoch, (directory,))
-    assert await controller.register_broker(0, "host", 9092, clean_shutdown=True) > epoch
+    assert await controller.register_broker(BROKER, clean_shutdown=True) > epoch
 
 
 async def test_topics_are_made_independently_of_each_other(controller: Controller) -> None:
@@ -229,7 +236,7 @@ async def test_a_resource_stands_once_in_a_request(controller: Controller) -> No
 
 async def test_subscribers_see_every_image_in_order(controller: Controller) -> None:
     seen: list[tuple[ClusterImage, ClusterImage]] = []
-    unsubscribe = controller.subscribe(lambda old, new: seen.append((old, new)))
+    unsubscribe = controller.view.subscribe(lambda old, new: seen.append((old, new)))
     await started(controller)
     await asyncio.gather(*(controller.create_topics([NewTopic(f"t{n}")]) for n in range(10)))
     assert [old for old, _ in seen[1:]] == [new for _, new in seen[:-1]]
@@ -253,7 +260,7 @@ async def test_what_did_not_change_is_the_same_object(controller: Controller) ->
 async def test_a_start_renews_every_leadership(controller: Controller) -> None:
     await started(controller)
     await controller.create_topics([NewTopic("big", 5_000), *(NewTopic(f"t{n}", 1) for n in range(300))])
-    await controller.register_broker(0, "host", 9092, clean_shutdown=False)
+    await controller.register_broker(BROKER, clean_shutdown=False)
     for topic in controller.image.topics.values():
         assert {(state.leader, state.leader_epoch, state.partition_epoch) for state in topic.partitions} == {(0, 1, 1)}
 
@@ -297,11 +304,11 @@ async def test_a_broker_that_did_not_register_since_counts_as_fenced(
     controller: Controller, store: MemoryStore, make_controller: MakeController
 ) -> None:
     await started(controller)
-    await controller.register_broker(1, "other", 9093, clean_shutdown=True)
+    await controller.register_broker(BrokerInfo(1, -1, (Endpoint(PLAINTEXT, "other", 9093),)), clean_shutdown=True)
     await controller.close()
     again = make_controller(store)
     await again.start()
-    await again.register_broker(0, "host", 9092, clean_shutdown=True)
+    await again.register_broker(BROKER, clean_shutdown=True)
     assert {node_id: broker.fenced for node_id, broker in again.image.brokers.items()} == {0: False, 1: True}
     (result,) = await again.create_topics([NewTopic("a", 6, 2)])
     assert result.error is ErrorCode.INVALID_REPLICATION_FACTOR

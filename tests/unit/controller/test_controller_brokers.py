@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller import (
     Controller,
     ElectionType,
@@ -15,10 +16,15 @@ from tidelog.controller import (
     PartitionState,
     Reassignment,
 )
+from tidelog.controller.image import BrokerInfo
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import ErrorCode, KafkaError
 
 MakeController = Callable[..., Controller]
+
+
+def broker(node_id: int) -> BrokerInfo:
+    return BrokerInfo(node_id, -1, (Endpoint(PLAINTEXT, "host", 9092 + node_id),))
 
 
 async def started(make_controller: MakeController, store: MemoryStore | None = None) -> Controller:
@@ -26,7 +32,7 @@ async def started(make_controller: MakeController, store: MemoryStore | None = N
     controller = make_controller(store or MemoryStore(poll_interval_ms=5))
     await controller.start()
     for node_id in range(3):
-        await controller.register_broker(node_id, "host", 9092 + node_id, clean_shutdown=True)
+        await controller.register_broker(broker(node_id), clean_shutdown=True)
     new = NewTopic("t", assignments={0: [1, 2, 0]}, configs={"min.insync.replicas": "2"})
     assert [result.error for result in await controller.create_topics([new])] == [ErrorCode.NONE]
     return controller
@@ -52,7 +58,7 @@ async def test_a_partition_outlives_its_leader(make_controller: MakeController) 
     revision = controller.image.revision
     await controller.fence_brokers([1, 7])
     assert controller.image.revision == revision
-    await controller.register_broker(1, "host", 9093, clean_shutdown=False)
+    await controller.register_broker(broker(1), clean_shutdown=False)
     epoch = controller.image.brokers[2].epoch
     [result] = await controller.alter_partition(2, epoch, [isr_change(controller, 2, 0, 1)])
     assert result.error is ErrorCode.NONE
@@ -69,7 +75,7 @@ async def test_leaders_go_back_by_themselves(make_controller: MakeController) ->
     assert partition(controller).leader == 2
     await controller.balance_leaders()
     assert partition(controller).leader == 2
-    await controller.register_broker(1, "host", 9093, clean_shutdown=True)
+    await controller.register_broker(broker(1), clean_shutdown=True)
     await controller.alter_partition(2, controller.image.brokers[2].epoch, [isr_change(controller, 2, 0, 1)])
     await controller.balance_leaders()
     assert partition(controller).leader == 1
@@ -93,7 +99,7 @@ async def test_states_and_settings_of_partitions_survive_the_controller(make_con
 async def test_brokers_with_an_old_epoch_are_refused(make_controller: MakeController, node_id: int) -> None:
     controller = await started(make_controller)
     epoch = controller.image.brokers[1].epoch
-    await controller.register_broker(1, "host", 9093, clean_shutdown=True)
+    await controller.register_broker(broker(1), clean_shutdown=True)
     with pytest.raises(KafkaError) as caught:
         await controller.alter_partition(node_id, epoch, [isr_change(controller, 1)])
     assert caught.value.code is ErrorCode.STALE_BROKER_EPOCH
@@ -105,7 +111,7 @@ async def test_brokers_with_an_old_epoch_are_refused(make_controller: MakeContro
 async def test_a_partition_moves_to_another_broker(make_controller: MakeController) -> None:
     store = MemoryStore(poll_interval_ms=5)
     controller = await started(make_controller, store)
-    await controller.register_broker(3, "host", 9095, clean_shutdown=True)
+    await controller.register_broker(broker(3), clean_shutdown=True)
     [result] = await controller.alter_reassignments([Reassignment("t", 0, [3, 2, 0])])
     assert result.error is ErrorCode.NONE
     await controller.alter_partition(1, controller.image.brokers[1].epoch, [isr_change(controller, 1, 2, 0, 3)])
@@ -118,7 +124,7 @@ async def test_a_partition_moves_to_another_broker(make_controller: MakeControll
     await again.start()
     assert partition(again) == state
     assert set(again.image.brokers) == {0, 2, 3}
-    epoch = await again.register_broker(1, "host", 9093, clean_shutdown=False)
+    epoch = await again.register_broker(broker(1), clean_shutdown=False)
     assert epoch > max(broker.epoch for node_id, broker in again.image.brokers.items() if node_id != 1)
 
 

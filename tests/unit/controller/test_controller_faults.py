@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.common.clock import VirtualClock
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller import Controller, NewPartitions, NewTopic, layout
+from tidelog.controller.image import BrokerInfo
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
 from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
@@ -16,6 +18,9 @@ from tidelog.metadata.store import Check, Del, MetadataStoreError, Op, Put, TxnR
 from tidelog.protocol import ErrorCode, KafkaError
 
 MakeController = Callable[..., Controller]
+BROKER = BrokerInfo(0, -1, (Endpoint(PLAINTEXT, "host", 9092),))
+
+
 SEEDS = range(25)
 
 
@@ -38,7 +43,7 @@ async def test_unknown_outcomes_are_settled(seed: int, store: MemoryStore, make_
     faulty = FaultyStore(store, Faults(unknown=0.3, stale_read=0.5), seed)
     controller = make_controller(faulty)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     epoch = controller.epoch
     blocks = []
     for n in range(15):
@@ -65,7 +70,7 @@ async def test_a_lost_session_is_followed_by_a_new_election(
     faulty = FaultyStore(store, Faults(session_lost=0.5, unknown=0.2, late_watch=0.5), seed)
     controller = make_controller(faulty)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     await controller.create_topics([NewTopic("a")])
     epoch = controller.epoch
     for session in faulty._sessions.values():
@@ -83,7 +88,7 @@ async def test_a_change_waits_for_the_election_that_follows_a_lost_session(
     faulty = FaultyStore(store)
     controller = make_controller(faulty)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     for n in range(5):
         for session in faulty._sessions.values():
             session.lose()
@@ -99,7 +104,7 @@ async def deposed(make_controller: MakeController, store: FaultyStore) -> Contro
     """A controller that has lost its session and asks the store for another one."""
     controller = make_controller(store)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     for session in store._sessions.values():
         session.lose()
     await until(lambda: not controller.is_active, "the loss of the session")
@@ -150,7 +155,7 @@ async def test_two_controllers_never_both_write(seed: int, store: MemoryStore, m
         await controller.start()
         while len(acknowledged) < 30:
             try:
-                await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+                await controller.register_broker(BROKER, clean_shutdown=True)
                 name = next(names)
                 (result,) = await controller.create_topics([NewTopic(name, 1)])
                 if result.error is ErrorCode.NONE:
@@ -187,7 +192,7 @@ async def test_a_deposed_controller_can_write_nothing(
 ) -> None:
     old, new = make_controller(store, 0), make_controller(store, 1)
     await old.start()
-    await old.register_broker(0, "host", 9092, clean_shutdown=True)
+    await old.register_broker(BROKER, clean_shutdown=True)
     waiting = asyncio.create_task(new.start())
     # The old one sleeps through its session's end: its heartbeat, every 20 s, does not come in this test.
     clock.advance(ms=60_000)
@@ -198,7 +203,7 @@ async def test_a_deposed_controller_can_write_nothing(
     assert not old.is_active
     assert await store.list("topics/") == {}
     with pytest.raises(KafkaError):
-        await old.register_broker(0, "host", 9092, clean_shutdown=True)
+        await old.register_broker(BROKER, clean_shutdown=True)
 
 
 async def test_a_second_controller_waits_its_turn(store: MemoryStore, make_controller: MakeController) -> None:
@@ -239,7 +244,7 @@ async def test_what_a_crash_left_of_a_topic_is_removed(
     """A topic of 7,000 partitions takes two transactions; the crash comes between them."""
     controller = make_controller(store)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     await controller.create_topics([NewTopic("small", 1)])
     txn = store.txn
 
@@ -265,7 +270,7 @@ async def test_what_a_crash_left_of_a_growth_is_overwritten(
 ) -> None:
     controller = make_controller(store)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     await controller.create_topics([NewTopic("a", 10)])
     txn = store.txn
 
@@ -294,7 +299,7 @@ async def test_a_topic_whose_states_are_missing_stops_the_start(
 ) -> None:
     controller = make_controller(store)
     await controller.start()
-    await controller.register_broker(0, "host", 9092, clean_shutdown=True)
+    await controller.register_broker(BROKER, clean_shutdown=True)
     await controller.create_topics([NewTopic("a", 100)])
     await controller.close()
     await store.txn([], [Del(layout.chunk_key(controller.image.topics["a"].topic_id, 1))])

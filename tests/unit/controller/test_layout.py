@@ -7,6 +7,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller import layout
 from tidelog.controller.image import BrokerInfo, LeaderRecoveryState, PartitionState, TopicImage
 
@@ -38,9 +39,16 @@ def test_partition_states_survive_the_store(states: list[PartitionState]) -> Non
 def test_brokers_survive_the_store(
     host: str, port: int, rack: str | None, fenced: bool, directories: tuple[uuid.UUID, ...]
 ) -> None:
-    broker = BrokerInfo(3, 9, host, port, rack, fenced, directories)
+    endpoints = (Endpoint(PLAINTEXT, host, port), Endpoint("INTERNAL", "", 1))
+    features = {"transaction.version": (0, 2)}
+    broker = BrokerInfo(3, 9, endpoints, rack, fenced, directories, fenced, uuid.UUID(int=5), features)
     record = layout.decode(layout.encode(layout.broker_record(broker)))
     assert layout.parse_broker(layout.broker_key(3), record) == broker
+
+
+def test_brokers_of_the_time_when_they_had_one_address_are_read() -> None:
+    record = {"epoch": 4, "host": "h", "port": 9092, "rack": None, "fenced": False, "directories": []}
+    assert layout.parse_broker("brokers/3", record) == BrokerInfo(3, 4, (Endpoint(PLAINTEXT, "h", 9092),))
 
 
 def test_a_topic_survives_the_store() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller.elections import Rules
 from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState
 from tidelog.controller.partition_changes import (
@@ -379,9 +380,9 @@ def test_a_move_outlives_the_death_of_a_new_replica() -> None:
 
 # Checks of AlterPartition
 
-BROKERS = {n: BrokerInfo(n, 70 + n, "host", 9090 + n) for n in (1, 2, 3)}
+BROKERS = {n: BrokerInfo(n, 70 + n, (Endpoint(PLAINTEXT, "host", 9090 + n),)) for n in (1, 2, 3)}
 BROKERS[3] = replace(BROKERS[3], fenced=True)
-BROKERS[4] = BrokerInfo(4, 74, "host", 9094, in_controlled_shutdown=True)
+BROKERS[4] = BrokerInfo(4, 74, (Endpoint(PLAINTEXT, "host", 9094),), in_controlled_shutdown=True)
 STATE = partition((1, 2, 3, 4, 5), (1, 2), 1)
 
 

@@ -310,10 +310,9 @@ class _Appending:
             return answer
         if request.acks == ACKS_NONE:
             return None
-        replicas, version = context.services.replicas, context.version
         if self._pending:
-            return _answer_later(replicas, self._response, self._pending, request.timeout_ms, version)
-        return _answer(replicas, self._response, version) if self._has_failed else self._response
+            return _answer_later(context, self._response, self._pending, request.timeout_ms)
+        return _answer(context, self._response) if self._has_failed else self._response
 
 
 def _find(replicas: ReplicaManager, topic: TopicProduceData, index: int, version: int) -> Partition:
@@ -425,8 +424,8 @@ async def _append_deferred(
     if acks == ACKS_NONE:
         return None
     if pending:
-        return await _answer_later(replicas, response, pending, timeout_ms, version)
-    return _answer(replicas, response, version)
+        return await _answer_later(context, response, pending, timeout_ms)
+    return _answer(context, response)
 
 
 async def _append_in_turn(
@@ -468,20 +467,21 @@ def _failure(index: int, error: KafkaError) -> PartitionProduceResponse:
 
 
 async def _answer_later(
-    replicas: ReplicaManager, response: ProduceResponse, pending: list[Pending], timeout_ms: int, version: int
+    context: RequestContext, response: ProduceResponse, pending: list[Pending], timeout_ms: int
 ) -> ProduceResponse:
-    await replicas.wait_for_acknowledgement(pending, timeout_ms)
+    await context.services.replicas.wait_for_acknowledgement(pending, timeout_ms)
     for append in pending:
         if append.error:
             append.response.error_code = append.error
             append.response.base_offset = -1
             append.response.log_append_time_ms = -1
-    return _answer(replicas, response, version)
+    return _answer(context, response)
 
 
-def _answer(replicas: ReplicaManager, response: ProduceResponse, version: int) -> ProduceResponse:
-    if version < _CURRENT_LEADER_FROM:
+def _answer(context: RequestContext, response: ProduceResponse) -> ProduceResponse:
+    if context.version < _CURRENT_LEADER_FROM:
         return response
+    replicas = context.services.replicas
     leader_ids = set()
     for topic in response.responses:
         for partition in topic.partition_responses:
@@ -492,7 +492,7 @@ def _answer(replicas: ReplicaManager, response: ProduceResponse, version: int) -
                     leader_ids.add(state.leader)
     if leader_ids:
         response.node_endpoints = [
-            NodeEndpoint(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
-            for broker in replicas.endpoints(leader_ids)
+            NodeEndpoint(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+            for broker, endpoint in replicas.endpoints(leader_ids, context.listener_name)
         ]
     return response

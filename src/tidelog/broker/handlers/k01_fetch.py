@@ -62,20 +62,20 @@ def handle_fetch(
     version = context.version
     params = _params(request, version, replicas.fetch_max_bytes)
     if _names_many(request):
-        return _open_in_steps(request, replicas, params, version)
+        return _open_in_steps(request, replicas, params, context)
     try:
         exchange = _open(request, replicas, params, version, _wanted(request.topics))
     except KafkaError as error:
         return FetchResponse(error_code=error.code)
     if len(exchange.fetches) > _PARTITIONS_AT_ONCE_MAX:
-        return _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, version)
+        return _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, context)
     try:
         reads = replicas.read(params, exchange.fetches, in_memory=True)
     except NotInMemoryError:
-        return _answer_patiently(replicas, params, exchange, version)
+        return _answer_patiently(replicas, params, exchange, context)
     if replicas.must_wait(params, exchange.fetches, reads):
-        return _answer_later(replicas, params, exchange, reads, version)
-    return _answer(replicas, exchange, reads, version)
+        return _answer_later(replicas, params, exchange, reads, context)
+    return _answer(replicas, exchange, reads, context)
 
 
 def _names_many(request: FetchRequest) -> bool:
@@ -103,7 +103,7 @@ def _open(
 
 
 def _open_in_steps(
-    request: FetchRequest, replicas: ReplicaManager, params: FetchParams, version: int
+    request: FetchRequest, replicas: ReplicaManager, params: FetchParams, context: RequestContext
 ) -> Steps[FetchResult]:
     wanted: list[PartitionFetch] = []
     for topic in request.topics:
@@ -112,30 +112,37 @@ def _open_in_steps(
             wanted += _wanted((FetchTopic(topic=topic.topic, topic_id=topic.topic_id, partitions=part),))
             yield 0
     try:
-        exchange = _open(request, replicas, params, version, wanted)
+        exchange = _open(request, replicas, params, context.version, wanted)
     except KafkaError as error:
         return FetchResponse(error_code=error.code)
-    return (yield from _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, version))
+    return (yield from _read_in_steps(replicas, LargeRead(params, exchange.fetches), exchange, context))
 
 
 def _read_in_steps(
-    replicas: ReplicaManager, read: LargeRead, exchange: FetchExchange, version: int, *, may_wait: bool = True
+    replicas: ReplicaManager,
+    read: LargeRead,
+    exchange: FetchExchange,
+    context: RequestContext,
+    *,
+    may_wait: bool = True,
 ) -> Steps[FetchResult]:
     """The response, or what to await before going on with further steps."""
     try:
         yield from replicas.read_in_steps(read)
     except NotInMemoryError as cold:
-        return _bring_in(replicas, read, exchange, version, cold, may_wait=may_wait)
+        return _bring_in(replicas, read, exchange, context, cold, may_wait=may_wait)
     if may_wait and read.must_wait:
         wait = yield from replicas.delay_in_steps(read)
-        return _read_again_after(wait, replicas, read, exchange, version)
+        return _read_again_after(wait, replicas, read, exchange, context)
     response = FetchResponse(session_id=exchange.session_id, responses=[], node_endpoints=[])
     leader_ids: set[int] = set()
     for start in range(0, len(read.reads), _PARTITIONS_AT_ONCE_MAX):
         part = slice(start, start + _PARTITIONS_AT_ONCE_MAX)
-        leader_ids |= _add_partitions(response, replicas, exchange, read.fetches[part], read.reads[part], version)
+        leader_ids |= _add_partitions(
+            response, replicas, exchange, read.fetches[part], read.reads[part], context.version
+        )
         yield 0
-    _add_endpoints(response, replicas, leader_ids, version)
+    _add_endpoints(response, replicas, leader_ids, context)
     return response
 
 
@@ -143,20 +150,24 @@ async def _bring_in(
     replicas: ReplicaManager,
     read: LargeRead,
     exchange: FetchExchange,
-    version: int,
+    context: RequestContext,
     cold: NotInMemoryError,
     *,
     may_wait: bool,
 ) -> Steps[FetchResult]:
     await replicas.bring_in(read, cold)
-    return _read_in_steps(replicas, read, exchange, version, may_wait=may_wait)
+    return _read_in_steps(replicas, read, exchange, context, may_wait=may_wait)
 
 
 async def _read_again_after(
-    wait: Coroutine[None, None, None], replicas: ReplicaManager, read: LargeRead, exchange: FetchExchange, version: int
+    wait: Coroutine[None, None, None],
+    replicas: ReplicaManager,
+    read: LargeRead,
+    exchange: FetchExchange,
+    context: RequestContext,
 ) -> Steps[FetchResult]:
     await wait
-    return _read_in_steps(replicas, LargeRead(read.params, read.fetches), exchange, version, may_wait=False)
+    return _read_in_steps(replicas, LargeRead(read.params, read.fetches), exchange, context, may_wait=False)
 
 
 def _params(request: FetchRequest, version: int, fetch_max_bytes: int) -> FetchParams:
@@ -200,27 +211,31 @@ def _forgotten(request: FetchRequest, version: int) -> list[FetchKey]:
 
 
 async def _answer_patiently(
-    replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, version: int
+    replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, context: RequestContext
 ) -> FetchResponse:
     reads = await replicas.read_patiently(params, exchange.fetches)
     if replicas.must_wait(params, exchange.fetches, reads):
-        return await _answer_later(replicas, params, exchange, reads, version)
-    return _answer(replicas, exchange, reads, version)
+        return await _answer_later(replicas, params, exchange, reads, context)
+    return _answer(replicas, exchange, reads, context)
 
 
 async def _answer_later(
-    replicas: ReplicaManager, params: FetchParams, exchange: FetchExchange, reads: list[PartitionRead], version: int
+    replicas: ReplicaManager,
+    params: FetchParams,
+    exchange: FetchExchange,
+    reads: list[PartitionRead],
+    context: RequestContext,
 ) -> FetchResponse:
     await replicas.wait_for_data(params, exchange.fetches, reads)
-    return _answer(replicas, exchange, await replicas.read_patiently(params, exchange.fetches), version)
+    return _answer(replicas, exchange, await replicas.read_patiently(params, exchange.fetches), context)
 
 
 def _answer(
-    replicas: ReplicaManager, exchange: FetchExchange, reads: Sequence[PartitionRead], version: int
+    replicas: ReplicaManager, exchange: FetchExchange, reads: Sequence[PartitionRead], context: RequestContext
 ) -> FetchResponse:
     response = FetchResponse(session_id=exchange.session_id, responses=[], node_endpoints=[])
-    leader_ids = _add_partitions(response, replicas, exchange, exchange.fetches, reads, version)
-    _add_endpoints(response, replicas, leader_ids, version)
+    leader_ids = _add_partitions(response, replicas, exchange, exchange.fetches, reads, context.version)
+    _add_endpoints(response, replicas, leader_ids, context)
     return response
 
 
@@ -253,11 +268,13 @@ def _add_partitions(
     return leader_ids
 
 
-def _add_endpoints(response: FetchResponse, replicas: ReplicaManager, leader_ids: set[int], version: int) -> None:
-    if leader_ids and version >= _NODE_ENDPOINTS_FROM:
+def _add_endpoints(
+    response: FetchResponse, replicas: ReplicaManager, leader_ids: set[int], context: RequestContext
+) -> None:
+    if leader_ids and context.version >= _NODE_ENDPOINTS_FROM:
         response.node_endpoints = [
-            NodeEndpoint(node_id=broker.node_id, host=broker.host, port=broker.port, rack=broker.rack)
-            for broker in replicas.endpoints(leader_ids)
+            NodeEndpoint(node_id=broker.node_id, host=endpoint.host, port=endpoint.port, rack=broker.rack)
+            for broker, endpoint in replicas.endpoints(leader_ids, context.listener_name)
         ]
 
 

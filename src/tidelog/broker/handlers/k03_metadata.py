@@ -38,7 +38,7 @@ _TOPIC_IDS_FROM_VERSION = 12
 
 @handles(METADATA, "0-13")
 def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[MetadataResponse]:
-    image, view = context.services.controller.image, context.services.metadata_view
+    image, view = context.services.cluster.image, context.services.metadata_view
     view.follow(image)
     if request.topics is None or (context.version == 0 and not request.topics):
         topics = []
@@ -48,7 +48,7 @@ def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[
     else:
         topics = yield from _wanted_topics(request, context, image)
     return MetadataResponse(
-        brokers=view.brokers,
+        brokers=view.brokers(context.listener_name),
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         topics=topics,
@@ -87,8 +87,7 @@ def _wanted_topics(
             name = wanted.name or ""
         topics.append(MetadataResponseTopic(error_code=found, name=name, topic_id=wanted.topic_id))
     if to_create:
-        services = context.services
-        services.auto_topic_creation.start(services.controller, services.replicas, to_create)
+        context.services.auto_topic_creation.start(to_create)
     return topics
 
 

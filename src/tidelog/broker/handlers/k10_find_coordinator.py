@@ -54,7 +54,8 @@ async def _find(key: str, key_type: int, context: RequestContext) -> Coordinator
         return _refuse(key, ErrorCode.INVALID_REQUEST, f"version {version} has no coordinator key type {key_type}")
     if broker is None:
         return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the id's partition has no leader at the moment")
-    return Coordinator(key=key, node_id=broker.node_id, host=broker.host, port=broker.port)
+    _, host, port = broker.endpoint(context.listener_name)
+    return Coordinator(key=key, node_id=broker.node_id, host=host, port=port)
 
 
 def _refuse(key: str, error: ErrorCode, message: str) -> Coordinator:

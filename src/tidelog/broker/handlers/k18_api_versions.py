@@ -65,7 +65,7 @@ def _served(settings: Settings) -> list[ApiVersion]:
 
 def _add_features(response: ApiVersionsResponse, context: RequestContext) -> None:
     services = context.services
-    response.finalized_features_epoch = services.controller.image.revision
+    response.finalized_features_epoch = services.cluster.image.revision
     for name, feature in services.features.items():
         # Clients before version 4 reject a whole response in which a feature starts at level 0.
         if feature.version_min > 0 or context.version >= 4:

@@ -118,7 +118,7 @@ class _ConfigsDescription:
 
     def _describe(self, result: TopicResult) -> list[CreatableTopicConfigs]:
         services = self._context.services
-        image = services.controller.image
+        image = services.cluster.image
         return [
             CreatableTopicConfigs(
                 name=described.row.name,

@@ -75,7 +75,7 @@ def _check(partition: TopicPartition, context: RequestContext) -> ErrorCode:
     name, index = partition
     if name in INTERNAL_TOPICS:
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    topic = context.services.controller.image.topics.get(name)
+    topic = context.services.cluster.image.topics.get(name)
     exists = topic is not None and 0 <= index < len(topic.partitions)
     return ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -37,10 +37,10 @@ async def handle_add_offsets_to_txn(
 
 async def _add(request: AddOffsetsToTxnRequest, context: RequestContext) -> ErrorCode:
     services = context.services
-    if OFFSETS_TOPIC not in services.controller.image.topics:
+    if OFFSETS_TOPIC not in services.cluster.image.topics:
         # A group that nobody has looked for yet: its partition is made as for one who looks for it.
         await services.groups.find_coordinator(request.group_id)
-    topic = services.controller.image.topics.get(OFFSETS_TOPIC)
+    topic = services.cluster.image.topics.get(OFFSETS_TOPIC)
     if topic is None:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     partition = (OFFSETS_TOPIC, partition_for(request.group_id, len(topic.partitions)))

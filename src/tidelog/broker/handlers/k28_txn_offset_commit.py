@@ -45,7 +45,7 @@ def handle_txn_offset_commit(
 async def _commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
     if not request.group_id:
         return _refuse(request, ErrorCode.INVALID_GROUP_ID)
-    image = context.services.controller.image
+    image = context.services.cluster.image
     asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
     if all(image.partition(*each) is None for each in asked):
         # There is nothing to commit, so no transaction begins either.

@@ -68,7 +68,7 @@ def _result(
 
 def _describe(resource: DescribeConfigsResource, context: RequestContext) -> Iterator[ConfigDescription]:
     services, name = context.services, resource.resource_name
-    image = services.controller.image
+    image = services.cluster.image
     if resource.resource_type == ResourceType.TOPIC:
         if (problem := topic_name_problem(name)) is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)

@@ -56,7 +56,7 @@ async def handle_create_partitions(
         )
         for result in results
     ]
-    topics = controller.image.topics
+    topics = context.services.cluster.image.topics
     grown = {topics[row.name].topic_id: row for row in rows if row.error_code == ErrorCode.NONE and row.name in topics}
     for topic_id in await context.services.replicas.wait_until_opened(grown, deadline_s):
         grown[topic_id].error_code = ErrorCode.REQUEST_TIMED_OUT

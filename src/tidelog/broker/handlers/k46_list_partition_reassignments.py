@@ -26,7 +26,7 @@ from tidelog.protocol.messages.k46_list_partition_reassignments import (
 def handle_list_partition_reassignments(
     request: ListPartitionReassignmentsRequest, context: RequestContext
 ) -> Steps[ListPartitionReassignmentsResponse]:
-    topics = context.services.controller.image.topics
+    topics = context.services.cluster.image.topics
     asked: Iterable[tuple[TopicImage, Iterable[int]]]
     if request.topics is None:
         asked = ((topic, range(len(topic.partitions))) for topic in topics.values())

@@ -34,19 +34,20 @@ def handle_describe_cluster(request: DescribeClusterRequest, context: RequestCon
             # An unknown type is answered with that of brokers, as in Kafka.
             endpoint_type=_CONTROLLERS if request.endpoint_type == _CONTROLLERS else _BROKERS,
         )
-    image = context.services.controller.image
+    image = context.services.cluster.image
+    brokers = [(broker, broker.endpoint(context.listener_name)) for broker in image.brokers.values()]
     return DescribeClusterResponse(
         cluster_id=image.cluster_id,
         controller_id=image.controller_id,
         brokers=[
             DescribeClusterBroker(
                 broker_id=broker.node_id,
-                host=broker.host,
-                port=broker.port,
+                host=endpoint.host,
+                port=endpoint.port,
                 rack=broker.rack,
                 is_fenced=broker.fenced,
             )
-            for broker in image.brokers.values()
+            for broker, endpoint in brokers
             if request.include_fenced_brokers or not broker.fenced
         ],
         cluster_authorized_operations=(

@@ -37,7 +37,7 @@ def handle_list_config_resources(
     types = dict.fromkeys(request.resource_types or _KNOWN_TYPES)
     if not types.keys() <= set(_KNOWN_TYPES):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    image = context.services.controller.image
+    image = context.services.cluster.image
     response = ListConfigResourcesResponse()
     for kind in types:
         for name in _names(kind, image):

@@ -30,7 +30,7 @@ from tidelog.protocol.messages.k75_describe_topic_partitions import (
 def handle_describe_topic_partitions(
     request: DescribeTopicPartitionsRequest, context: RequestContext
 ) -> Steps[DescribeTopicPartitionsResponse]:
-    image = context.services.controller.image
+    image = context.services.cluster.image
     names = sorted({topic.name for topic in request.topics} or image.topics)
     first_name, first_index = "", 0
     if request.cursor is not None:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
+from tidelog.broker.auto_create import AutoTopicCreation
+from tidelog.broker.controller_channel import LocalControllerChannel
 from tidelog.broker.group_service import GroupService
 from tidelog.broker.handlers import (  # noqa: F401 - importing a handler registers it
     k03_metadata,
@@ -38,13 +40,15 @@ from tidelog.broker.registry import find_handler
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.services import BrokerServices
+from tidelog.broker.topic_creation import TopicCreation
 from tidelog.broker.txn_markers import LocalMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import VirtualClock
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
 from tidelog.common.steps import Steps, run_through
 from tidelog.controller import Controller
-from tidelog.controller.image import ClusterImage
+from tidelog.controller.image import BrokerInfo, ClusterImage
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import Api, decode, encode
 from tidelog.server.settings_load import load
@@ -81,33 +85,39 @@ class AdminBroker:
         self.controller = self.run(self._started(clock))
         unused: Any = None  # the admin handlers touch no logs
         self.replicas = Replicas()
+        channel = LocalControllerChannel(lambda: self.services)
+        self.creation = TopicCreation(channel, self.controller.view, cast(ReplicaManager, self.replicas))
         self.services = BrokerServices(
             node_id=NODE_ID,
             cluster_id=self.controller.image.cluster_id,
             clock=clock,
             settings=settings,
             table=TABLE,
+            cluster=self.controller.view,
             controller=self.controller,
+            channel=channel,
             logs=unused,
             replicas=cast(ReplicaManager, self.replicas),
             producer_ids=unused,
             groups=self.run(self._groups(clock)),
             transactions=self.run(self._transactions(clock)),
-            host="127.0.0.1",
-            port=9092,
+            auto_topic_creation=AutoTopicCreation(self.creation),
         )
 
     async def _started(self, clock: VirtualClock) -> Controller:
         controller = Controller(MemoryStore(clock), clock, self.settings, node_id=NODE_ID)
         await controller.start()
-        await controller.register_broker(NODE_ID, "127.0.0.1", 9092, "rack-a", clean_shutdown=True)
+        await controller.register_broker(
+            BrokerInfo(NODE_ID, -1, (Endpoint(PLAINTEXT, "127.0.0.1", 9092),), "rack-a"), clean_shutdown=True
+        )
         return controller
 
     async def _groups(self, clock: VirtualClock) -> GroupService:
         return GroupService(
             settings=self.settings,
             clock=clock,
-            controller=self.controller,
+            cluster=self.controller.view,
+            creation=self.creation,
             replicas=cast(ReplicaManager, self.replicas),
         )
 
@@ -116,7 +126,8 @@ class AdminBroker:
         return TransactionService(
             settings=self.settings,
             clock=clock,
-            controller=self.controller,
+            cluster=self.controller.view,
+            creation=self.creation,
             replicas=replicas,
             producer_ids=ProducerIdAllocator(self.controller.allocate_producer_ids),
             markers=LocalMarkerWriter(replicas),
@@ -124,7 +135,8 @@ class AdminBroker:
 
     def register(self, node_id: int) -> None:
         """Have another broker in the cluster."""
-        self.run(self.controller.register_broker(node_id, "127.0.0.1", 9092 + node_id, clean_shutdown=True))
+        broker = BrokerInfo(node_id, -1, (Endpoint(PLAINTEXT, "127.0.0.1", 9092 + node_id),))
+        self.run(self.controller.register_broker(broker, clean_shutdown=True))
 
     @property
     def image(self) -> ClusterImage:

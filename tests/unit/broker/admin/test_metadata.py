@@ -150,7 +150,7 @@ def test_a_fenced_broker_s_partitions_have_no_leader(broker: AdminBroker, monkey
     create(broker, "a")
     image = broker.image
     fenced: ClusterImage = replace(image, brokers={1: replace(image.brokers[1], fenced=True)})
-    monkeypatch.setattr(broker.controller, "_image", fenced)
+    monkeypatch.setattr(broker.services.cluster, "_image", fenced)
     answer = ask(broker, ["a"], 12)
     assert answer.brokers == []
     [partition] = answer.topics[0].partitions
@@ -174,7 +174,7 @@ def test_a_topic_that_is_being_opened_has_an_error_and_no_partition(broker: Admi
 
 def test_many_clients_that_ask_at_once_create_a_topic_once(broker: AdminBroker) -> None:
     revisions: list[int] = []
-    broker.controller.subscribe(lambda old, new: revisions.append(new.revision))
+    broker.services.cluster.subscribe(lambda old, new: revisions.append(new.revision))
 
     async def ask_often() -> None:
         context = RequestContext(api=METADATA, version=12, services=broker.services)

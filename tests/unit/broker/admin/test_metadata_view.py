@@ -40,4 +40,4 @@ def test_the_brokers_are_those_that_are_alive(broker: AdminBroker) -> None:
     view = MetadataView()
     view.follow(broker.image)
     assert view.live_brokers == {1}
-    assert [each.node_id for each in view.brokers] == [1]
+    assert [each.node_id for each in view.brokers("PLAINTEXT")] == [1]

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log.file_slice import FileSlice
 from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
@@ -26,7 +27,7 @@ def image_of(partitions: int, replicas: tuple[int, ...] = (NODE,)) -> ClusterIma
     topic = TopicImage("t", uuid.uuid4(), (state,) * partitions)
     return ClusterImage(
         revision=EMPTY_IMAGE.revision + 1,
-        brokers={NODE: BrokerInfo(NODE, 1, "localhost", 9092)},
+        brokers={NODE: BrokerInfo(NODE, 1, (Endpoint(PLAINTEXT, "localhost", 9092),))},
         topics={"t": topic},
         topics_by_id={topic.topic_id: topic},
     )

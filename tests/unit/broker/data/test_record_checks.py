@@ -22,6 +22,7 @@ from tidelog.broker.partition import Partition
 from tidelog.broker.record_checks import CHECK_THREADS
 from tidelog.broker.registry import CloseConnection
 from tidelog.broker.request_context import ClientSession, RequestContext
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import random_uuid
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, PartitionState, TopicImage
 from tidelog.log.validation import LOOP_PACKED_BYTES_MAX, LOOP_PLAIN_BYTES_MAX, ValidatedBatch, takes_long
@@ -70,7 +71,7 @@ async def prepare(node: Node, partitions: int = 1) -> None:
         replace(
             EMPTY_IMAGE,
             revision=1,
-            brokers={1: BrokerInfo(1, 10, "one.example", 9092)},
+            brokers={1: BrokerInfo(1, 10, (Endpoint(PLAINTEXT, "one.example", 9092),))},
             topics={"topic": topic},
             topics_by_id={topic.topic_id: topic},
         )

@@ -14,6 +14,7 @@ from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.steps import run_through
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 NODE, OTHER = 1, 2
 BROKERS = {
-    NODE: BrokerInfo(NODE, 10, "one.example", 9092),
-    OTHER: BrokerInfo(OTHER, 20, "two.example", 9093, rack="r2"),
+    NODE: BrokerInfo(NODE, 10, (Endpoint(PLAINTEXT, "one.example", 9092),)),
+    OTHER: BrokerInfo(OTHER, 20, (Endpoint(PLAINTEXT, "two.example", 9093),), rack="r2"),
 }
 
 

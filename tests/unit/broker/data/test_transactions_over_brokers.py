@@ -13,6 +13,7 @@ from tidelog.broker.txn_coordinators import TransactionCoordinators
 from tidelog.broker.txn_markers import ClusterMarkerWriter, MarkerErrors
 from tidelog.broker.txn_service import TRANSACTION_TOPIC, TransactionService
 from tidelog.client.errors import ConnectionLostError
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import random_uuid
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.coordinator.actions import TopicPartition, TxnMarker
@@ -229,7 +230,8 @@ def ids_of_partition(wanted: int) -> str:
 
 
 def with_brokers(image: ClusterImage) -> ClusterImage:
-    return replace(image, brokers={node_id: BrokerInfo(node_id, 1, "127.0.0.1", 9092) for node_id in (HERE, OTHER)})
+    endpoints = (Endpoint(PLAINTEXT, "127.0.0.1", 9092),)
+    return replace(image, brokers={node_id: BrokerInfo(node_id, 1, endpoints) for node_id in (HERE, OTHER)})
 
 
 def test_the_coordinator_that_the_image_names_is_asked(run: Run) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tidelog.broker.handlers.k00_produce import handle_produce
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.txn_verification import TopicPartition, produce_error
+from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import random_uuid
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, PartitionState, TopicImage
 from tidelog.protocol import ErrorCode, KafkaError
@@ -68,7 +69,7 @@ async def begin(node: Node) -> Coordinator:
     image = replace(
         EMPTY_IMAGE,
         revision=1,
-        brokers={1: BrokerInfo(1, 10, "one.example", 9092)},
+        brokers={1: BrokerInfo(1, 10, (Endpoint(PLAINTEXT, "one.example", 9092),))},
         topics={"topic": topic},
         topics_by_id={topic.topic_id: topic},
     )

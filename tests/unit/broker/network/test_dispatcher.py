@@ -71,8 +71,8 @@ def handlers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Handler]:
 
 
 def _dispatcher(loop: asyncio.AbstractEventLoop | None = None, **services: object) -> Dispatcher:
-    controller = SimpleNamespace(image=SimpleNamespace(revision=7))
-    parts = SimpleNamespace(controller=controller, **({"features": {}, "settings": load(environ={})} | services))
+    cluster = SimpleNamespace(image=SimpleNamespace(revision=7))
+    parts = SimpleNamespace(cluster=cluster, **({"features": {}, "settings": load(environ={})} | services))
     return Dispatcher(cast(BrokerServices, parts), loop or cast(asyncio.AbstractEventLoop, None))
 
 
