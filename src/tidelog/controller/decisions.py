@@ -1,4 +1,4 @@
-"""How the controller decides on new topics and partitions: pure checks and placements.
+"""How the controller decides on new topics and partitions: pure checks. Where replicas go is decided by `placement`.
 
 What always holds: nothing here touches the store or the clock; a refusal is a KafkaError with the code and the reason
 for the client; a decision that is returned can be carried out as it is.
@@ -15,6 +15,7 @@ from tidelog.common.checks import collision_key, topic_name_problem
 from tidelog.common.settings import Settings
 from tidelog.controller.configs import check_topic_configs
 from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.placement import Replicas, place_replicas
 from tidelog.controller.requests import NewPartitions, NewTopic
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -23,8 +24,6 @@ PARTITIONS_PER_REQUEST_MAX: Final = 10_000
 
 RESERVED_TOPICS: Final = frozenset({"__cluster_metadata"})
 """Names that tools take for parts of a Kafka broker, and that Kafka lets nobody create."""
-
-Replicas = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,10 @@ def decide_new_topic(
     else:
         count = _count_or_default(new.partitions, settings, "num.partitions")
         factor = _count_or_default(new.replication_factor, settings, "default.replication.factor")
-        replicas = place_replicas(active_brokers(image), count, factor, first=topic_id.int)
+        if count <= 0:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, "The number of partitions must be larger than 0, or -1.")
+        check_request_size(count)
+        replicas = place_replicas(image.brokers.values(), count, factor, first=topic_id.int)
     configs = check_topic_configs(new.configs, image, settings)
     partitions = _new_partitions(replicas, image)
     return TopicDecision(TopicImage(new.name, topic_id, partitions, new.name in INTERNAL_TOPICS, created_ms), configs)
@@ -71,36 +73,6 @@ def check_new_name(name: str, image: ClusterImage, accepted: Mapping[str, str]) 
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"Topic '{name}' collides with topic '{other}': '.' and '_' look alike in metric names.",
         )
-
-
-def active_brokers(image: ClusterImage) -> list[int]:
-    return sorted(node_id for node_id, broker in image.brokers.items() if broker.is_active)
-
-
-def place_replicas(brokers: Sequence[int], partitions: int, replication_factor: int, first: int) -> list[Replicas]:
-    """Replicas for new partitions, spread over the brokers.
-
-    Leaders go round from broker `first`; the other replicas follow at a distance that grows with every round, so that
-    the partitions led by a broker that fails fall to all the others and not to its neighbour alone.
-    """
-    if partitions <= 0:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "The number of partitions must be larger than 0, or -1.")
-    check_request_size(partitions)
-    if replication_factor <= 0:
-        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "The replication factor must be larger than 0, or -1.")
-    if replication_factor > len(brokers):
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"A replication factor of {replication_factor} needs as many brokers; {len(brokers)} are alive.",
-        )
-    count = len(brokers)
-    assigned = []
-    for partition in range(partitions):
-        leader = (first + partition) % count
-        distance = first // count + partition // count
-        followers = [(leader + 1 + (distance + n) % (count - 1)) % count for n in range(replication_factor - 1)]
-        assigned.append(tuple(brokers[index] for index in (leader, *followers)))
-    return assigned
 
 
 def check_request_size(partitions: int) -> None:
@@ -153,7 +125,7 @@ def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterI
     check_request_size(added)
     if new.assignments is None:
         first = topic.topic_id.int + current
-        replicas = place_replicas(active_brokers(image), added, topic.replication_factor, first)
+        replicas = place_replicas(image.brokers.values(), added, topic.replication_factor, first)
     else:
         replicas = [checked_replicas(given, image) for given in new.assignments]
         if len(replicas) != added:

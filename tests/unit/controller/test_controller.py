@@ -310,8 +310,10 @@ async def test_a_broker_that_did_not_register_since_counts_as_fenced(
     await again.start()
     await again.register_broker(BROKER, clean_shutdown=True)
     assert {node_id: broker.fenced for node_id, broker in again.image.brokers.items()} == {0: False, 1: True}
-    (result,) = await again.create_topics([NewTopic("a", 6, 2)])
-    assert result.error is ErrorCode.INVALID_REPLICATION_FACTOR
+    await again.create_topics([NewTopic("a", 6, 1), NewTopic("b", 1, 2)])
+    assert {state.replicas for state in again.image.topics["a"].partitions} == {(0,)}
+    (state,) = again.image.topics["b"].partitions
+    assert (state.replicas, state.isr) == ((0, 1), (0,))
 
 
 async def test_writes_touch_only_what_changed(controller: Controller, store: MemoryStore) -> None:

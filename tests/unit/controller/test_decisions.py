@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tidelog.common.settings import Settings
-from tidelog.controller.decisions import decide_new_partitions, decide_new_topic, place_replicas
+from tidelog.controller.decisions import decide_new_partitions, decide_new_topic
 from tidelog.controller.image import ClusterImage, TopicImage
 from tidelog.controller.requests import NewPartitions, NewTopic
 from tidelog.protocol import ErrorCode, KafkaError
@@ -51,7 +51,7 @@ def test_minus_one_means_the_brokers_defaults(image: ClusterImage, settings: Set
         (NewTopic("a", 2**31 - 1), ErrorCode.POLICY_VIOLATION),
         (NewTopic("a", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
         (NewTopic("a", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
-        (NewTopic("a", 1, 4), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (NewTopic("a", 1, 5), ErrorCode.INVALID_REPLICATION_FACTOR),
         (NewTopic("a", 1, assignments={0: [0]}), ErrorCode.INVALID_REQUEST),
         (NewTopic("a", assignments={1: [0]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
         (NewTopic("a", assignments={0: [0], 2: [0]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
@@ -95,7 +95,7 @@ def test_internal_topics_are_marked(image: ClusterImage, settings: Settings) -> 
     assert not made(NewTopic("consumer_offsets"), image, settings).is_internal
 
 
-def test_replicas_are_spread_and_never_on_fenced_brokers(image: ClusterImage, settings: Settings) -> None:
+def test_replicas_are_spread_and_not_on_fenced_brokers(image: ClusterImage, settings: Settings) -> None:
     topic = made(NewTopic("a", 12, 2), image, settings)
     leaders = Counter(state.leader for state in topic.partitions)
     replicas = Counter(node_id for state in topic.partitions for node_id in state.replicas)
@@ -104,11 +104,13 @@ def test_replicas_are_spread_and_never_on_fenced_brokers(image: ClusterImage, se
     assert all(len(set(state.replicas)) == 2 for state in topic.partitions)
 
 
-@pytest.mark.parametrize("first", [0, 1, 7, 2**127])
-def test_followers_of_one_leader_are_different_brokers(first: int) -> None:
-    placed = place_replicas([10, 20, 30, 40], 12, 2, first)
-    followers = {replicas[1] for replicas in placed if replicas[0] == 10}
-    assert followers == {20, 30, 40}
+def test_a_broker_that_is_down_gets_replicas_where_the_others_are_too_few(
+    image: ClusterImage, settings: Settings
+) -> None:
+    topic = made(NewTopic("a", 3, 4), image, settings)
+    assert all(set(state.replicas) == {0, 1, 2, 3} for state in topic.partitions)
+    assert all(set(state.isr) == {0, 1, 2} for state in topic.partitions)
+    assert Counter(state.leader for state in topic.partitions) == {0: 1, 1: 1, 2: 1}
 
 
 def grown_from(
