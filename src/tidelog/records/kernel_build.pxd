@@ -53,7 +53,7 @@ cdef class BatchBuilder:
     @cython.locals(base=int64_t, delta=int64_t, key_length=Py_ssize_t, value_length=Py_ssize_t,
                    headers_length=Py_ssize_t, size=Py_ssize_t, buffer=bytearray, target="unsigned char*", at=Py_ssize_t)
     cpdef Py_ssize_t append(self, bytes key, bytes value, bytes headers, int64_t timestamp) except -2
-    @cython.locals(old=bytearray)
+    @cython.locals(old=bytearray, target="unsigned char*", source="const unsigned char*", index=Py_ssize_t)
     cpdef bytearray move_to(self, bytearray buffer, Py_ssize_t capacity)
     cpdef int add_callback(self, RecordReceipt receipt) except -1
     cpdef int fill(self, Py_ssize_t size, Py_ssize_t count, int64_t base_timestamp, int64_t max_timestamp) except -1
@@ -76,6 +76,20 @@ cdef class RecordReceipt:
         Py_ssize_t value_size,
         object on_delivery,
     ) except -1
+
+
+cdef int make_callbacks(BatchBuilder batch) except -1
+@cython.locals(callbacks=list)
+cdef int add_to_callbacks(BatchBuilder batch, RecordReceipt receipt) except -1
+cdef int fill_receipt(
+    RecordReceipt receipt,
+    BatchBuilder batch,
+    Py_ssize_t index,
+    int64_t timestamp,
+    Py_ssize_t key_size,
+    Py_ssize_t value_size,
+    object on_delivery,
+) except -1
 
 
 @cython.final

@@ -2,9 +2,10 @@
 
 What always holds: what a builder has written is byte for byte what `encode_batch` writes for the same records, behind
 room for the header; a record is written whole or not at all, and never beyond the buffer; every size is known before
-the first byte is written. Compiled, a call is atomic towards other threads, because nothing in it gives the interpreter
-away; interpreted it is not, and who shares an appender between threads takes a lock around it. The header, compression
-and all waiting are not here.
+the first byte is written. Compiled, a call is atomic towards other threads from the moment it looks whether the batch
+is open, because nothing after that gives the interpreter away: it makes no object that the garbage collector knows, as
+the collector may run anything. Interpreted it is not atomic, and who shares an appender between threads takes a lock
+around it. The header, compression and all waiting are not here.
 """
 
 from __future__ import annotations
@@ -214,7 +215,14 @@ class BatchBuilder:
             raise ValueError("the batch has no buffer any more")
         if capacity < self.size or capacity > len(buffer):
             raise ValueError(f"{self.size} bytes do not fit a buffer of {len(buffer)}")
-        buffer[: self.size] = old[: self.size]
+        if IS_COMPILED:
+            # Slices are objects that the garbage collector knows: another thread could append between two of them.
+            target = buffer
+            source = old
+            for index in range(self.size):
+                target[index] = source[index]
+        else:
+            buffer[: self.size] = old[: self.size]
         self.buffer = buffer
         self.capacity = capacity
         return old
@@ -234,9 +242,8 @@ class BatchBuilder:
 
     def add_callback(self, receipt: RecordReceipt) -> None:
         """Have this record's sender told when the batch is done."""
-        if self.callbacks is None:
-            self.callbacks = []
-        self.callbacks.append(receipt)
+        make_callbacks(self)
+        add_to_callbacks(self, receipt)
 
     def take_callbacks(self) -> list[RecordReceipt]:
         callbacks = self.callbacks
@@ -266,14 +273,44 @@ class RecordReceipt:
     def fill_in(
         self, batch: BatchBuilder, index: int, timestamp: int, key_size: int, value_size: int, on_delivery: object
     ) -> None:
-        self.batch = batch
-        self.index = index
-        self.timestamp = timestamp
-        self.key_size = key_size
-        self.value_size = value_size
-        self.on_delivery = on_delivery
         if on_delivery is not None:
-            batch.add_callback(self)
+            make_callbacks(batch)
+        fill_receipt(self, batch, index, timestamp, key_size, value_size, on_delivery)
+
+
+# Functions and not methods: a method that a Python class inherits may have to be looked up, which makes an object that
+# the garbage collector knows.
+
+
+def make_callbacks(batch: BatchBuilder) -> None:
+    """Make the list that `fill_receipt` adds to."""
+    if batch.callbacks is None:
+        batch.callbacks = []
+
+
+def add_to_callbacks(batch: BatchBuilder, receipt: RecordReceipt) -> None:
+    callbacks = batch.callbacks
+    if callbacks is not None:
+        callbacks.append(receipt)
+
+
+def fill_receipt(
+    receipt: RecordReceipt,
+    batch: BatchBuilder,
+    index: int,
+    timestamp: int,
+    key_size: int,
+    value_size: int,
+    on_delivery: object,
+) -> None:
+    receipt.batch = batch
+    receipt.index = index
+    receipt.timestamp = timestamp
+    receipt.key_size = key_size
+    receipt.value_size = value_size
+    receipt.on_delivery = on_delivery
+    if on_delivery is not None:
+        add_to_callbacks(batch, receipt)
 
 
 class TopicSlots:
@@ -455,6 +492,8 @@ class RecordAppender:
         # Made before the record is written: making an object may start the garbage collector, which may run anything.
         receipt_class = self.receipt_class
         receipt = receipt_class.__new__(receipt_class)
+        if on_delivery is not None:
+            make_callbacks(batch)
         size = batch.size
         index = batch.append(key, value, headers, stamp)
         if index < 0:
@@ -463,7 +502,7 @@ class RecordAppender:
             slots.sticky_bytes += batch.size - size
         key_size = -1 if key is None else len(key)
         value_size = -1 if value is None else len(value)
-        receipt.fill_in(batch, index, stamp, key_size, value_size, on_delivery)
+        fill_receipt(receipt, batch, index, stamp, key_size, value_size, on_delivery)
         return receipt
 
 

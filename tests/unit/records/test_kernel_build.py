@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -301,3 +304,88 @@ def test_records_without_a_timestamp_get_the_time_of_now(scene: Scene) -> None:
     assert before <= receipt.timestamp <= int(time.time() * 1000)
     assert (receipt.key_size, receipt.value_size) == (-1, -1)
     assert scene.batches[0].take_callbacks() == []
+
+
+# The garbage collector
+
+
+@contextmanager
+def collections_run(code: Callable[[], object]) -> Iterator[None]:
+    """Every object that the garbage collector is told of starts it, and with it this code, as a thread would run that
+    takes over while the collector ends other objects."""
+    is_running = False
+
+    def run(phase: str, _: object) -> None:
+        nonlocal is_running
+        if phase == "start" and not is_running:
+            is_running = True
+            code()
+            is_running = False
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(run)
+    gc.set_threshold(1)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(run)
+
+
+class Batch(kernel_build.BatchBuilder):
+    """As the producer has them: a Python class over the compiled one."""
+
+
+class Receipt(kernel_build.RecordReceipt):
+    pass
+
+
+def test_nothing_is_appended_while_a_batch_moves() -> None:
+    slices: list[slice] = []
+    for _ in range(100):
+        batch = Batch(bytearray(400), 400)
+        batch.append(None, b"early", None, 5)
+        before = bytes(batch.buffer or b"")[: batch.size]
+        buffer = bytearray(b"\xff" * 800)
+        # They empty the interpreter's stock of such objects, so that whoever needs one has to make it.
+        slices += [slice(0, 1), slice(0, 2)]
+        with collections_run(lambda batch=batch: batch.append(None, b"late", None, 5)):  # type: ignore[misc]
+            batch.move_to(buffer, 800)
+        assert batch.buffer is buffer
+        assert len(buffer) == 800
+        size = batch.size
+        assert bytes(buffer[: len(before)]) == before
+        again = Batch(bytearray(400), 400)
+        again.append(None, b"early", None, 5)
+        for _ in range(batch.count - 1):
+            again.append(None, b"late", None, 5)
+        assert bytes(again.buffer or b"")[:size] == bytes(buffer[:size])
+
+
+def test_whoever_wants_to_be_told_is_told_of_every_record() -> None:
+    """A batch may be sent and answered once a record is in it, but not before it is noted who wants to be told."""
+    slots = kernel_build.TopicSlots(1, True, True)
+    told: list[kernel_build.RecordReceipt] = []
+
+    def end_batch() -> None:
+        batch = slots.get_open(0)
+        if batch is not None and batch.count:
+            slots.set_open(0, None)
+            batch.close()
+            told.extend(batch.take_callbacks())
+
+    appended = []
+    for _ in range(100):
+
+        class Another(Receipt):  # nothing is known of a new class, so its methods have to be looked up
+            pass
+
+        appender = kernel_build.RecordAppender(Another)
+        appender.add_topic("t", slots)
+        slots.set_open(0, Batch(bytearray(400), 400))
+        with collections_run(end_batch):
+            receipt = appender.append_with_receipt("t", b"value", None, None, 0, None, print)
+        assert receipt is not None
+        appended.append(receipt)
+        end_batch()
+    assert told == appended
