@@ -7,6 +7,7 @@ it is over, however often the client tries. Time is given by the caller.
 from __future__ import annotations
 
 import logging
+import math
 
 from tidelog.client.errors import ClientError
 
@@ -22,6 +23,11 @@ class Reminders:
     def __init__(self) -> None:
         self._next_s: float | None = None
         self._wait_s = _FIRST_REMINDER_S
+
+    @property
+    def next_s(self) -> float:
+        """When the next line is worth it: at once, before the first one."""
+        return -math.inf if self._next_s is None else self._next_s
 
     def is_due(self, now_s: float) -> bool:
         """It has failed again; whether to say so."""

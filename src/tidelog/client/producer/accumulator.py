@@ -18,7 +18,7 @@ from typing import Protocol
 from tidelog.client.errors import ClientError, DeliveryTimeoutError, RecordTooLargeError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.producer.batch import ProducerBatch, split_records
-from tidelog.client.producer.buffer_pool import BufferPool
+from tidelog.client.producer.buffer_pool import BufferPool, MemoryWaiter
 from tidelog.client.producer.futures import DeliveryFuture
 from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.partitioners import PartitionLoad, StickyChoice
@@ -31,6 +31,9 @@ from tidelog.records.kernel_build import BatchBuilder, RecordAppender, TopicSlot
 _IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
 _ALIGNED = 4096
 _GROWTH_FACTOR = 4  # few copies of a growing batch, and few sizes of buffers
+# This part of the memory, or one batch if that is more, is not for records that wait for their topics: they need room
+# for batches once the topic is known, in several partitions, or they could be placed only one by one.
+_SPARE_PORTIONS = 8
 
 
 class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its callers wait
@@ -139,6 +142,8 @@ class Accumulator:
         self._topics: dict[str, TopicQueues] = {}
         self._held_topics: set[str] = set()  # the compiled appender must not know them yet
         self._batch_capacity = max(min(settings.batch_size, settings.max_request_size), BATCH_HEADER_SIZE)
+        self._spare_bytes = max(self._batch_capacity, settings.buffer_memory // _SPARE_PORTIONS)
+        self._is_stopped = False
         self._backoff: Backoff = settings.retry_backoff
         self.wake_slack_ms = 0.0  # how much later than it should the sender may look
         self.next_look_ms = float("inf")  # when the sender looks by itself, as it last said
@@ -182,15 +187,44 @@ class Accumulator:
         if topic is not None:
             self.appender.add_topic(name, topic.slots)
 
-    def reserve(self, size: int) -> bool:
-        """Count memory outside of the pool against `buffer.memory`, if a batch still fits beside it. Under `lock`."""
-        return self.pool.reserve(size, spare=self._batch_capacity)
+    # Memory
+
+    def reserve(self, size: int) -> None:
+        """Count memory outside of the pool against `buffer.memory`, if batches still fit beside it. Under `lock`.
+
+        Raises NoRoom with all that must be free for that.
+        """
+        if not self.pool.reserve(size, spare=self._spare_bytes):
+            raise NoRoom(min(size + self._spare_bytes, self.pool.memory_bytes))
 
     def unreserve(self, size: int) -> None:
         """Under `lock`; the sender then wakes those who wait for memory."""
         self.pool.unreserve(size)
         if self.pool.has_waiters:
             self._wake_sender()
+
+    def wait_for_room(self, size: int, wake: Callable[[], None], *, first: bool = False) -> MemoryWaiter | None:
+        """Have `wake` called once there is room, before all others with `first`; None where it need not be waited for.
+
+        The caller tries again then, ends the wait with `stop_waiting`, and wakes the sender: what it was woken for and
+        has not taken is for the next one who waits, whom nobody else would wake.
+        """
+        with self.lock:
+            if self._is_stopped or self.pool.available_bytes >= size:
+                return None
+            waiter = self.pool.wait_for(size, wake, first=first)
+        self._wake_sender()  # what is in batches goes now, whether or not they are full
+        return waiter
+
+    def stop_waiting(self, waiter: MemoryWaiter) -> None:
+        with self.lock:
+            self.pool.forget(waiter)
+
+    def stop(self) -> None:
+        """Nothing is sent any more, so no memory comes free: whoever waits for it finds the producer closed."""
+        with self.lock:
+            self._is_stopped = True
+            self.pool.wake_all()
 
     # Appending
 
@@ -204,40 +238,63 @@ class Accumulator:
         timestamp: int,
         on_delivery: object,
         future: DeliveryFuture | None = None,
+        reserved: int = 0,
     ) -> DeliveryFuture:
         """Append a record, opening a batch if need be. Without a partition it goes where keyless records go.
 
-        The `future` is filled in; without one a new one is made.
+        The `future` is filled in; without one a new one is made. What was `reserved` for the record is given up for its
+        place in a batch, and stays reserved where it gets none.
         Raises NoRoom when there is no memory for a new batch now, and RecordTooLargeError.
         """
         size_max = self.check_size(topic.name, key, value, headers)
         with self.lock, self._guard:
-            is_sticky = partition is None
-            while True:
-                if partition is None:
-                    partition = self._sticky_partition(topic)
-                queue = topic.queue(partition)
-                batch = topic.slots.get_open(partition)
-                if batch is None:
-                    batch = self._open_batch(queue, size_max)
-                assert isinstance(batch, ProducerBatch)
-                size = batch.size
-                index = batch.append(key, value, headers, timestamp)
-                if index >= 0:
-                    break
-                if is_sticky and topic.sticky.is_due and topic.partitions > 1:
-                    # It is full and may go, but stays open: if it still waits when its partition has its next turn,
-                    # it grows.
-                    batch.want()
-                    partition = None
-                elif not self._grow(queue, batch, size_max):
-                    self._close(queue, batch)
-            if is_sticky:
-                topic.slots.note_sticky(batch.size - size)
+            self.pool.unreserve(reserved)
+            try:
+                place = self._append(topic, partition, key, value, headers, timestamp, size_max)
+            except BaseException:
+                self.pool.reserve(reserved, spare=0)
+                raise
+            if reserved and self.pool.has_waiters:
+                self._wake_sender()
             future = future or DeliveryFuture()
             key_size = -1 if key is None else len(key)
-            future.fill_in(batch, index, timestamp, key_size, -1 if value is None else len(value), on_delivery)
+            future.fill_in(*place, timestamp, key_size, -1 if value is None else len(value), on_delivery)
             return future
+
+    def _append(
+        self,
+        topic: TopicQueues,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: bytes | None,
+        timestamp: int,
+        size_max: int,
+    ) -> tuple[ProducerBatch, int]:
+        """Write the record; its batch, and its index there."""
+        is_sticky = partition is None
+        while True:
+            if partition is None:
+                partition = self._sticky_partition(topic)
+            queue = topic.queue(partition)
+            batch = topic.slots.get_open(partition)
+            if batch is None:
+                batch = self._open_batch(queue, size_max)
+            assert isinstance(batch, ProducerBatch)
+            size = batch.size
+            index = batch.append(key, value, headers, timestamp)
+            if index >= 0:
+                break
+            if is_sticky and topic.sticky.is_due and topic.partitions > 1:
+                # It is full and may go, but stays open: if it still waits when its partition has its next turn, it
+                # grows.
+                batch.want()
+                partition = None
+            elif not self._grow(queue, batch, size_max):
+                self._close(queue, batch)
+        if is_sticky:
+            topic.slots.note_sticky(batch.size - size)
+        return batch, index
 
     def check_size(self, topic: str, key: bytes | None, value: bytes | None, headers: bytes | None) -> int:
         """The most that a batch with this record alone may need; raises RecordTooLargeError."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tidelog.client.producer.accumulator import NoRoom
 from tidelog.client.producer.arrow_rows import ArrowColumns, RowsFuture, plan_rows
@@ -24,6 +25,8 @@ from tidelog.client.types import PartitionMetadata, RecordMetadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 
 class AsyncProducer(AsyncTransactionCalls):
@@ -119,18 +122,10 @@ class AsyncProducer(AsyncTransactionCalls):
         self._begin()
         core.check_usable()
         record = core.prepare(ProducerRecord(topic, value, key, headers, partition, timestamp))
-        deadline_s: float | None = None
-        while True:
-            queues = core.known_queues(record.topic, record.partition)
-            if queues is None:
-                queues = await core.load_queues(record.topic, record.partition)
-            try:
-                return core.append(queues, record, on_delivery)
-            except NoRoom as no_room:
-                if deadline_s is None:
-                    deadline_s = asyncio.get_running_loop().time() + core.settings.max_block_s
-                await self._wait_for_room(no_room.size, deadline_s)
-                core.check_usable()
+        queues = core.known_queues(record.topic, record.partition)
+        if queues is None:
+            queues = await core.load_queues(record.topic, record.partition)
+        return await self._with_room(partial(core.append, queues, record, on_delivery))
 
     async def send_arrow(
         self,
@@ -153,35 +148,41 @@ class AsyncProducer(AsyncTransactionCalls):
         columns = ArrowColumns(key, value, headers, timestamp, partition)
         batches = []
         for run in plan_rows(core.settings, topic, queues.partitions, data, columns):
-            deadline_s: float | None = None
-            while True:
-                try:
-                    batches.append(core.accumulator.append_rows(queues, *run))
-                    break
-                except NoRoom as no_room:
-                    if deadline_s is None:
-                        deadline_s = asyncio.get_running_loop().time() + core.settings.max_block_s
-                    await self._wait_for_room(no_room.size, deadline_s)
-                    core.check_usable()
+            batches.append(await self._with_room(partial(core.accumulator.append_rows, queues, *run)))
             await asyncio.sleep(0)  # the sender's turn
         return RowsFuture(batches)
+
+    async def _with_room(self, append: Callable[[], T]) -> T:
+        """Append as soon as there is room, for which it waits up to `max.block.ms`."""
+        try:
+            return append()
+        except NoRoom as no_room:
+            size = no_room.size
+        deadline_s = asyncio.get_running_loop().time() + self._core.settings.max_block_s
+        try:
+            while True:
+                await self._wait_for_room(size, deadline_s)
+                self._core.check_usable()
+                try:
+                    return append()
+                except NoRoom as no_room:
+                    size = no_room.size
+        finally:
+            self._core.wake()  # the room that it was woken for and didn't take is for the next who waits
 
     async def _wait_for_room(self, size: int, deadline_s: float) -> None:
         accumulator = self._core.accumulator
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with accumulator.lock:
-            if accumulator.pool.available_bytes >= size:
-                return
-            waiter = accumulator.pool.wait_for(size, lambda: _wake(woken))
-        self._core.wake()
+        waiter = accumulator.wait_for_room(size, lambda: _wake(woken))
+        if waiter is None:
+            return
         try:
             async with asyncio.timeout_at(deadline_s):
                 await woken
         except TimeoutError:
             raise self._core.no_room_error(size) from None
         finally:
-            with accumulator.lock:
-                accumulator.pool.forget(waiter)
+            accumulator.stop_waiting(waiter)
 
     def _begin(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,8 +1,9 @@
 """The memory of a producer: buffers that are lent to batches and come back, bounded by `buffer.memory`.
 
 What always holds: what is lent is never more than the bound, and neither is what is lent and kept for reuse together;
-whoever finds no room can leave a callback, and is called, in the order of asking, once there is room again. The pool
-does not wait: that is for its users, who have a thread or an event loop to do it with.
+whoever finds no room can leave a callback, and is called, in the order of asking, once there is room again. Being
+called is no promise: others may have been faster, and then the caller asks again. The pool does not wait: that is for
+its users, who have a thread or an event loop to do it with.
 
 It is used under the accumulator's lock, except for `available`.
 """
@@ -79,10 +80,13 @@ class BufferPool:
             self._free_bytes -= size
             excess -= size
 
-    def wait_for(self, size: int, wake: Callable[[], None]) -> MemoryWaiter:
-        """Have `wake` called once there is room."""
+    def wait_for(self, size: int, wake: Callable[[], None], *, first: bool = False) -> MemoryWaiter:
+        """Have `wake` called once there is room, before all others with `first`."""
         waiter = MemoryWaiter(size, wake)
-        self._waiters.append(waiter)
+        if first:
+            self._waiters.appendleft(waiter)
+        else:
+            self._waiters.append(waiter)
         self.exhausted += 1
         return waiter
 
@@ -91,8 +95,16 @@ class BufferPool:
         if waiter in self._waiters:
             self._waiters.remove(waiter)
 
+    def wake_all(self) -> None:
+        """Nothing more is lent: whoever waits finds out."""
+        while self._waiters:
+            self._waiters.popleft().wake()
+
     def wake_waiters(self, *, at_least: int = 0) -> None:
-        """Wake those for whom there is room, in order; nobody as long as less than `at_least` is available."""
+        """Wake those for whom there is room, in order; nobody as long as less than `at_least` is available.
+
+        Whoever was woken must have this called again after its next attempt: it may have left the room to others.
+        """
         room = self.available_bytes
         if room < min(at_least, self.memory_bytes):
             return

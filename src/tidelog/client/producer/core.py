@@ -35,7 +35,7 @@ from tidelog.client.producer.interceptors import InterceptorChain, ProducerRecor
 from tidelog.client.producer.metrics import ProducerMetrics, per
 from tidelog.client.producer.sender import Sender
 from tidelog.client.producer.settings import ProducerSettings, Serializer
-from tidelog.client.producer.unplaced import UnplacedRecords
+from tidelog.client.producer.unplaced import UnplacedRecord, UnplacedRecords
 from tidelog.client.types import ClusterMetadata, PartitionMetadata, RecordMetadata
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.protocol import ErrorCode
@@ -91,6 +91,7 @@ class ProducerCore:
             load_queues=self._load_queues_until,
             append=self._append_unplaced,
             no_room_error=self.no_room_error,
+            note_failed=self.sender.note_failed,
         )
         self.interceptors = InterceptorChain(settings.interceptors)
         self.fatal_error: ClientError | None = None
@@ -196,7 +197,7 @@ class ProducerCore:
         self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None
     ) -> DeliveryFuture:
         """Choose the partition and append; raises NoRoom where the caller has to wait."""
-        return self._append(topic, record, self._callback(on_delivery), None)
+        return self._append(topic, record, self._callback(on_delivery))
 
     def keep_unplaced(self, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture | None:
         """Keep a record whose topic isn't known yet, so that `send` need not wait; None where it has to be appended.
@@ -208,17 +209,16 @@ class ProducerCore:
             return None
         return self.unplaced.keep(record, self._callback(on_delivery))
 
-    def _append_unplaced(
-        self, topic: TopicQueues, record: ProducerRecord, callback: DeliveryCallback | None, future: DeliveryFuture
-    ) -> None:
-        self._append(topic, record, callback, future)
+    def _append_unplaced(self, topic: TopicQueues, unplaced: UnplacedRecord) -> None:
+        self._append(topic, unplaced.record, unplaced.on_delivery, unplaced.future, unplaced.kept_bytes)
 
     def _append(
         self,
         topic: TopicQueues,
         record: ProducerRecord,
         callback: DeliveryCallback | None,
-        future: DeliveryFuture | None,
+        future: DeliveryFuture | None = None,
+        reserved: int = 0,
     ) -> DeliveryFuture:
         partition = self._partition(topic, record)
         if partition is not None and not 0 <= partition < topic.partitions:
@@ -232,6 +232,7 @@ class ProducerCore:
             record.timestamp or 0,
             callback,
             future,
+            reserved,
         )
 
     def _callback(self, on_delivery: DeliveryCallback | None) -> DeliveryCallback | None:
@@ -407,7 +408,7 @@ class ProducerCore:
             async with asyncio.timeout(timeout_s):
                 await self.flush()
         except TimeoutError:
-            left = len(self.unplaced.records) + sum(batch.count for batch in self.accumulator.incomplete)
+            left = len(self.unplaced.records) + sum(batch.count for batch in list(self.accumulator.incomplete))
             raise RequestTimeoutError(
                 f"{left} records were not acknowledged within {timeout_s:g} s; they may still be"
             ) from None

@@ -11,9 +11,10 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tidelog.client.errors import BufferFullError
 from tidelog.client.network.loop_thread import LoopThread
@@ -29,6 +30,8 @@ from tidelog.client.types import PartitionMetadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 _CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
 
@@ -126,18 +129,14 @@ class Producer(TransactionCalls):
         core = self._core
         core.check_usable()
         record = core.prepare(ProducerRecord(topic, value, key, headers, partition, timestamp))
-        deadline_s: float | None = None
-        while True:
-            try:
-                kept = core.keep_unplaced(record, on_delivery)
-                if kept is not None:
-                    return kept
-                return core.append(self._queues(record.topic, record.partition), record, on_delivery)
-            except NoRoom as no_room:
-                if deadline_s is None:
-                    deadline_s = time.monotonic() + core.settings.max_block_s
-                self._wait_for_room(no_room.size, deadline_s)
-                core.check_usable()
+
+        def append() -> DeliveryFuture:
+            kept = core.keep_unplaced(record, on_delivery)
+            if kept is not None:
+                return kept
+            return core.append(self._queues(record.topic, record.partition), record, on_delivery)
+
+        return self._with_room(append)
 
     def send_arrow(
         self,
@@ -162,16 +161,7 @@ class Producer(TransactionCalls):
         columns = ArrowColumns(key, value, headers, timestamp, partition)
         batches = []
         for run in plan_rows(core.settings, topic, queues.partitions, data, columns):
-            deadline_s: float | None = None
-            while True:
-                try:
-                    batches.append(core.accumulator.append_rows(queues, *run))
-                    break
-                except NoRoom as no_room:
-                    if deadline_s is None:
-                        deadline_s = time.monotonic() + core.settings.max_block_s
-                    self._wait_for_room(no_room.size, deadline_s)
-                    core.check_usable()
+            batches.append(self._with_room(partial(core.accumulator.append_rows, queues, *run)))
         return RowsFuture(batches)
 
     def _queues(self, name: str, partition: int | None) -> TopicQueues:
@@ -179,6 +169,24 @@ class Producer(TransactionCalls):
         if topic is None:
             topic = self._thread.run(self._core.load_queues(name, partition))
         return topic
+
+    def _with_room(self, append: Callable[[], T]) -> T:
+        """Append as soon as there is room, for which it waits up to `max.block.ms`."""
+        try:
+            return append()
+        except NoRoom as no_room:
+            size = no_room.size
+        deadline_s = time.monotonic() + self._core.settings.max_block_s
+        try:
+            while True:
+                self._wait_for_room(size, deadline_s)
+                self._core.check_usable()
+                try:
+                    return append()
+                except NoRoom as no_room:
+                    size = no_room.size
+        finally:
+            self._core.wake()  # the room that it was woken for and didn't take is for the next who waits
 
     def _wait_for_room(self, size: int, deadline_s: float) -> None:
         accumulator = self._core.accumulator
@@ -188,17 +196,14 @@ class Producer(TransactionCalls):
             )
         woken = threading.Lock()
         woken.acquire()
-        with accumulator.lock:
-            if accumulator.pool.available_bytes >= size:
-                return
-            waiter = accumulator.pool.wait_for(size, woken.release)
-        self._core.wake()
+        waiter = accumulator.wait_for_room(size, woken.release)
+        if waiter is None:
+            return
         try:
             if not woken.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
                 raise self._core.no_room_error(size)
         finally:
-            with accumulator.lock:
-                accumulator.pool.forget(waiter)
+            accumulator.stop_waiting(waiter)
 
     # Waiting
 

@@ -38,6 +38,7 @@ from tidelog.client.network.connection import Connection
 from tidelog.client.network.outage import Reminders
 from tidelog.client.producer.accumulator import Accumulator, PartitionQueue
 from tidelog.client.producer.batch import ProducerBatch
+from tidelog.client.producer.failure_log import FailureLog
 from tidelog.client.producer.hooks import TransactionHooks
 from tidelog.client.producer.idempotence import Idempotence
 from tidelog.client.producer.metrics import ProducerCounters
@@ -162,6 +163,7 @@ class Sender:
         self._sends_from_callers_seen = 0
         self._lent: dict[int, _Lent] = {}  # by node: connections for those threads
         self._last_errors: dict[TopicPartition, ClientError] = {}
+        self._failures = FailureLog()
         self._is_stopped = False
 
     def start(self) -> None:
@@ -172,6 +174,9 @@ class Sender:
     def stop(self) -> None:
         """Send nothing more; what is under way is waited for no longer."""
         self._is_stopped = True
+        self._accumulator.stop()
+        with self._lock:
+            self._failures.tell_all()
         for lent in self._lent.values():
             lent.close()
         if self._timer is not None:
@@ -217,7 +222,7 @@ class Sender:
             return
         now_ms = self._now_ms()
         accumulator = self._accumulator
-        next_ms = self._expire(now_ms)
+        next_ms = min(self._expire(now_ms), self._failures.tell(now_ms))
         if self._has_producer_id():
             next_ms = min(next_ms, self._send_ready(now_ms))
         if accumulator.pool.has_waiters:
@@ -650,11 +655,21 @@ class Sender:
             self._idempotence.on_failed(batch, may_be_stored=may_be_stored)
         if self._hooks is not None:
             self._hooks.on_batch_failed(batch.topic_partition, error)
-        self.counters.records_failed += batch.count
+        if self._hooks is not None:
+            self.counters.records_failed += batch.count  # the transaction's commit raises it
+        else:
+            self.note_failed(batch.topic_partition.topic, batch.count, error)
         self._accumulator.incomplete.pop(batch, None)
         batch.fail(error, record_errors)
         if not batch.in_flight:
             self._accumulator.release(batch)
+
+    def note_failed(self, topic: str, records: int, error: ClientError) -> None:
+        """These records were given up: the next look says so in the log. From any thread."""
+        with self._lock:
+            self.counters.records_failed += records
+            self._failures.note(topic, records, error)
+        self.wake()
 
     def _expire(self, now_ms: float) -> float:
         """Give up what is too old; says when the next batch gets so."""

@@ -6,7 +6,8 @@ in, until the topic's partitions are known. Then they are appended in the order 
 
 What always holds: while a topic has records here, later ones to it queue up behind them and the compiled appender
 doesn't know the topic, so nothing overtakes them. A record that has found no place after `max.block.ms` fails. What is
-kept counts against `buffer.memory`.
+kept counts against `buffer.memory`, but leaves room for batches; where those need more room, records that are here get
+it before any others.
 
 `keep` may be called from any thread; everything else runs on the event loop.
 """
@@ -14,10 +15,12 @@ kept counts against `buffer.memory`.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tidelog.client.errors import ClientError, NoSuchPartitionError, RetriableError
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_PARTITION = -1
+_PLACED_AT_ONCE = 100  # then others on the event loop have their turn: this takes a millisecond
 
 
 class UnplacedRecord(ProducerBatch):
@@ -105,20 +109,24 @@ class UnplacedRecords:
         max_block_s: float,
         pause_s_max: float,
         load_queues: Callable[[str, float], Awaitable[TopicQueues]],
-        append: Callable[[TopicQueues, ProducerRecord, DeliveryCallback | None, DeliveryFuture], object],
+        append: Callable[[TopicQueues, UnplacedRecord], object],
         no_room_error: Callable[[int], ClientError],
+        note_failed: Callable[[str, int, ClientError], None],
     ) -> None:
         """`load_queues` waits for a topic until a time of `time.monotonic` and `pause_s_max` at most between two
-        attempts; `append` gives a record its place."""
+        attempts; `append` gives a record its place, for which it gives up its `kept_bytes`; `note_failed` is told how
+        many records to a topic failed."""
         self._accumulator = accumulator
         self._max_block_s = max_block_s
         self._pause_s_max = pause_s_max
         self._load_queues = load_queues
         self._append = append
         self._no_room_error = no_room_error
+        self._note_failed = note_failed
         self._waiting: dict[str, deque[UnplacedRecord]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_stopped = False
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -127,6 +135,7 @@ class UnplacedRecords:
 
     def stop(self, error: ClientError) -> None:
         """Place nothing more; what waits fails."""
+        self._is_stopped = True
         for task in self._tasks.values():
             task.cancel()
         self.fail_all(error)
@@ -151,10 +160,12 @@ class UnplacedRecords:
             waiting = self._waiting.get(record.topic)
             if waiting is None and accumulator.topic(record.topic) is not None:
                 return None
-            if not accumulator.reserve(size):
+            try:
+                accumulator.reserve(size)
+            except NoRoom:
                 if waiting is None:
                     return None  # the caller waits for the topic itself
-                raise NoRoom(size)
+                raise
             if waiting is None:
                 waiting = self._waiting[record.topic] = deque()
                 accumulator.hold_topic(record.topic)
@@ -165,14 +176,26 @@ class UnplacedRecords:
         return unplaced.future
 
     def _start_task(self, topic: str) -> None:
-        if topic not in self._tasks and topic in self._waiting:
+        if topic not in self._tasks and topic in self._waiting and not self._is_stopped:
             task = asyncio.get_running_loop().create_task(self._place_all(topic))
             self._tasks[topic] = task
-            task.add_done_callback(lambda _: self._tasks.pop(topic, None))
+            task.add_done_callback(partial(self._on_task_end, topic))
+
+    def _on_task_end(self, topic: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(topic) is task:
+            del self._tasks[topic]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("a producer could not place records to topic %s", topic, exc_info=error)
+            problem = ClientError(f"the producer failed: {type(error).__name__}: {error}")
+            with self._accumulator.lock:
+                left = list(self._waiting.get(topic, ()))
+            self._fail(topic, left, problem)
+        self._start_task(topic)  # for records that came when the task had just ended
 
     async def _place_all(self, topic: str) -> None:
         """Give the topic's records their places, one after another, until none is left."""
-        while True:
+        for placed in itertools.count(1):
             with self._accumulator.lock:
                 waiting = self._waiting.get(topic)
                 if not waiting:
@@ -183,65 +206,70 @@ class UnplacedRecords:
             try:
                 queues = await self._load_queues(topic, unplaced.deadline_s)
             except ClientError as error:
-                self._fail(topic, error, only_late=isinstance(error, (RetriableError, NoSuchPartitionError)))
+                self._fail_late(topic, error, only_late=isinstance(error, (RetriableError, NoSuchPartitionError)))
                 continue
             try:
-                self._append(queues, unplaced.record, unplaced.on_delivery, unplaced.future)
+                self._append(queues, unplaced)
             except NoRoom as no_room:
                 if not await self._wait_for_room(no_room.size, unplaced.deadline_s):
-                    self._end(topic, unplaced, self._no_room_error(no_room.size))
+                    self._fail(topic, [unplaced], self._no_room_error(no_room.size))
             except ClientError as error:
-                self._end(topic, unplaced, error)
+                self._fail(topic, [unplaced], error)
             except Exception as error:  # noqa: BLE001  # the application's partitioner may raise anything
-                self._end(topic, unplaced, ClientError(f"a record to {topic} could not be appended: {error}"))
+                problem = ClientError(f"a record to {topic} could not be appended: {error}")
+                self._fail(topic, [unplaced], problem)
             else:
-                self._end(topic, unplaced, None)
+                unplaced.kept_bytes = 0  # given up for its place
+                self._take_out(topic, unplaced)
+                batch = unplaced.future.batch
+                assert isinstance(batch, ProducerBatch)
+                unplaced.place(batch)
+            if not placed % _PLACED_AT_ONCE:
+                await asyncio.sleep(0)
 
-    def _fail(self, topic: str, error: ClientError, *, only_late: bool) -> None:
+    def _fail_late(self, topic: str, error: ClientError, *, only_late: bool) -> None:
         """The topic could not be loaded: records whose time is up fail, or all where it won't come."""
         late_s = time.monotonic() + self._pause_s_max  # another attempt would come too late for these
         with self._accumulator.lock:
             waiting = list(self._waiting.get(topic, ()))
         failed = [one for one in waiting if one is waiting[0] or not only_late or one.deadline_s <= late_s]
-        for unplaced in failed:
-            self._end(topic, unplaced, error)
-        if failed:  # those of `send_nowait` have nobody to tell
-            count = "1 record" if len(failed) == 1 else f"{len(failed)} records"
-            logger.warning("%s to topic %s failed: %s", count, topic, error)
+        self._fail(topic, failed, error)
 
     def fail_all(self, error: ClientError) -> None:
-        for unplaced in self.records:
-            self._end(unplaced.record.topic, unplaced, error)
+        with self._accumulator.lock:
+            left = {topic: list(waiting) for topic, waiting in self._waiting.items()}
+        for topic, waiting in left.items():
+            self._fail(topic, waiting, error)
 
-    def _end(self, topic: str, unplaced: UnplacedRecord, error: ClientError | None) -> None:
-        accumulator = self._accumulator
-        with accumulator.lock:
-            waiting = self._waiting.get(topic)
-            if waiting is None or unplaced not in waiting:
-                return
-            waiting.remove(unplaced)
-            accumulator.unreserve(unplaced.kept_bytes)
-        if error is None:
-            batch = unplaced.future.batch
-            assert isinstance(batch, ProducerBatch)
-            unplaced.place(batch)
-        else:
+    def _fail(self, topic: str, failed: list[UnplacedRecord], error: ClientError) -> None:
+        taken = [unplaced for unplaced in failed if self._take_out(topic, unplaced)]
+        if taken:
+            self._note_failed(topic, len(taken), error)
+        for unplaced in taken:
             unplaced.fail(error)
 
+    def _take_out(self, topic: str, unplaced: UnplacedRecord) -> bool:
+        """It waits here no longer; False if it does not do so already."""
+        with self._accumulator.lock:
+            waiting = self._waiting.get(topic)
+            if waiting is None or unplaced not in waiting:
+                return False
+            waiting.remove(unplaced)
+            self._accumulator.unreserve(unplaced.kept_bytes)
+            return True
+
     async def _wait_for_room(self, size: int, deadline_s: float) -> bool:
-        loop = asyncio.get_running_loop()
+        """Wait before all who want to add records: room is made by those that are here and can go."""
         woken = asyncio.Event()
-        accumulator = self._accumulator
-        with accumulator.lock:
-            if accumulator.pool.available_bytes >= size:
-                return True
-            waiter = accumulator.pool.wait_for(size, _setter(loop, woken))
+        wake = _setter(asyncio.get_running_loop(), woken)
+        waiter = self._accumulator.wait_for_room(size, wake, first=True)
+        if waiter is None:
+            return True
         try:
             async with asyncio.timeout(max(deadline_s - time.monotonic(), 0.0)):
                 await woken.wait()
         except TimeoutError:
             return False
         finally:
-            with accumulator.lock:
-                accumulator.pool.forget(waiter)
+            self._accumulator.stop_waiting(waiter)
         return True

@@ -31,6 +31,7 @@ from tidelog.client.errors import (
     RequestTimeoutError,
     SerializationError,
 )
+from tidelog.client.producer.accumulator import NoRoom
 from tidelog.client.producer.interceptors import ProducerRecord
 from tidelog.client.types import RecordMetadata
 from tidelog.records.kernel_build import partition_for_key
@@ -407,8 +408,9 @@ def test_an_outage_is_logged_once_however_often_brokers_are_tried(
         assert not future.done()
         producer.close(0)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    # One of the cluster, one of the sender, one of the refresh of metadata.
-    assert 1 <= len(warnings) <= 3, warnings
+    # One of the cluster, one of the sender, one of the refresh of metadata, and one of the record that was lost.
+    assert 2 <= len(warnings) <= 4, warnings
+    assert warnings[-1].startswith(f"1 record to topic {topic} failed: the Producer was closed")
 
 
 def test_records_that_no_broker_takes_fail_in_time(
@@ -481,7 +483,9 @@ def test_many_threads_share_a_producer(
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
     producer.flush(DEADLINE_S)
+    assert (producer.metrics().records_delivered, producer.metrics().records_failed) == (30_000, 0)
     stored: dict[int, list[int]] = {}
     for row in read_topic(topic, 3):
         assert row.value is not None
@@ -600,3 +604,60 @@ def test_a_forked_child_can_not_use_it(make_producer: MakeProducer, make_topic: 
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert producer.send(topic, b"from the parent").result(DEADLINE_S).offset == 2
+
+
+# Room for which several wait
+
+
+def test_room_that_is_left_by_one_who_waited_is_for_the_next() -> None:
+    with Producer(bootstrap_servers=NOBODY, buffer_memory=4000, batch_size=1000) as producer:
+        accumulator = producer._core.accumulator
+        lent = [accumulator.pool.lend(1000) for _ in range(4)]
+        attempts: list[int] = []
+
+        def append() -> None:
+            attempts.append(len(attempts))
+            if len(attempts) > 1:
+                raise InterruptedError("it goes away, and takes nothing")
+            raise NoRoom(1000)
+
+        def wait() -> None:
+            with suppress(InterruptedError):
+                producer._with_room(append)
+
+        first = threading.Thread(target=wait)
+        first.start()
+        while not accumulator.pool.has_waiters:
+            time.sleep(0.001)
+        woken = threading.Event()
+        assert accumulator.wait_for_room(1000, woken.set) is not None
+        buffer = lent.pop()
+        assert buffer is not None
+        with accumulator.lock:
+            accumulator.pool.give_back(buffer, keep=True)
+        producer._core.wake()
+        assert woken.wait(DEADLINE_S)
+        first.join(DEADLINE_S)
+        assert len(attempts) == 2
+
+
+def test_a_close_ends_the_wait_for_room() -> None:
+    producer = Producer(bootstrap_servers=NOBODY, buffer_memory=1000, batch_size=1000)
+    accumulator = producer._core.accumulator
+    accumulator.set_partitions("t", 2)
+    producer.send_nowait("t", b"fills the memory", partition=0)
+    errors: list[ClientError] = []
+
+    def send() -> None:
+        try:
+            producer.send_nowait("t", b"finds no room", partition=1)
+        except ClientError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    while not accumulator.pool.has_waiters:
+        time.sleep(0.001)
+    producer.close(0)
+    thread.join(DEADLINE_S)
+    assert [type(error) for error in errors] == [ClosedError]

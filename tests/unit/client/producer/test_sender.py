@@ -680,3 +680,45 @@ def test_wakes_are_counted_once(fails: bool) -> None:
         scene.sender.stop()
 
     asyncio.run(run())
+
+
+# What failed is told
+
+
+def test_records_that_nobody_waits_for_are_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @plays(batch_size=200)
+    async def play(scene: Scene) -> None:
+        for _ in range(3):
+            scene.append(b"x" * 100, 0)
+            scene.append(b"x" * 100, 1)
+        await scene.settle()
+        await scene.answer(scene.sent[0], ErrorCode.INVALID_RECORD)
+        assert _warnings(caplog) == [f"2 records to topic t failed: {_refusal(1)}"]
+        # The same cause is not told again so soon, but what it cost is.
+        await scene.answer(scene.sent[1], ErrorCode.INVALID_RECORD)
+        await scene.answer(scene.sent[2], ErrorCode.INVALID_RECORD)
+        assert len(_warnings(caplog)) == 1
+        await scene.advance(10_000)
+        assert _warnings(caplog)[1:] == [f"4 records to topic t failed: {_refusal(1)}"]
+        assert scene.sender.counters.records_failed == 6
+        # Another cause is told at once.
+        scene.append(b"y", 2)
+        await scene.settle()
+        await scene.answer(scene.sent[3], ErrorCode.INVALID_TIMESTAMP)
+        assert len(_warnings(caplog)) == 3
+        # And the rest in the end.
+        scene.append(b"z", 0)
+        await scene.settle()
+        await scene.answer(scene.sent[4], ErrorCode.INVALID_RECORD)
+        scene.sender.stop()
+        assert _warnings(caplog)[3:] == [f"1 record to topic t failed: {_refusal(0)}"]
+
+    play()
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def _refusal(partition: int) -> BrokerError:
+    return BrokerError(ErrorCode.INVALID_RECORD, None, subject=f"partition t-{partition}")

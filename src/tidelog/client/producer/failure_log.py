@@ -1,0 +1,71 @@
+"""Warnings about records that were given up: `send_nowait` returns no future that would tell.
+
+What always holds: every record that is given up is counted in a warning. For each cause, which is a topic and a kind of
+error, there is one warning at once and more after waits that double, however many batches fail. Time is given by the
+caller, who also keeps threads apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from tidelog.client.errors import BrokerError, ClientError
+from tidelog.client.network.outage import Reminders
+
+logger = logging.getLogger(__name__)
+
+
+class _Cause:
+    __slots__ = ("error", "records", "reminders")
+
+    def __init__(self, error: ClientError) -> None:
+        self.error = error  # the latest
+        self.records = 0  # that no warning has counted yet
+        self.reminders = Reminders()
+
+
+class FailureLog:
+    """Counts the records that a producer gave up, and says so."""
+
+    def __init__(self) -> None:
+        self._causes: dict[tuple[str, str], _Cause] = {}
+        self._has_untold = False
+
+    def note(self, topic: str, records: int, error: ClientError) -> None:
+        """These records failed; the next `tell` says so."""
+        kind = error.code.name if isinstance(error, BrokerError) else type(error).__name__
+        cause = self._causes.get((topic, kind))
+        if cause is None:
+            cause = self._causes[topic, kind] = _Cause(error)
+        cause.error = error
+        cause.records += records
+        self._has_untold = True
+
+    def tell(self, now_ms: float) -> float:
+        """Warn of what failed since the last time; says when to come back for what it is too early for."""
+        if not self._has_untold:
+            return math.inf
+        self._has_untold = False
+        next_s = math.inf
+        for (topic, _), cause in self._causes.items():
+            if not cause.records:
+                continue
+            if cause.reminders.is_due(now_ms / 1000):
+                _warn(topic, cause)
+            else:
+                self._has_untold = True
+                next_s = min(next_s, cause.reminders.next_s)
+        return next_s * 1000
+
+    def tell_all(self) -> None:
+        """The producer ends: say what is left to say."""
+        for (topic, _), cause in self._causes.items():
+            if cause.records:
+                _warn(topic, cause)
+
+
+def _warn(topic: str, cause: _Cause) -> None:
+    count = "1 record" if cause.records == 1 else f"{cause.records} records"
+    logger.warning("%s to topic %s failed: %s", count, topic, cause.error)
+    cause.records = 0
