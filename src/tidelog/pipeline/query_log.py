@@ -8,8 +8,9 @@ is done.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tidelog.pipeline.spark_jvm import file_names, file_text
 from tidelog.pipeline.versions.registry_rows import Offsets, offsets_from_json
 
 if TYPE_CHECKING:
@@ -25,16 +26,8 @@ class QueryLog:
         self._spark = spark
         self.location = location
 
-    def _directory(self, name: str) -> tuple[Any, Any]:
-        jvm: Any = self._spark._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.location}/{name}")
-        return path.getFileSystem(self._spark._jsc.hadoopConfiguration()), path
-
     def _batch_ids(self, name: str) -> list[int]:
-        file_system, path = self._directory(name)
-        if not file_system.exists(path):
-            return []
-        names = [status.getPath().getName() for status in file_system.listStatus(path)]
+        names = file_names(self._spark, f"{self.location}/{name}")
         return sorted(int(each) for each in names if each.isdigit())
 
     def finished(self) -> list[int]:
@@ -47,13 +40,7 @@ class QueryLog:
 
     def _sources(self, batch_id: int) -> list[Offsets]:
         """Where each source ends in a batch, in the order of the query's sources."""
-        jvm: Any = self._spark._jvm
-        file_system, path = self._directory(f"offsets/{batch_id}")
-        stream = file_system.open(path)
-        try:
-            text = str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
+        text = file_text(self._spark, f"{self.location}/offsets/{batch_id}")
         # The first two lines are a version and the query's own values.
         lines = text.splitlines()[2:]
         return [{} if line == _NO_OFFSETS else offsets_from_json(json.loads(line)) for line in lines]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tidelog.pipeline.errors import PipelineError
+from tidelog.pipeline.spark_jvm import activate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,8 +228,7 @@ def prepare_session(session: SparkSession) -> None:
     import tidelog.spark
 
     tidelog.spark.register(session)
-    jvm: Any = session._jvm
-    type(session)._get_j_spark_session_class(jvm).setActiveSession(session._jsparkSession)
+    activate(session)
 
 
 def _check_java() -> None:

@@ -36,7 +36,7 @@ class TidelogDataSource(DataSource):
         return make_reader(schema, self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from tidelog.spark.stream_reader import make_stream_reader
+        from tidelog.spark.prefetched_rows import make_stream_reader
 
         return make_stream_reader(schema, self.options)
 

@@ -7,12 +7,11 @@ checkpoints. The driver keeps one reader for the lifetime of the query; the one 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.datasource_internal import _SimpleStreamReaderWrapper
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -23,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from tidelog.spark.offsets import Offsets, offsets_from_json, offsets_to_json, read_start
-from tidelog.spark.options import Options, Use, read_options
+from tidelog.spark.options import Options
 from tidelog.spark.reader import TaskReading, make_splits
 from tidelog.spark.small_batches import may_be_small, read_small
 from tidelog.spark.stream_driver import StreamDriver
@@ -40,11 +39,7 @@ _ANSWER_FIRST_S = 0.001
 _TOPICS_AGE_MAX_S = 1.0  # how old topic metadata may be when the driver reads a small batch itself
 
 
-def make_stream_reader(schema: StructType, given: Mapping[str, str]) -> DataSourceStreamReader:
-    return StreamReader(schema, read_options(given, Use.STREAM_READ))
-
-
-class _Planned(NamedTuple):
+class Planned(NamedTuple):
     """The tasks of a micro-batch, plus its rows if the driver has read them itself."""
 
     splits: list[InputPartition]
@@ -56,11 +51,11 @@ class _Ahead(NamedTuple):
 
     start: Offsets
     end: Offsets
-    planned: Future[_Planned]
+    planned: Future[Planned]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming read.
+    """One streaming read; `prefetched_rows` gives its plans to Spark.
 
     A small batch is planned and read while Spark records its offsets. Spark's next call waits for that, so the driver
     state is never used concurrently.
@@ -72,7 +67,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = read_start(options)
         TopicView(options)  # so that mistakes are reported when the query is created
         self._driver: StreamDriver | None = None
-        self._rows: list[pa.RecordBatch] = []
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: _Ahead | None = None
 
@@ -118,32 +112,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._on_driver.fix_end()
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        splits, rows = self._planned(offsets_from_json(start), offsets_from_json(end))
-        if rows is None:
-            return splits
-        self._rows = rows
-        self.__class__ = _ReaderWithRows
-        return splits[:1]  # Spark runs rows that have already been read as one task
-
-    def _planned(self, start: Offsets, end: Offsets) -> _Planned:
+    def planned(self, start: Offsets, end: Offsets) -> Planned:
+        """The plan of a micro-batch; made ahead, if it was possible."""
         driver = self._on_driver
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.start, ahead.end) == (start, end):
             return ahead.planned.result()
         return self._plan(driver, start, end)
 
-    def _plan_ahead(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
+    def _plan_ahead(self, driver: StreamDriver, start: Offsets, end: Offsets) -> Planned:
         time.sleep(_ANSWER_FIRST_S)
         splits = self._splits(driver, start, end, age_max_s=_TOPICS_AGE_MAX_S)
         rows = read_small(splits, self._reading.read)
         # Without rows it is left to tasks, and planned again for them: a topic may have been recreated since.
-        return _Planned(splits, rows) if rows is not None else _Planned(self._splits(driver, start, end), None)
+        return Planned(splits, rows) if rows is not None else Planned(self._splits(driver, start, end), None)
 
-    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> _Planned:
+    def _plan(self, driver: StreamDriver, start: Offsets, end: Offsets) -> Planned:
         splits = self._splits(driver, start, end)
         rows = None if self._options.is_given("minPartitions") else read_small(splits, self._reading.read)
-        return _Planned(splits, rows)
+        return Planned(splits, rows)
 
     def _splits(
         self, driver: StreamDriver, start: Offsets, end: Offsets, *, age_max_s: float = 0.0
@@ -163,15 +150,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._driver is not None:
             self._driver.close()
             self._driver = None
-
-
-class _ReaderWithRows(StreamReader, _SimpleStreamReaderWrapper):
-    """The class of a reader between `partitions` and `getCache`, if it has read a small batch itself.
-
-    Spark asks only readers of this kind for rows, and it does so right after it has asked for partitions.
-    """
-
-    def getCache(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[Any]:
-        self.__class__ = StreamReader  # type: ignore[assignment]  # a plain one again
-        rows, self._rows = self._rows, []
-        return iter(rows)

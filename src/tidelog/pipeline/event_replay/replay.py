@@ -33,6 +33,7 @@ from tidelog.pipeline.event_replay.range import OffsetRange, next_chunk, parse_b
 from tidelog.pipeline.event_replay.rows import RowPlan
 from tidelog.pipeline.event_replay.state import Counts, ReplaySpec, ReplayState, ReplayStore
 from tidelog.pipeline.failures import reason_of
+from tidelog.pipeline.spark_jvm import end_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -337,7 +338,7 @@ class EventReplay:
             yield spark
         finally:
             spark.stop()
-            _end_java()
+            end_java()
 
     # Waiting
 
@@ -375,18 +376,6 @@ class EventReplay:
         if left_s is None and self.options.rate is not None:
             left_s = (whole - done) / self.options.rate
         return ReplayProgress(done, whole, self._state.counts, rate, left_s, until)
-
-
-def _end_java() -> None:
-    """Stop Spark's Java process, which it leaves running for the next session; that may be a day away."""
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        gateway.proc.stdin.close()  # which makes it exit
-        gateway.proc.wait()
-        SparkContext._gateway = SparkContext._jvm = None
 
 
 @contextlib.contextmanager
