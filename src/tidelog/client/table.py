@@ -16,8 +16,7 @@ import threading
 import uuid
 from collections.abc import Callable, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 from tidelog.client.admin.async_admin import AsyncAdmin
 from tidelog.client.consumer.async_consumer import AsyncConsumer
@@ -33,6 +32,7 @@ from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.settings import ClientOptions
 from tidelog.client.types import TopicMetadata, TopicPartition
+from tidelog.common.closing import Closing
 from tidelog.protocol import ErrorCode
 from tidelog.records.kernel_consume import ConsumerRecord
 
@@ -98,7 +98,7 @@ class _Reading(Generic[KeyT, ValueT]):
     positions: dict[TopicPartition, int] = field(default_factory=dict)
 
 
-class Table(Mapping[KeyT, ValueT]):
+class Table(Mapping[KeyT, ValueT], Closing):
     """The last value of every key of a topic, most useful for a compacted one.
 
     >>> from tidelog import Table
@@ -264,14 +264,6 @@ class Table(Mapping[KeyT, ValueT]):
     async def _cancel(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         failure = self._failure

@@ -9,6 +9,7 @@ known here, or raises ProtocolError. A value of None is a tombstone.
 
 from __future__ import annotations
 
+import logging
 import struct as structs
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +19,8 @@ from tidelog.protocol.codec import decode, encode
 from tidelog.protocol.declare import declaration_of, message, struct, v
 from tidelog.protocol.errors import ProtocolError
 from tidelog.protocol.types import Bytes, Int8, Int32, Int64, String, Uuid
+
+logger = logging.getLogger(__name__)
 
 # Offsets, of groups of every kind
 
@@ -272,3 +275,22 @@ def record_number(key: bytes) -> int:
         raise ProtocolError("the key of a record has no type")
     number: int = _INT16.unpack_from(key)[0]
     return number
+
+
+class UnknownRecords:
+    """Warns of records that a newer broker wrote into a coordinator's partition, once for each type."""
+
+    def __init__(self, topic_partition: str) -> None:
+        self._topic_partition = topic_partition
+        self._numbers: set[int] = set()
+
+    def warn(self, key: bytes, offset: int) -> None:
+        number = record_number(key)
+        if number not in self._numbers:
+            self._numbers.add(number)
+            logger.warning(
+                "ignoring records in %s of type %d, which this broker does not know; the first is at offset %d",
+                self._topic_partition,
+                number,
+                offset,
+            )

@@ -14,7 +14,6 @@ one kind of group has `replay(key, value)` for its records.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from tidelog.coordinator.config import GroupConfig, GroupImage
 from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.coordinator.consumer_requests import ConsumerRequests
 from tidelog.coordinator.consumer_writer import GroupWriter
-from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, decode_record, record_number
+from tidelog.coordinator.group_records import GroupMetadataKey, OffsetCommitKey, UnknownRecords, decode_record
 from tidelog.coordinator.group_requests import GroupRequests
 from tidelog.coordinator.memory import GroupMemory
 from tidelog.coordinator.offset_requests import NO_PRODUCER_ID, OffsetRequests
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from tidelog.protocol.messages.k68_consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from tidelog.protocol.messages.k69_consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 
-logger = logging.getLogger(__name__)
-
 _EXPIRATION: TimerKey = ("", "offset-expiration")
 
 
@@ -67,7 +64,7 @@ class GroupShard:
         self._writer = GroupWriter(self.state)
         self._classic = ClassicRequests(self.state, ClassicInConsumer(self.state, self._writer))
         self._consumer = ConsumerRequests(self.state, self._writer)
-        self._unknown_records: set[int] = set()
+        self._unknown_records = UnknownRecords(f"__consumer_offsets-{self.state.partition}")
 
     # Loading and unloading
 
@@ -78,7 +75,7 @@ class GroupShard:
         """
         decoded = decode_record(record)
         if decoded is None:
-            self._warn_of_unknown(record_number(record.key), offset)
+            self._unknown_records.warn(record.key, offset)
             return
         key, value = decoded
         if isinstance(key, OffsetCommitKey):
@@ -91,17 +88,6 @@ class GroupShard:
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         """Apply the marker that ends a transaction."""
         self._offsets.end_transaction(producer_id, committed=committed)
-
-    def _warn_of_unknown(self, number: int, offset: int) -> None:
-        if number not in self._unknown_records:
-            self._unknown_records.add(number)
-            logger.warning(
-                "ignoring records in __consumer_offsets-%d of type %d, which this broker does not know; the first is "
-                "at offset %d",
-                self.state.partition,
-                number,
-                offset,
-            )
 
     def on_loaded(self, now: Now) -> list[Action]:
         """All records have been replayed: start the timers."""

@@ -22,7 +22,7 @@ from typing import Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import split_batches
-from tidelog.coordinator.group_records import record_number
+from tidelog.coordinator.group_records import UnknownRecords
 from tidelog.coordinator.memory import MemoryBudget
 from tidelog.coordinator.transaction import NO_PRODUCER_ID, ProducerIdentity, Transaction, TransactionState
 from tidelog.coordinator.txn_completion import TransactionCompletion
@@ -60,7 +60,7 @@ class TransactionShard:
         self._completion = TransactionCompletion(self.state)
         self._init = TransactionInit(self.state, self._completion, self._ids)
         self._requests = TransactionRequests(self.state, self._completion, self._ids)
-        self._unknown_records: set[int] = set()
+        self._unknown_records = UnknownRecords(f"__transaction_state-{self.state.partition}")
 
     # Loading and unloading
 
@@ -70,7 +70,7 @@ class TransactionShard:
             raise ProtocolError("a record of __transaction_state is itself part of a transaction")
         decoded = decode_transaction(record)
         if decoded is None:
-            self._warn_of_unknown(record_number(record.key), offset)
+            self._unknown_records.warn(record.key, offset)
         elif decoded.transaction is None:
             self.state.drop(decoded.transactional_id)
         else:
@@ -78,17 +78,6 @@ class TransactionShard:
 
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         raise ProtocolError(f"__transaction_state-{self.state.partition} holds a marker of producer {producer_id}")
-
-    def _warn_of_unknown(self, number: int, offset: int) -> None:
-        if number not in self._unknown_records:
-            self._unknown_records.add(number)
-            logger.warning(
-                "ignoring records in __transaction_state-%d of type %d, which this broker does not know; the first is "
-                "at offset %d",
-                self.state.partition,
-                number,
-                offset,
-            )
 
     def on_loaded(self, now: Now) -> list[Action]:
         """All records have been replayed: complete decided transactions, and start the timers."""

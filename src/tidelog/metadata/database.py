@@ -17,8 +17,9 @@ from typing import Final
 
 import apsw
 
+from tidelog.common.file_lock import is_locked
 from tidelog.metadata.filesystem import network_filesystem
-from tidelog.metadata.liveness import HeldLock, boot_id, is_lock_held
+from tidelog.metadata.liveness import HeldLock, boot_id
 from tidelog.metadata.store import (
     ABSENT,
     Check,
@@ -250,7 +251,7 @@ class Database:
             )
             if session_boot_id != self._boot_id
             or deadline_ms <= now_ms
-            or (session_id not in self._locks and not is_lock_held(self._lock_path(session_id)))
+            or (session_id not in self._locks and not is_locked(self._lock_path(session_id)))
         ]
 
     def _remove_sessions(self, session_ids: Sequence[str]) -> list[str]:
@@ -275,7 +276,7 @@ class Database:
         """Remove lock files whose owners died before their session was written, or after it was removed."""
         prefix = self._lock_path("").name
         for path in self._path.parent.glob(f"{prefix}*"):
-            if not self._has_session(path.name.removeprefix(prefix)) and not is_lock_held(path):
+            if not self._has_session(path.name.removeprefix(prefix)) and not is_locked(path):
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager

@@ -47,19 +47,3 @@ class HeldLock:
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         os.close(self._fd)
-
-
-def is_lock_held(path: Path) -> bool:
-    """Whether somebody holds the lock. A missing file means no: the holder unlinks it before it releases the lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        # Shared, so that two processes checking at the same time don't mistake each other for the holder.
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

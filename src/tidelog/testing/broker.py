@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidelog.common.clock import Clock, SystemClock
+from tidelog.common.closing import Closing
 from tidelog.common.event_loop import new_event_loop
 from tidelog.controller.requests import NewTopic
 from tidelog.server.server import BrokerServer
@@ -32,7 +32,7 @@ TEST_SETTINGS: Mapping[str, object] = {"group.initial.rebalance.delay.ms": 0}
 _DEADLINE_S = 60.0
 
 
-class Broker:
+class Broker(Closing):
     """A broker that a test starts, stops and inspects.
 
     >>> with Broker(settings={"num.partitions": 3}) as broker:
@@ -125,11 +125,6 @@ class Broker:
         if self._thread is None:
             self.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self, started: Future[None]) -> None:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
+from tidelog.common.closing import Closing
 from tidelog.protocol import Api, RequestHeader, decode, decode_response_header, encode, encode_request_header
 from tidelog.protocol.messages.k00_produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchRequest, FetchTopic
@@ -21,7 +21,7 @@ ResponseT = TypeVar("ResponseT")
 _DEADLINE_S = 20.0
 
 
-class RawClient:
+class RawClient(Closing):
     """One connection to a broker."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -70,14 +70,6 @@ class RawClient:
 
     def close(self) -> None:
         self.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _receive_exactly(self, size_bytes: int) -> bytes:
         parts = []

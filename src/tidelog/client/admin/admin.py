@@ -8,14 +8,14 @@ from __future__ import annotations
 import uuid
 import warnings
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tidelog.client.admin.async_admin import AsyncAdmin
 from tidelog.client.admin.settings import AdminOptions
 from tidelog.client.errors import ClientError, ClosedError
 from tidelog.client.network.fork_guard import ForkGuard
 from tidelog.client.network.loop_thread import LoopThread
+from tidelog.common.closing import Closing
 
 if TYPE_CHECKING:
     from tidelog.client.admin.configs import Changes
@@ -52,7 +52,7 @@ ResultT = TypeVar("ResultT")
 TopicT = TypeVar("TopicT", str, uuid.UUID)
 
 
-class Admin:
+class Admin(Closing):
     """Manages topics, settings, groups, offsets, transactions and log directories of a cluster.
 
     A call about several items returns `Results`: a mapping that holds each item's value or raises its error.
@@ -64,14 +64,6 @@ class Admin:
         self._admin = AsyncAdmin(settings, **options)
         self.settings: ClientSettings = self._admin.settings
         self._thread = LoopThread("tidelog-admin")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all connections and the thread; may be called again."""

@@ -12,13 +12,13 @@ import asyncio
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack, cast
 
 from tidelog.client.admin.settings import ADMIN_SETTINGS, AdminOptions
 from tidelog.client.errors import ClosedError
 from tidelog.client.network.cluster import Cluster, ClusterSettings
 from tidelog.client.network.fork_guard import ForkGuard
+from tidelog.common.closing import AsyncClosing
 
 if TYPE_CHECKING:
     from tidelog.client.admin.configs import Changes
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 TopicT = TypeVar("TopicT", str, uuid.UUID)
 
 
-class AsyncAdmin:
+class AsyncAdmin(AsyncClosing):
     """Everything that brokers do for those who look after a cluster, as coroutines.
 
     Made in or outside of an event loop; it connects with its first call and belongs to that call's loop.
@@ -71,11 +71,6 @@ class AsyncAdmin:
     async def __aenter__(self) -> Self:
         self._started()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """End all connections; once is enough."""

@@ -13,7 +13,6 @@ import re
 import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tidelog.client.arrow_extra import require_pyarrow
@@ -44,6 +43,7 @@ from tidelog.client.types import (
     TopicMetadata,
     TopicPartition,
 )
+from tidelog.common.closing import AsyncClosing
 from tidelog.records.kernel_consume import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncConsumer:
+class AsyncConsumer(AsyncClosing):
     """Reads records of topics, alone or as a member of a group, with asyncio.
 
     >>> async def main() -> None:
@@ -92,11 +92,6 @@ class AsyncConsumer:
     async def __aenter__(self) -> Self:
         assert self._core is not None
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._made is not None and not self._fork_guard.forked:

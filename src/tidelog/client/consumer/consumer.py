@@ -13,8 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from tidelog.client.arrow_extra import require_pyarrow
 from tidelog.client.consumer.arguments import (
@@ -45,6 +44,7 @@ from tidelog.client.types import (
     TopicMetadata,
     TopicPartition,
 )
+from tidelog.common.closing import Closing
 from tidelog.records.kernel_consume import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ POLL_TIMEOUT_S = 1.0
 CLOSE_TIMEOUT_S = 30.0
 
 
-class Consumer:
+class Consumer(Closing):
     """Reads records of topics, alone or as a member of a group.
 
     >>> with Consumer(group_id="billing", auto_offset_reset="earliest") as consumer:  # doctest: +SKIP
@@ -86,14 +86,6 @@ class Consumer:
         return ConsumerCore(
             self._settings, post=self._loop_thread.post, notify=self._ready.set, call_user=self._user.call
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self._fork_guard.forked:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tidelog.client.errors import ClosedError
 from tidelog.client.processing.blocking import BlockingContext, pause, run_blocking
@@ -36,6 +36,7 @@ from tidelog.client.processing.claims import (
 )
 from tidelog.client.processing.errors import ClaimStoreError
 from tidelog.client.processing.record_keys import ConsumedRecord, KeyFunction, by_offset
+from tidelog.common.closing import AsyncClosing, Closing
 
 if TYPE_CHECKING:
     import redis
@@ -216,7 +217,7 @@ class _FilterNew(AbstractAsyncContextManager[NewRecords[RecordT]]):
             await self._claims.end(error, self._new.done_keys)
 
 
-class Deduplicator(DeduplicatorBase[RedisClient]):
+class Deduplicator(DeduplicatorBase[RedisClient], Closing):
     """Lets a handler work once for every key, over Redis, PostgreSQL or SQLite.
 
     >>> from tidelog import Deduplicator
@@ -254,16 +255,8 @@ class Deduplicator(DeduplicatorBase[RedisClient]):
         """Close the connections that it made; those it was given stay open."""
         run_blocking(self._close())
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class AsyncDeduplicator(DeduplicatorBase[AsyncRedisClient]):
+class AsyncDeduplicator(DeduplicatorBase[AsyncRedisClient], AsyncClosing):
     """Lets a coroutine work once for every key, over Redis, PostgreSQL or SQLite.
 
     >>> from tidelog import AsyncDeduplicator
@@ -294,11 +287,3 @@ class AsyncDeduplicator(DeduplicatorBase[AsyncRedisClient]):
     async def close(self) -> None:
         """Close the connections that it made; those it was given stay open."""
         await self._close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -7,12 +7,12 @@ dataclasses, datetimes, UUIDs and enums are taken as they are. For values with a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 import orjson
 
 from tidelog.client.serialization.contract import Headers, cannot_deserialize, cannot_serialize
-from tidelog.client.serialization.objects import Builder, builder_of
+from tidelog.client.serialization.objects import BuildsObjects
 
 T = TypeVar("T")
 
@@ -33,15 +33,8 @@ class JsonSerializer:
             raise cannot_serialize(topic, value, str(error)) from error
 
 
-class JsonDeserializer(Generic[T]):
+class JsonDeserializer(BuildsObjects[T]):
     """An object from JSON: dicts, lists and plain values, or what `into` makes of them."""
-
-    @overload
-    def __init__(self: JsonDeserializer[Any]) -> None: ...
-    @overload
-    def __init__(self: JsonDeserializer[T], into: Builder[T]) -> None: ...
-    def __init__(self, into: Builder[Any] | None = None) -> None:
-        self._build = builder_of(into)
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
         if data is None:

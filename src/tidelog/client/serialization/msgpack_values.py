@@ -7,10 +7,10 @@ against its size before memory is taken, so a broken record costs no more than i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar
 
 from tidelog.client.serialization.contract import Headers, cannot_deserialize, cannot_serialize, missing_extra
-from tidelog.client.serialization.objects import Builder, builder_of, to_plain
+from tidelog.client.serialization.objects import BuildsObjects, to_plain
 
 try:
     import msgpack
@@ -45,15 +45,8 @@ class MsgpackSerializer:
         return self._default(value)
 
 
-class MsgpackDeserializer(Generic[T]):
+class MsgpackDeserializer(BuildsObjects[T]):
     """An object from msgpack: dicts, lists and plain values, or what `into` makes of them."""
-
-    @overload
-    def __init__(self: MsgpackDeserializer[Any]) -> None: ...
-    @overload
-    def __init__(self: MsgpackDeserializer[T], into: Builder[T]) -> None: ...
-    def __init__(self, into: Builder[Any] | None = None) -> None:
-        self._build = builder_of(into)
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
         if data is None:

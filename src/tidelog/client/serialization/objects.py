@@ -10,7 +10,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from tidelog.client.errors import SerializationError
 
@@ -43,6 +43,17 @@ def builder_of(into: Builder[Any] | None) -> Build | None:
             raise SerializationError(f"topic {topic}: {name} can't be built from the value: {_line(error)}") from error
 
     return build
+
+
+class BuildsObjects(Generic[T]):
+    """A deserializer that gives what the format holds, or what `into` makes of it."""
+
+    @overload
+    def __init__(self: BuildsObjects[Any]) -> None: ...
+    @overload
+    def __init__(self: BuildsObjects[T], into: Builder[T]) -> None: ...
+    def __init__(self, into: Builder[Any] | None = None) -> None:
+        self._build = builder_of(into)
 
 
 def to_plain(value: Any) -> Any:

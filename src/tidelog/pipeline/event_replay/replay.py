@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
-import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tidelog.client.admin.admin import Admin
 from tidelog.client.admin.types import NewTopic, OffsetSpec
 from tidelog.client.types import TopicPartition
+from tidelog.common.file_lock import locked
 from tidelog.pipeline.errors import PipelineError, QueryFailedError
 from tidelog.pipeline.event_replay.functions import Functions
 from tidelog.pipeline.event_replay.hours import QuietHours
@@ -126,7 +125,8 @@ class EventReplay:
             partitions = self._partitions(admin)
             cluster_id = admin.describe_cluster().cluster_id
             if keep:
-                self._cleanup.enter_context(_locked(self._store.directory, self.name))
+                busy = PipelineError(f"another process is working on replay {self.name}")
+                self._cleanup.enter_context(locked(self._store.directory / "lock", busy))
             state = self._known(cluster_id, may_start_over=keep)
             is_new = state is None
             if state is None:
@@ -376,21 +376,6 @@ class EventReplay:
         if left_s is None and self.options.rate is not None:
             left_s = (whole - done) / self.options.rate
         return ReplayProgress(done, whole, self._state.counts, rate, left_s, until)
-
-
-@contextlib.contextmanager
-def _locked(directory: Path, name: str) -> Iterator[None]:
-    """Hold the replay's lock. A process that dies loses it, so there is nothing to clean up."""
-    directory.mkdir(parents=True, exist_ok=True)
-    file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PipelineError(f"another process is working on replay {name}") from None
-        yield
-    finally:
-        os.close(file)
 
 
 def _now_ms() -> int:

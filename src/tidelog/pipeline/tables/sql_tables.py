@@ -8,19 +8,20 @@ transaction; a batch whose marker is already there changes nothing. The declared
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
+from tidelog.common.closing import Closing
 from tidelog.pipeline.errors import PipelineError
 
 MARKS = "tidelog_batches"
 TABLES = "tidelog_tables"
 
 
-class SqlTable(ABC):
+class SqlTable(Closing):
     """One declared table in a database. Use it in a `with` statement."""
 
     table: str
@@ -51,12 +52,6 @@ class SqlTable(ABC):
 
     @abstractmethod
     def _replace_view(self, cursor: Any, place: str) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def place(self, version: int) -> str:
         return f"{self.table}__v{version}"

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
+
+from tidelog.common.closing import Closing
 
 _CACHE_KIB = 64 * 1024
 # With the default of 1,000 pages, loading a large topic would sync to disk thousands of times.
@@ -62,7 +64,7 @@ class Counts:
         return self.added + self.changed + self.missing
 
 
-class Contents:
+class Contents(Closing):
     """The rows of one topic or table in the file at `path`; only one process may use it at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,12 +79,6 @@ class Contents:
 
     def close(self) -> None:
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def origin(self) -> str | None:

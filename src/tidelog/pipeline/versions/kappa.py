@@ -7,16 +7,15 @@ abandoned.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog import Admin, TopicPartition
 from tidelog.client.admin.types import OffsetSpec
+from tidelog.common.file_lock import locked
 from tidelog.pipeline.declaration import Pipeline
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.topics import end_offsets
@@ -244,16 +243,6 @@ class Kappa:
         finally:
             outputs.close()
 
-    @contextmanager
-    def _one_at_a_time(self) -> Iterator[None]:
-        path = self._registry.state_dir / self._pipeline / "switch.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PipelineError(f"another process is currently switching {self._pipeline}") from None
-            yield
-        finally:
-            os.close(file)
+    def _one_at_a_time(self) -> AbstractContextManager[None]:
+        busy = PipelineError(f"another process is currently switching {self._pipeline}")
+        return locked(self._registry.state_dir / self._pipeline / "switch.lock", busy)

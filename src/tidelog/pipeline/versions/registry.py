@@ -28,8 +28,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from tidelog.common.closing import Closing
 from tidelog.pipeline.errors import PipelineError
 from tidelog.pipeline.versions.registry_rows import (
     Event,
@@ -79,7 +80,7 @@ class RegistryError(PipelineError):
     """The registry rejects a request; the message is one line that says why and what to do."""
 
 
-class Registry:
+class Registry(Closing):
     """Versions, runs, switches and history; may be used from several threads."""
 
     def __init__(self, state_dir: str | os.PathLike[str], *, now_ms: Callable[[], int] | None = None) -> None:
@@ -105,12 +106,6 @@ class Registry:
     def close(self) -> None:
         with self._guard:
             self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # Versions
 

@@ -6,17 +6,12 @@ cover processes on other hosts.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from pathlib import Path
 from typing import Self
 
+from tidelog.common.file_lock import is_locked, try_lock
 from tidelog.pipeline.errors import AlreadyRunningError
-
-# A process that checks whether the lock is held takes it for a few microseconds.
-_ATTEMPTS = 5
-_ATTEMPT_INTERVAL_S = 0.01
 
 
 class RunLock:
@@ -31,10 +26,8 @@ class RunLock:
 
     def try_acquire(self) -> bool:
         """Take the lock; returns False if another process, or another lock object of this one, holds it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _lock(file):
-            os.close(file)
+        file = try_lock(self.path)
+        if file is None:
             return False
         os.ftruncate(file, 0)
         os.write(file, f"{os.getpid()}\n".encode())
@@ -48,17 +41,7 @@ class RunLock:
 
     def is_held(self) -> bool:
         """Whether any process holds it now."""
-        try:
-            file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        return False
+        return is_locked(self.path)
 
     def holder(self) -> str:
         """The process that took it last."""
@@ -71,14 +54,3 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _lock(file: int) -> bool:
-    for _ in range(_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_ATTEMPT_INTERVAL_S)
-        else:
-            return True
-    return False

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from tidelog import Consumer, TopicPartition
 from tidelog.client.errors import RequestTimeoutError
+from tidelog.common.closing import Closing
 from tidelog.pipeline.versions.contents import Contents
 
 # How many rows are written to the file at once: enough that keys that change often are written only once.
@@ -25,7 +26,7 @@ Tell = Callable[[int, int], None]
 """Called with the number of records read so far, and the approximate total."""
 
 
-class TopicReader:
+class TopicReader(Closing):
     """Reads one topic into one `Contents`; it stays connected, so that reading new records is quick."""
 
     def __init__(self, bootstrap: str, topic: str, contents: Contents, *, is_keyed: bool = True) -> None:
@@ -47,12 +48,6 @@ class TopicReader:
 
     def close(self) -> None:
         self._consumer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def partition_count(self) -> int:
