@@ -61,7 +61,7 @@ def test_a_seed_decides_everything(base: Path) -> None:
     for seed in (0, 1, 2):
         done = subprocess.run(
             [sys.executable, "-c", program, str(seed), str(base.with_name("other"))],
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent / "simulation"), "PYTHONHASHSEED": str(seed + 1)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": str(seed + 1)},
             capture_output=True,
             text=True,
             check=True,

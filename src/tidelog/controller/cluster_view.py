@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
+from tidelog.common.observable import Observable
 from tidelog.controller.image import EMPTY_IMAGE, ClusterImage
 
 logger = logging.getLogger(__name__)
@@ -23,45 +25,39 @@ class ClusterView:
     """The image that the parts of a broker work with."""
 
     def __init__(self, image: ClusterImage = EMPTY_IMAGE) -> None:
-        self._image = image
+        self._image = Observable(image)
         self._subscribers: list[Subscriber] = []
-        self._waiting: dict[asyncio.Future[None], Callable[[ClusterImage], bool]] = {}
+        # Topics that are known to have been deleted: a broker may have files of them since before its start.
+        self.deleted_topic_ids: set[uuid.UUID] = set()
 
     @property
     def image(self) -> ClusterImage:
-        return self._image
+        return self._image.value
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Call with the image before and after every change; returns the function that ends it."""
         self._subscribers.append(subscriber)
         return lambda: self._subscribers.remove(subscriber)
 
-    def publish(self, image: ClusterImage) -> None:
+    def publish(self, image: ClusterImage, deleted_topic_ids: Iterable[uuid.UUID] = ()) -> None:
         """Make an image known; one that is older than the known one is passed over."""
-        old = self._image
+        self.deleted_topic_ids.update(deleted_topic_ids)
+        old = self.image
         if image.revision < old.revision:
             logger.info("passed over revision %d of the metadata; %d is known", image.revision, old.revision)
             return
-        self._image = image
+        # Those who wait for it run after this turn of the loop, so after the subscribers.
+        self._image.set(image)
         for subscriber in tuple(self._subscribers):
             subscriber(old, image)
-        for waiting, is_wanted in tuple(self._waiting.items()):
-            if not waiting.done() and is_wanted(image):
-                waiting.set_result(None)
 
     async def wait_for(self, is_wanted: Callable[[ClusterImage], bool], timeout_s: float | None = None) -> bool:
         """Wait for an image of which this holds; False when none came in time."""
-        if is_wanted(self._image):
-            return True
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[waiting] = is_wanted
         try:
             async with asyncio.timeout(timeout_s):
-                await waiting
+                await self._image.wait_for(is_wanted)
         except TimeoutError:
             return False
-        finally:
-            del self._waiting[waiting]
         return True
 
     async def wait_for_revision(self, revision: int, timeout_s: float | None = None) -> bool:

@@ -21,14 +21,18 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from tidelog.common.clock import Clock
+from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import random_uuid, uuid_to_text
+from tidelog.common.observable import Observable
 from tidelog.common.settings import Settings
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
 from tidelog.controller.cluster_view import ClusterView
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage
+from tidelog.controller.image_feed import ImageFeed
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
 from tidelog.controller.loading import load
+from tidelog.controller.membership import SESSION_TTL_MS, Member, Membership
 from tidelog.controller.requests import (
     ConfigAlteration,
     ConfigReplacement,
@@ -45,7 +49,7 @@ from tidelog.controller.requests import (
     ReassignmentResult,
     TopicResult,
 )
-from tidelog.metadata.store import MetadataStoreError, Session, Store
+from tidelog.metadata.store import MetadataStoreError, Store
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -53,15 +57,14 @@ logger = logging.getLogger(__name__)
 PRODUCER_IDS_PER_BLOCK: Final = 1000
 """As in Kafka: one write serves a thousand idempotent producers, and a crash loses at most as many of 2^63 ids."""
 
-SESSION_TTL_MS: Final = 6_000
-"""How long a controller may be silent before another one takes over: longer than a disk occasionally stalls."""
-
 ELECTION_WAIT_S: Final = 10.0
 """How long a change waits for an election where its request sets no time-out: an election takes milliseconds, but a
 machine that has just been woken up may be slow."""
 
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
+
+_NO_ENDPOINT: Final = Endpoint("", "", 0)
 
 _T = TypeVar("_T")
 _Result = TypeVar("_Result", TopicResult, DeleteResult, PartitionsResult, ConfigResult)
@@ -82,26 +85,33 @@ class Controller:
         *,
         node_id: int,
         view: ClusterView | None = None,
+        membership: Membership | None = None,
+        endpoint: Endpoint = _NO_ENDPOINT,
         session_ttl_ms: float = SESSION_TTL_MS,
     ) -> None:
-        """What it commits is published in `view`, for the parts of the same broker."""
+        """What it commits is published in `view`, for the parts of the same broker.
+
+        It is elected by the session of `membership`, its own unless there is one already; other brokers reach it at
+        `endpoint`.
+        """
         self.view = ClusterView() if view is None else view
         self._store = store
         self._clock = clock
         self._settings = settings
         self._node_id = node_id
-        self._session_ttl_ms = session_ttl_ms
+        self._endpoint = endpoint
+        self._owns_membership = membership is None
+        self.membership = Membership(store, node_id, ttl_ms=session_ttl_ms) if membership is None else membership
+        # Who is controller, as far as this broker knows; None while nobody is, or it is not known yet.
+        self.location: Observable[layout.ControllerLocation | None] = Observable(None)
+        self.feed = ImageFeed()
         self._image = EMPTY_IMAGE
         self._next_producer_id = 0
-        # Topics that the store remembered as deleted when it was last loaded.
-        self.deleted_topic_ids: frozenset[uuid.UUID] = frozenset()
-        # Epochs of the brokers that registered with this object; any other broker may be dead.
-        self._registered: dict[int, int] = {}
         # Taken by every change, for as long as it is being written.
         self._lock = asyncio.Lock()
         self._ledger: Ledger | None = None
-        self._session: Session | None = None
-        self._resigned = asyncio.Event()
+        # By which session this broker was elected last.
+        self._elected: Member | None = None
         # Set while it is known who the controller is, or that there can't be one; changes wait for it.
         self._is_decided = asyncio.Event()
         # Why the last election came to nothing; None once one succeeded.
@@ -125,20 +135,28 @@ class Controller:
         """The controller epoch of its election; -1 while it is not the controller."""
         return -1 if self._ledger is None else self._ledger.epoch
 
-    async def start(self, timeout_s: float = 30) -> None:
-        """Become controller and load the image; waits while another controller is active."""
+    async def wait_until_active(self) -> None:
+        """Wait until this broker is elected, however long it takes."""
+        await self.location.wait_for(lambda location: self.is_active)
+
+    async def wait_until_resigned(self) -> None:
+        """Wait until this broker is the controller no more."""
+        await self.location.wait_for(lambda location: not self.is_active)
+
+    async def start(self) -> None:
+        """Stand for election; returns once it is known who is controller, and if it is this one, the image is loaded.
+
+        Raises MetadataStoreError. From then on it stands again whenever there is no controller, until it is closed.
+        """
+        if self._owns_membership:
+            await self.membership.join()
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._campaign()
-        except TimeoutError:
-            await self._close_session()
-            raise MetadataStoreError(
-                f"no election within {timeout_s:g} s: another controller is running on this metadata store"
-            ) from None
-        except MetadataStoreError:
-            await self._close_session()
+            while not self._is_decided.is_set():
+                await self._stand()
+        except BaseException:
+            await self.close()
             raise
-        self._keeper = asyncio.get_running_loop().create_task(self._stay_elected(), name="controller")
+        self._keeper = asyncio.get_running_loop().create_task(self._stay_candidate(), name="controller")
 
     async def close(self) -> None:
         """Finish pending writes, resign immediately, and answer NOT_CONTROLLER from now on."""
@@ -148,8 +166,13 @@ class Controller:
             await asyncio.wait([self._keeper])
         self._is_decided.set()
         async with self._lock:
-            self._ledger = None
-            await self._close_session()
+            ledger, self._ledger = self._ledger, None
+            self.feed.stop()
+            self.location.set(None)
+            if ledger is not None:
+                await self._release(ledger)
+        if self._owns_membership:
+            await self.membership.close()
 
     async def register_broker(self, broker: BrokerInfo, *, clean_shutdown: bool) -> int:
         """Register a broker that has started; returns its new epoch. Raises KafkaError NOT_CONTROLLER."""
@@ -157,9 +180,7 @@ class Controller:
         def plan(image: ClusterImage) -> Change[int]:
             return changes.register_broker(broker, image, self._settings, clean_shutdown=clean_shutdown)
 
-        epoch = await self._commit(plan)
-        self._registered[broker.node_id] = epoch
-        return epoch
+        return await self._commit(plan)
 
     async def fence_brokers(self, node_ids: Collection[int]) -> None:
         """Fence brokers that are gone: others lead what they led. Raises KafkaError NOT_CONTROLLER."""
@@ -347,107 +368,123 @@ class Controller:
             change = plan(self._image)
             if change.writes:
                 try:
-                    rev = await ledger.write(change.writes)
+                    written = await ledger.write(change.writes)
                 except NotControllerError as error:
                     self._resign(str(error))
                     raise KafkaError(ErrorCode.NOT_CONTROLLER, str(error)) from error
                 except MetadataStoreError as error:
                     self._resign(str(error))
                     raise
-                self._publish(replace(change.image, revision=rev))
+                self._image = replace(change.image, revision=written.revision)
+                self.feed.add(self._image, written)
+                self.view.publish(self._image)
             return change.results
 
-    def _publish(self, image: ClusterImage) -> None:
-        self._image = image
-        self.view.publish(image)
+    # Elections
 
     def _resign(self, reason: str) -> None:
         logger.warning("no longer the controller: %s", reason)
         self._ledger = None
+        self.feed.stop()
         self._is_decided.clear()
-        self._resigned.set()
+        self.location.set(None)
 
-    async def _stay_elected(self) -> None:
-        """Stand for election again whenever the role is lost."""
+    async def _stay_candidate(self) -> None:
+        """Stand for election whenever there is no controller."""
         while True:
-            await self._wait_for_loss()
-            async with self._lock:
+            try:
                 if self._ledger is not None:
-                    self._resign("its session ended")
-            while True:
-                try:
-                    await self._close_session()
-                    await self._campaign()
-                    break
-                except MetadataStoreError as error:
-                    logger.error("can't stand for election: %s", error)
-                    self._election_error = error
-                    self._is_decided.set()
-                    await asyncio.sleep(_RECOVERY_PAUSE_S)
+                    await self._wait_for_loss()
+                else:
+                    await self._wait_for_vacancy()
+                    self._is_decided.clear()
+                await self._stand()
+            except MetadataStoreError as error:
+                logger.error("can't stand for election: %s", error)
+                self._election_error = error
+                self._is_decided.set()
+                await asyncio.sleep(_RECOVERY_PAUSE_S)
 
     async def _wait_for_loss(self) -> None:
-        assert self._session is not None
-        losses = [asyncio.ensure_future(event.wait()) for event in (self._session.lost, self._resigned)]
+        """Wait until this broker is the controller no more, by its own decision or by the end of its session."""
+        member = self._elected
+        assert member is not None
+        losses = [asyncio.ensure_future(member.wait_until_lost()), asyncio.ensure_future(self.wait_until_resigned())]
         try:
             await asyncio.wait(losses, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for loss in losses:
                 loss.cancel()
-
-    async def _campaign(self) -> None:
-        """Wait to be elected, then load and publish the image."""
-        while True:
-            if self._session is None or self._session.lost.is_set():
-                self._session = await self._store.session(self._session_ttl_ms)
-            try:
-                ledger = await Ledger.elect(self._store, self._node_id, self._session)
-                if ledger is not None:
-                    await self._take_over(ledger)
-                    return
-            except NotControllerError as error:
-                logger.info("repeating the election: %s", error)
-                await self._close_session()
-                await asyncio.sleep(_ELECTION_PAUSE_S)
-                continue
-            # Another one is elected: changes that wait need not wait any longer.
-            self._election_error = None
-            self._is_decided.set()
-            await self._wait_for_vacancy()
-            self._is_decided.clear()
+        async with self._lock:
+            if self._ledger is not None:
+                self._resign("its session ended")
 
     async def _wait_for_vacancy(self) -> None:
+        """Wait until nobody is the controller; meanwhile, it is known who is."""
         async with contextlib.aclosing(self._store.watch(layout.CONTROLLER)) as snapshots:
             async for snapshot in snapshots:
-                if layout.CONTROLLER not in snapshot.records:
+                rec = snapshot.records.get(layout.CONTROLLER)
+                member = self.membership.current
+                if rec is None or (member is not None and rec.owner == member.session.id):
+                    self.location.set(None)
                     return
+                self.location.set(layout.parse_controller(layout.decode(rec.value)))
+                # Changes that wait for an election need not wait any longer.
+                self._election_error = None
+                self._is_decided.set()
 
-    async def _take_over(self, ledger: Ledger) -> None:
-        loaded = await load(ledger, self._node_id, self._registered)
+    async def _stand(self) -> None:
+        """Stand for election once; decided or not, there is a next time."""
+        member = await self.membership.wait()
+        try:
+            location = layout.ControllerLocation(self._node_id, -1, *self._endpoint[1:])
+            ledger = await Ledger.elect(self._store, member.session, location)
+            if ledger is None:
+                self._election_error = None
+                self._is_decided.set()
+                return
+            try:
+                await self._take_over(ledger, member)
+            except MetadataStoreError:
+                # Perhaps another broker can do what this one can't.
+                await self._release(ledger)
+                raise
+        except NotControllerError as error:
+            logger.info("repeating the election: %s", error)
+            if error.is_session_lost:
+                member.report_lost()
+            await asyncio.sleep(_ELECTION_PAUSE_S)
+
+    async def _take_over(self, ledger: Ledger, member: Member) -> None:
+        loaded = await load(ledger, self._node_id)
         image = loaded.image
         writes = [Write(key, None) for key in loaded.garbage]
         if not image.cluster_id:
             image = replace(image, cluster_id=uuid_to_text(random_uuid()))
             writes.append(Write(layout.CLUSTER, {"id": image.cluster_id, "version": layout.LAYOUT_VERSION}))
-        rev = await ledger.write(writes) if writes else ledger.elected_rev
+        revision = (await ledger.write(writes)).revision if writes else ledger.elected_rev
         async with self._lock:
             self._next_producer_id = loaded.next_producer_id
-            self.deleted_topic_ids = frozenset(loaded.deleted_topics)
-            self._resigned.clear()
+            self._image = replace(image, revision=revision)
             self._ledger = ledger
+            self._elected = member
             self._election_error = None
             self._is_decided.set()
-            self._publish(replace(image, revision=rev))
+            self.feed.start(self._image, loaded.deleted_topics)
+            self.view.publish(self._image, loaded.deleted_topics)
+            self.location.set(layout.ControllerLocation(self._node_id, ledger.epoch, *self._endpoint[1:]))
 
-    async def _close_session(self) -> None:
-        # Forgotten only once it is closed, so that a cancelled attempt can be repeated.
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+    async def _release(self, ledger: Ledger) -> None:
+        """Let others stand at once, rather than after the end of this broker's session."""
+        try:
+            await ledger.release()
+        except MetadataStoreError as error:
+            logger.warning("the role of controller stays taken until this broker's session ends: %s", error)
 
 
 def _refused(result: _Result, error: KafkaError) -> _Result:
-    """The same item as not done; a refusal that it had for itself stays."""
-    if result.error is not ErrorCode.NONE:
+    """The same item as not done; a refusal that it had for itself stays if it comes from the controller."""
+    if result.error is not ErrorCode.NONE and error.code is not ErrorCode.NOT_CONTROLLER:
         return result
     if isinstance(result, TopicResult):
         return TopicResult(result.name, error=error.code, message=error.message)

@@ -50,7 +50,7 @@ class ImageBuilder:
         self._brokers: dict[int, BrokerInfo | None] = {}
         self._configs: dict[ConfigResource, Mapping[str, str]] = {}
         self._topics: dict[str, layout.TopicRecord | None] = {}
-        self._chunks: dict[uuid.UUID, dict[int, Record | None]] = {}
+        self._chunks: dict[uuid.UUID, dict[int, list[PartitionState]]] = {}
         self._deleted: dict[uuid.UUID, str] = {}
 
     def add(self, key: str, record: Record | None) -> None:
@@ -60,7 +60,8 @@ class ImageBuilder:
         """
         if key.startswith(layout.PARTITIONS):
             topic_id, chunk = layout.parse_chunk_key(key)
-            self._chunks.setdefault(topic_id, {})[chunk] = record
+            # Parsed here rather than in `build`, so that pages of records cost as they come.
+            self._chunks.setdefault(topic_id, {})[chunk] = [] if record is None else layout.parse_chunk(record)
         elif key.startswith(layout.TOPICS):
             self._add_topic(key.removeprefix(layout.TOPICS), record)
         elif key.startswith(layout.BROKERS):
@@ -135,11 +136,8 @@ class ImageBuilder:
         self, name: str, record: layout.TopicRecord, before: tuple[PartitionState, ...]
     ) -> tuple[PartitionState, ...]:
         states = list(before)
-        for chunk, chunk_record in sorted(self._chunks.get(record.topic_id, {}).items()):
-            if chunk_record is None:
-                continue
-            start = chunk * layout.PARTITIONS_PER_CHUNK
-            for index, state in enumerate(layout.parse_chunk(chunk_record), start):
+        for chunk, parsed in sorted(self._chunks.get(record.topic_id, {}).items()):
+            for index, state in enumerate(parsed, chunk * layout.PARTITIONS_PER_CHUNK):
                 if index < len(states):
                     if states[index] != state:
                         states[index] = state
@@ -167,8 +165,8 @@ class ImageBuilder:
     def _orphans(self, image: ClusterImage) -> Iterator[str]:
         for topic_id, chunks in self._chunks.items():
             if topic_id not in image.topics_by_id:
-                for chunk, record in chunks.items():
-                    if record is not None:
+                for chunk, states in chunks.items():
+                    if states:
                         yield layout.chunk_key(topic_id, chunk)
 
 

@@ -1,8 +1,9 @@
 """How the cluster's state is stored in the metadata store: the keys, and the JSON records under them.
 
     cluster                         the cluster id and the version of this layout
-    controller                      who is controller; owned by its session
+    controller                      who is controller, and where; owned by its session
     controller-epoch                grows with every election; every write of a controller checks it
+    live/<node id>                  which incarnation of a broker is alive; owned by its session
     brokers/<node id>               a broker's last registration
     topics/<name>                   topic id, partition count, settings; a tombstone after deletion
     partitions/<topic id>/<chunk>   the states of 64 partitions
@@ -21,7 +22,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, uuid_from_text, uuid_to_text
@@ -32,6 +33,7 @@ LAYOUT_VERSION: Final = 1
 CLUSTER: Final = "cluster"
 CONTROLLER: Final = "controller"
 CONTROLLER_EPOCH: Final = "controller-epoch"
+LIVE: Final = "live/"
 BROKERS: Final = "brokers/"
 TOPICS: Final = "topics/"
 PARTITIONS: Final = "partitions/"
@@ -42,6 +44,15 @@ PARTITIONS_PER_CHUNK: Final = 64
 """A change of one partition rewrites its chunk, so they are small; a start reads one key a chunk, so not too small."""
 
 Record: TypeAlias = dict[str, Any]
+
+
+class ControllerLocation(NamedTuple):
+    """Who is controller, since which epoch, and where other brokers reach it."""
+
+    node_id: int
+    epoch: int
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +74,24 @@ def decode(value: bytes) -> Record:
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object, found {value[:80]!r}")
     return record
+
+
+def controller_record(location: ControllerLocation) -> Record:
+    return location._asdict()
+
+
+def parse_controller(record: Record) -> ControllerLocation:
+    return ControllerLocation(
+        # Before there were several brokers, the record had the node id only.
+        int(record["node_id"]),
+        int(record.get("epoch", -1)),
+        str(record.get("host", "")),
+        int(record.get("port", 0)),
+    )
+
+
+def live_key(node_id: int) -> str:
+    return f"{LIVE}{node_id}"
 
 
 def broker_key(node_id: int) -> str:

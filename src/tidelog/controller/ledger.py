@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidelog.controller import layout
-from tidelog.controller.layout import Record
+from tidelog.controller.layout import ControllerLocation, Record
 from tidelog.metadata.store import (
     ABSENT,
     OPERATIONS_MAX,
@@ -31,6 +31,7 @@ from tidelog.metadata.store import (
     Op,
     Put,
     Session,
+    SessionLost,
     Store,
     Token,
     Unknown,
@@ -45,12 +46,17 @@ SETTLE_ATTEMPTS_MAX: Final = 200
 With the pauses this takes some 20 s, far longer than a ZooKeeper ensemble needs to elect its next leader."""
 
 SETTLE_PAUSE_S_MAX: Final = 0.1
+_ELECTION_ATTEMPTS_MAX: Final = 10
 _BATCH_BYTES_MAX: Final = VALUE_BYTES_MAX
 """Bytes per transaction: ZooKeeper accepts 1 MB per request, including keys and framing."""
 
 
 class NotControllerError(Exception):
     """Another controller was elected, or this one's session is gone; nothing was written by this attempt."""
+
+    def __init__(self, message: str, *, is_session_lost: bool = False) -> None:
+        super().__init__(message)
+        self.is_session_lost = is_session_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +67,62 @@ class Write:
     record: Record | None
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written: the store's revision after it, and each key with its value; None: it was removed."""
+
+    revision: int
+    values: Sequence[tuple[str, bytes | None]]
+
+
 class Ledger:
     """Fenced access of one controller to the store; each election creates a new one."""
 
-    def __init__(self, store: Store, epoch: int, epoch_token: Token, elected_rev: int) -> None:
+    def __init__(self, store: Store, epoch: int, tokens: Mapping[str, Token], elected_rev: int) -> None:
         self._store = store
         self.epoch = epoch
         # Whatever is read from now on is at least as new as this.
         self.elected_rev = elected_rev
-        self._epoch_token = epoch_token
+        self._epoch_token = tokens[layout.CONTROLLER_EPOCH]
+        self._controller_token = tokens[layout.CONTROLLER]
         self._tokens: dict[str, Token] = {}
 
     @classmethod
-    async def elect(cls, store: Store, node_id: int, session: Session) -> Ledger | None:
-        """Try to become controller; None if somebody else is. Raises NotControllerError if the session has ended."""
-        current = await store.get(layout.CONTROLLER_EPOCH)
-        epoch = 1 if current is None else int(layout.decode(current.value)["epoch"]) + 1
-        nonce = uuid.uuid4().hex
-        result = await store.txn(
-            [(layout.CONTROLLER, ABSENT), (layout.CONTROLLER_EPOCH, ABSENT if current is None else current.token)],
-            [
-                Put(layout.CONTROLLER, layout.encode({"node_id": node_id, NONCE: nonce}), owner=session.id),
-                Put(layout.CONTROLLER_EPOCH, layout.encode({"epoch": epoch, NONCE: nonce})),
-            ],
-        )
-        if isinstance(result, Ok):
-            return cls(store, epoch, result.tokens[layout.CONTROLLER_EPOCH], result.rev)
-        if isinstance(result, Conflict):
-            return None
-        # After Unknown this may well be the controller, barred by its own key until its session ends: the caller
-        # closes the session and starts over with a new one.
+    async def elect(cls, store: Store, session: Session, location: ControllerLocation) -> Ledger | None:
+        """Try to become controller, at that location (its epoch is decided here); None if another session is.
+
+        A session that holds the role already, such as by an election whose outcome was unknown, gets it anew under
+        the next epoch. Raises NotControllerError if the session has ended or the store gives no clear answer.
+        """
+        for attempt in range(_ELECTION_ATTEMPTS_MAX):
+            holder = await store.get(layout.CONTROLLER)
+            if holder is not None and holder.owner != session.id:
+                return None
+            current = await store.get(layout.CONTROLLER_EPOCH)
+            epoch = 1 if current is None else int(layout.decode(current.value)["epoch"]) + 1
+            nonce = uuid.uuid4().hex
+            record = {**layout.controller_record(location._replace(epoch=epoch)), NONCE: nonce}
+            result = await store.txn(
+                [
+                    (layout.CONTROLLER, ABSENT if holder is None else holder.token),
+                    (layout.CONTROLLER_EPOCH, ABSENT if current is None else current.token),
+                ],
+                [
+                    Put(layout.CONTROLLER, layout.encode(record), owner=session.id),
+                    Put(layout.CONTROLLER_EPOCH, layout.encode({"epoch": epoch, NONCE: nonce})),
+                ],
+            )
+            if isinstance(result, Ok):
+                return cls(store, epoch, result.tokens, result.rev)
+            if isinstance(result, SessionLost):
+                raise NotControllerError("the session for the election has ended", is_session_lost=True)
+            # Another one was faster, or this attempt or the one before may have been carried out: look again.
+            await asyncio.sleep(SETTLE_PAUSE_S_MAX * attempt / _ELECTION_ATTEMPTS_MAX)
         raise NotControllerError(f"the election was inconclusive: {result}")
+
+    async def release(self) -> None:
+        """Give the role up; without effect where another one has it already."""
+        await self._store.txn([(layout.CONTROLLER, self._controller_token)], [Del(layout.CONTROLLER)])
 
     async def read(self, prefix: str) -> dict[str, Record]:
         """All records under a prefix; remembers their tokens for later writes."""
@@ -104,16 +135,18 @@ class Ledger:
                 raise MetadataStoreError(f"the metadata record {key!r} can't be read: {error}") from error
         return records
 
-    async def write(self, writes: Iterable[Write]) -> int:
-        """Write in order, in as many transactions as it takes; returns the last revision.
+    async def write(self, writes: Iterable[Write]) -> Written:
+        """Write in order, in as many transactions as it takes.
 
         Raises NotControllerError, or MetadataStoreError, at the first transaction that fails; those before it stand.
         """
         rev = 0
+        values: list[tuple[str, bytes | None]] = []
         nonce = uuid.uuid4().hex
         for ops in _batches(writes, nonce):
             rev = await self._write_batch(ops, nonce)
-        return rev
+            values += [(op.key, op.value if isinstance(op, Put) else None) for op in ops]
+        return Written(rev, values)
 
     async def _write_batch(self, ops: Sequence[Op], nonce: str) -> int:
         for _ in range(SETTLE_ATTEMPTS_MAX):

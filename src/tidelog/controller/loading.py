@@ -1,22 +1,27 @@
 """Builds the image that a newly elected controller starts with from the records of the store.
 
 What always holds: `topics/<name>` decides whether a topic exists; partition chunks that belong to no topic were left by
-an interrupted creation or deletion and count as garbage, and so do the tombstones of deleted topics. Removing them is
-safe only now, at the start of a new controller epoch, when no write that compares an old token can succeed any more. A
-topic with missing chunks means damage, and stops the controller.
+an interrupted creation or deletion and count as garbage, and so do the tombstones of deleted topics once no broker may
+need them. Removing them is safe only now, at the start of a new controller epoch, when no write that compares an old
+token can succeed any more. A topic with missing chunks means damage, and stops the controller.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Final
 
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, ClusterImage
 from tidelog.controller.image_builder import ImageBuilder
 from tidelog.controller.ledger import Ledger
 from tidelog.metadata.store import MetadataStoreError
+
+TOMBSTONES_MAX: Final = 10_000
+"""Tombstones that several brokers keep. One that was down needs them to know which of its files nobody needs any more;
+without them it keeps the files aside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +33,8 @@ class Loaded:
     next_producer_id: int
 
 
-async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]) -> Loaded:
-    """Everything in the store.
-
-    A broker counts as alive only if it registered with this controller under that epoch (`registered`): the others
-    may have died since, and register again if they haven't.
-    """
+async def load(ledger: Ledger, controller_id: int) -> Loaded:
+    """Everything in the store."""
     cluster = (await ledger.read(layout.CLUSTER)).get(layout.CLUSTER, {})
     if cluster.get("version", layout.LAYOUT_VERSION) > layout.LAYOUT_VERSION:
         raise MetadataStoreError(
@@ -46,12 +47,8 @@ async def load(ledger: Ledger, controller_id: int, registered: Mapping[int, int]
         for key, record in (await ledger.read(prefix)).items():
             builder.add(key, record)
     built = builder.build(ledger.elected_rev, controller_id)
-    brokers = {
-        node_id: replace(broker, fenced=registered.get(node_id) != broker.epoch)
-        for node_id, broker in built.image.brokers.items()
-    }
     producer_ids = (await ledger.read(layout.PRODUCER_IDS)).get(layout.PRODUCER_IDS, {"next": 0})
-    tombstones = [layout.topic_key(name) for name in built.deleted_topics.values()]
-    return Loaded(
-        replace(built.image, brokers=brokers), tombstones + built.orphans, built.deleted_topics, producer_ids["next"]
-    )
+    garbage = built.orphans
+    if len(built.image.brokers) < 2 or len(built.deleted_topics) > TOMBSTONES_MAX:
+        garbage += [layout.topic_key(name) for name in built.deleted_topics.values()]
+    return Loaded(built.image, garbage, built.deleted_topics, producer_ids["next"])

@@ -177,6 +177,8 @@ class BrokerServer:
         controller = Controller(store, self.clock, self.settings, node_id=self.node_id)
         await controller.start()
         self._open.push_async_callback(controller.close)
+        if not controller.is_active:
+            raise StartError("another broker is running on this metadata store")
         return controller
 
     async def _load_logs(self, logs: LogManager, controller: Controller) -> None:
@@ -188,7 +190,7 @@ class BrokerServer:
         self._open.push_async_callback(self._close_logs, logs)
         topic_ids = {topic.name: topic.topic_id for topic in image.topics.values()}
         await asyncio.to_thread(logs.load, configs, topic_ids)
-        await asyncio.to_thread(_take_out_strangers, logs, image, controller.deleted_topic_ids)
+        await asyncio.to_thread(_take_out_strangers, logs, image, controller.view.deleted_topic_ids)
         self._directory_ids = _withhold_unreachable(logs, image, self.node_id)
 
     async def _close_logs(self, logs: LogManager) -> None:

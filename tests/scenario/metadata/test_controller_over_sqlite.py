@@ -111,7 +111,7 @@ async def test_a_controller_that_is_killed_loses_nothing_it_answered(
                 blocks.append(int(block))
     assert len(set(blocks)) == len(blocks)
     controller = Controller(open_sqlite(boot_time_ms), SystemClock(), settings, node_id=0)
-    await controller.start(timeout_s=5)
+    await controller.start()
     found = {name: topic.topic_id.hex for name, topic in controller.image.topics.items()}
     assert topics.items() <= found.items()
     assert all(len(topic.partitions) == 200 for topic in controller.image.topics.values())
@@ -127,12 +127,12 @@ async def test_two_controllers_on_one_file_take_turns(
         closing.push_async_callback(controller.close)
     first, second = controllers
     await first.start()
-    waiting = asyncio.create_task(second.start())
+    await second.start()
     await first.register_broker(BROKER, clean_shutdown=True)
     result: list[TopicResult] = await first.create_topics([NewTopic("a")])
     assert result[0].error is ErrorCode.NONE
-    assert not waiting.done()
+    assert not second.is_active
     await first.close()
-    await waiting
+    await second.wait_until_active()
     assert list(second.image.topics) == ["a"]
     assert second.epoch == 2

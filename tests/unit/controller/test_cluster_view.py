@@ -49,4 +49,4 @@ async def test_waiting_ends_with_the_image_that_is_waited_for_after_subscribers_
 async def test_waiting_ends_in_time() -> None:
     view = ClusterView()
     assert not await view.wait_for_revision(1, 0.001)
-    assert not view._waiting
+    assert not view._image._waiting

@@ -300,15 +300,15 @@ async def test_a_closed_controller_answers_not_controller(controller: Controller
     assert caught.value.code is ErrorCode.NOT_CONTROLLER
 
 
-async def test_a_broker_that_did_not_register_since_counts_as_fenced(
+async def test_a_fenced_broker_stays_fenced_and_gets_replicas_only_if_need_be(
     controller: Controller, store: MemoryStore, make_controller: MakeController
 ) -> None:
     await started(controller)
     await controller.register_broker(BrokerInfo(1, -1, (Endpoint(PLAINTEXT, "other", 9093),)), clean_shutdown=True)
+    await controller.fence_brokers([1])
     await controller.close()
     again = make_controller(store)
     await again.start()
-    await again.register_broker(BROKER, clean_shutdown=True)
     assert {node_id: broker.fenced for node_id, broker in again.image.brokers.items()} == {0: False, 1: True}
     await again.create_topics([NewTopic("a", 6, 1), NewTopic("b", 1, 2)])
     assert {state.replicas for state in again.image.topics["a"].partitions} == {(0,)}

@@ -11,6 +11,7 @@ from tidelog.common.clock import VirtualClock
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.controller import Controller, NewPartitions, NewTopic, layout
 from tidelog.controller.image import BrokerInfo
+from tidelog.controller.layout import ControllerLocation
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
 from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
@@ -18,6 +19,7 @@ from tidelog.metadata.store import Check, Del, MetadataStoreError, Op, Put, TxnR
 from tidelog.protocol import ErrorCode, KafkaError
 
 MakeController = Callable[..., Controller]
+LOCATION = ControllerLocation(0, -1, "host", 9092)
 BROKER = BrokerInfo(0, -1, (Endpoint(PLAINTEXT, "host", 9092),))
 
 
@@ -193,10 +195,12 @@ async def test_a_deposed_controller_can_write_nothing(
     old, new = make_controller(store, 0), make_controller(store, 1)
     await old.start()
     await old.register_broker(BROKER, clean_shutdown=True)
-    waiting = asyncio.create_task(new.start())
+    clock.advance(ms=30_000)
+    await new.start()
+    assert not new.is_active
     # The old one sleeps through its session's end: its heartbeat, every 20 s, does not come in this test.
-    clock.advance(ms=60_000)
-    await waiting
+    clock.advance(ms=30_000)
+    await new.wait_until_active()
     assert (old.epoch, new.epoch) == (1, 2)
     (refused,) = await old.create_topics([NewTopic("a")])
     assert refused.error is ErrorCode.NOT_CONTROLLER
@@ -209,17 +213,46 @@ async def test_a_deposed_controller_can_write_nothing(
 async def test_a_second_controller_waits_its_turn(store: MemoryStore, make_controller: MakeController) -> None:
     first, second = make_controller(store, 0), make_controller(store, 1)
     await first.start()
-    with pytest.raises(MetadataStoreError, match="another controller is running"):
-        await second.start(timeout_s=0.02)
-    waiting = asyncio.create_task(second.start())
+    await second.start()
+    assert not second.is_active
+    (refused,) = await second.create_topics([NewTopic("a")])
+    assert (refused.error, refused.message) == (ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
+    location = await second.location.wait_for(lambda location: location is not None)
+    assert location is not None
+    assert (location.node_id, location.epoch) == (0, 1)
     await first.close()
-    await waiting
+    await second.wait_until_active()
     assert second.image.controller_id == 1
+    assert second.location.value == ControllerLocation(1, 2, "", 0)
+
+
+async def test_a_role_that_is_held_already_is_taken_anew(store: MemoryStore) -> None:
+    """As after an election whose outcome was unknown: nobody else could ever be elected."""
+    session = await store.session(60_000)
+    first = await Ledger.elect(store, session, LOCATION)
+    second = await Ledger.elect(store, session, LOCATION)
+    assert first is not None
+    assert second is not None
+    assert (first.epoch, second.epoch) == (1, 2)
+    with pytest.raises(NotControllerError):
+        await first.write([Write("a", {})])
+    await first.release()  # without effect
+    other = await store.session(60_000)
+    assert await Ledger.elect(store, other, LOCATION) is None
+    await second.release()
+    third = await Ledger.elect(store, other, LOCATION)
+    assert third is not None
+    assert third.epoch == 3
+    await session.close()
+    await other.close()
+    with pytest.raises(NotControllerError) as caught:
+        await Ledger.elect(store, session, LOCATION)
+    assert caught.value.is_session_lost
 
 
 async def test_a_write_that_comes_late_cannot_happen_after_it_was_settled(store: MemoryStore) -> None:
     session = await store.session(60_000)
-    ledger = await Ledger.elect(store, 0, session)
+    ledger = await Ledger.elect(store, session, LOCATION)
     assert ledger is not None
     late: list[tuple[list[Check], list[Op]]] = []
     txn = store.txn
@@ -315,11 +348,11 @@ async def test_a_newer_layout_is_refused(store: MemoryStore, make_controller: Ma
 
 async def test_the_ledger_refuses_once_another_is_elected(store: MemoryStore) -> None:
     first_session, second_session = await store.session(60_000), await store.session(60_000)
-    first = await Ledger.elect(store, 0, first_session)
+    first = await Ledger.elect(store, first_session, LOCATION)
     assert first is not None
-    assert await Ledger.elect(store, 1, second_session) is None
+    assert await Ledger.elect(store, second_session, LOCATION) is None
     await first_session.close()
-    second = await Ledger.elect(store, 1, second_session)
+    second = await Ledger.elect(store, second_session, LOCATION)
     assert second is not None
     with pytest.raises(NotControllerError):
         await first.write([Write("a", {})])

@@ -1,0 +1,134 @@
+"""How the controller notices that a broker is gone: its `live/` key vanishes, or another incarnation holds it.
+
+What always holds: while this broker is the controller, every registered broker whose registration is not that of the
+incarnation that holds its key gets fenced, however the two came about: keys and registrations are compared whenever
+either of them changes. A broker is registered only after its key was seen, so that its end will be seen too. Nothing is
+watched, and the store is not polled, while there is no other broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tidelog.common.observable import Observable
+from tidelog.controller import layout
+from tidelog.controller.controller import Controller
+from tidelog.controller.image import ClusterImage
+from tidelog.controller.membership import live_incarnation
+from tidelog.metadata.store import MetadataStoreError, Store
+from tidelog.protocol import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
+
+SEEN_WITHIN_S: Final = 3.0
+"""How long a registration waits for the broker's key to be seen: watches of all stores are faster."""
+
+_RETRY_PAUSE_S: Final = 1.0
+
+
+class BrokerWatch:
+    """Fences brokers that are gone, as long as this broker is the controller."""
+
+    def __init__(self, controller: Controller, store: Store, node_id: int) -> None:
+        self._controller = controller
+        self._store = store
+        self._node_id = node_id
+        # Which incarnations are alive, as last seen; None while nothing is watched.
+        self._live: Observable[Mapping[int, uuid.UUID] | None] = Observable(None)
+        self._is_wanted = Observable(False)
+        self._look_again = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="broker watch")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def confirm(self, node_id: int, incarnation: uuid.UUID) -> None:
+        """Wait until it is seen that this incarnation of a broker is alive; raises KafkaError if it is not."""
+        if node_id == self._node_id:
+            member = self._controller.membership.current
+            if member is None or member.incarnation != incarnation:
+                raise KafkaError(ErrorCode.DUPLICATE_BROKER_REGISTRATION, "This broker has a new session by now.")
+            return
+        self._is_wanted.set(True)
+        try:
+            async with asyncio.timeout(SEEN_WITHIN_S):
+                await self._live.wait_for(lambda live: live is not None and live.get(node_id) == incarnation)
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                f"The metadata store does not show this start of broker {node_id} as alive.",
+            ) from None
+
+    async def _run(self) -> None:
+        while True:
+            await self._controller.wait_until_active()
+            end = self._controller.view.subscribe(self._on_image)
+            work = (self._watch_brokers(), self._fence_gone(), self._controller.wait_until_resigned())
+            tasks = [asyncio.ensure_future(each) for each in work]
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                end()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                self._live.set(None)
+                self._is_wanted.set(False)
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()
+
+    def _on_image(self, old: ClusterImage, new: ClusterImage) -> None:
+        if old.brokers is not new.brokers:
+            self._look_again.set()
+
+    def _has_others(self, image: ClusterImage) -> bool:
+        return any(not broker.fenced and broker.node_id != self._node_id for broker in image.brokers.values())
+
+    async def _watch_brokers(self) -> None:
+        if not self._has_others(self._controller.image):
+            await self._is_wanted.wait_for(bool)
+        while True:
+            try:
+                async with contextlib.aclosing(self._store.watch(layout.LIVE)) as snapshots:
+                    async for snapshot in snapshots:
+                        self._live.set(
+                            {
+                                int(key.removeprefix(layout.LIVE)): live_incarnation(rec)
+                                for key, rec in snapshot.records.items()
+                            }
+                        )
+                        self._look_again.set()
+            except MetadataStoreError as error:
+                logger.warning("can't see which brokers are alive: %s", error)
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _fence_gone(self) -> None:
+        while True:
+            await self._look_again.wait()
+            self._look_again.clear()
+            gone = list(self._gone())
+            if gone:
+                try:
+                    await self._controller.fence_brokers(gone)
+                except (KafkaError, MetadataStoreError) as error:
+                    # It has resigned, and whoever is elected next looks again.
+                    logger.info("could not fence brokers %s: %s", gone, error)
+
+    def _gone(self) -> Iterable[int]:
+        live, brokers = self._live.value, self._controller.image.brokers
+        if live is None:
+            return
+        for broker in brokers.values():
+            if not broker.fenced and live.get(broker.node_id) != broker.incarnation:
+                yield broker.node_id
