@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
 import subprocess
 import time
@@ -31,6 +33,9 @@ from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
 START_WAIT_S = 30.0
 ANSWER_WAIT_S = 60.0
 GOOD_TOPIC = "good"
+# How long the broker may keep a client waiting that asks for next to nothing, whatever others ask for: a few turns of
+# its event loop, none of which takes more than 20 ms.
+STALL_MS_MAX = 100.0
 
 
 class ServedBroker(TidelogBroker):
@@ -283,15 +288,74 @@ def trace(tmp_path: Path) -> Iterator[Trace]:
         tracing.stop()
 
 
-class Progress(NamedTuple):
-    """What the good client saw since it was last asked, `slowest_ms` being the longest that one request took.
+class Spent(NamedTuple):
+    """Where the time of a request went, as the kernel counts it, in seconds.
 
-    `problem` is empty as long as all went well.
+    Tests share their machine, so a slow answer is not always the broker's fault. It is its fault if its event loop
+    used the processor for long, or slept while nothing kept it from going on: a flush, say, or a thread that holds the
+    interpreter's lock. What runs late because the machine ran something else is not: that may be the loop, any other
+    thread of the broker, as the lock may be its, or the good client.
     """
 
+    wall_s: float
+    loop_cpu_s: float
+    loop_waited_s: float
+    others_waited_s: float
+
+    @classmethod
+    def by(cls, request: Callable[[], None], broker_pid: int) -> Spent:
+        # The clock is read within the counters: if this process has to wait in between, the wait is counted.
+        before = cls._counted(broker_pid)
+        began_s = time.perf_counter()
+        request()
+        wall_s = time.perf_counter() - began_s
+        return cls(wall_s, *(end - begin for end, begin in zip(cls._counted(broker_pid), before, strict=True)))
+
+    @staticmethod
+    def _counted(broker_pid: int) -> tuple[float, float, float]:
+        loop_cpu_s = loop_waited_s = 0.0
+        others_waited_s = _stolen_s() + _cpu_and_waited_s(Path("/proc/self/schedstat"))[1]
+        for thread in Path(f"/proc/{broker_pid}/task").iterdir():
+            try:
+                cpu_s, waited_s = _cpu_and_waited_s(thread / "schedstat")
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # a thread that has just ended
+            if thread.name == str(broker_pid):
+                loop_cpu_s, loop_waited_s = cpu_s, waited_s
+            else:
+                others_waited_s += waited_s
+        return loop_cpu_s, loop_waited_s, others_waited_s
+
+    @property
+    def stall_ms(self) -> float:
+        """How much of the time the broker has to answer for."""
+        slept_s = self.wall_s - self.loop_cpu_s - self.loop_waited_s
+        return 1000 * (self.loop_cpu_s + max(0.0, slept_s - self.others_waited_s))
+
+
+def _cpu_and_waited_s(schedstat: Path) -> tuple[float, float]:
+    """How long a thread ran, and how long it was ready to run while the machine ran something else."""
+    cpu_ns, waited_ns, _ = schedstat.read_text().split()
+    return int(cpu_ns) / 1e9, int(waited_ns) / 1e9
+
+
+def _stolen_s() -> float:
+    """How long this machine, if it is a virtual one, was not run by its host."""
+    with Path("/proc/stat").open() as stat:
+        return int(stat.readline().split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
+class Progress(NamedTuple):
+    """What the good client saw since it was last asked; `problem` is empty as long as all went well."""
+
     round_trips: int
-    slowest_ms: float
+    slowest: Spent
     problem: str
+
+    def check(self, stall_ms_max: float = STALL_MS_MAX) -> None:
+        """Nothing went wrong, and no request waited for the broker for long."""
+        assert not self.problem, self.problem
+        assert self.slowest.stall_ms < stall_ms_max, f"the broker kept a good client waiting: {self.slowest}"
 
 
 class GoodClient:
@@ -347,7 +411,7 @@ def good_client() -> Iterator[Callable[[ServedBroker], GoodClient]]:
 def _work(port: int, broker_pid: int, control: Connection, test_end: Connection) -> None:
     test_end.close()  # a copy; the end of the test could not be seen otherwise
     written = round_trips = 0
-    slowest_s = 0.0
+    nothing = slowest = Spent(0.0, 0.0, 0.0, 0.0)
     problem = ""
     with RawClient(port) as client:
         while True:
@@ -359,30 +423,20 @@ def _work(port: int, broker_pid: int, control: Connection, test_end: Connection)
             if order == "finish" and not problem:
                 problem = _find_lost(client, written)
             if order != "go on":
-                control.send(Progress(round_trips, slowest_s * 1000, problem))
-                round_trips, slowest_s = 0, 0.0
+                control.send(Progress(round_trips, slowest, problem))
+                round_trips, slowest = 0, nothing
             if order == "finish":
                 return
             if problem:
                 continue
             try:
                 for step in (_write, _read_back):
-                    began_s = time.perf_counter() - _waited_for_cpu_s(broker_pid)
-                    step(client, written)
-                    slowest_s = max(slowest_s, time.perf_counter() - _waited_for_cpu_s(broker_pid) - began_s)
+                    spent = Spent.by(functools.partial(step, client, written), broker_pid)
+                    slowest = max(slowest, spent, key=lambda each: each.stall_ms)
             except (AssertionError, OSError) as error:
                 problem = f"record {written}: {error!r}"
             written += 1
             round_trips += 1
-
-
-def _waited_for_cpu_s(broker_pid: int) -> float:
-    """How long the broker's event loop and this process were ready to run while the machine ran something else.
-
-    Tests share their machine: such waits are no fault of the broker's and are not counted as a stall.
-    """
-    schedstats = (Path(f"/proc/{pid}/schedstat").read_text().split() for pid in (broker_pid, "self"))
-    return sum(int(waited_ns) for _, waited_ns, _ in schedstats) / 1e9
 
 
 def _write(client: RawClient, number: int) -> None:

@@ -104,7 +104,6 @@ def test_a_consumer_far_behind_keeps_nobody_waiting(
                 offset = header.next_offset
     progress = others.finish()
     assert read == written
-    assert not progress.problem
     # Each answer took the disk a quarter of a second; all together two.
     assert progress.round_trips > 20
-    assert progress.slowest_ms < 1000 * FETCH_BYTES / BYTES_PER_S / 2, "everybody waited for the disk"
+    progress.check()

@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 # Tests that measure run one after another, also where others run beside them.
 pytestmark = pytest.mark.xdist_group("measured")
 
-# A request may wait for two turns of the event loop, and the bound of the elements is chosen so that one takes a tenth
-# of a second on a quiet machine. Others need longer; without the bound it would be many seconds.
-STALL_MS_MAX = 500.0
 TOPIC = "plain"
 MANY = ELEMENTS_MAX - 1
 
@@ -110,9 +107,7 @@ def test_the_largest_requests_hold_nobody_up(
             greedy.send(api, request, version)
         for _ in range(4):
             greedy.receive(api, response, version)
-    seen = client.finish()
-    assert not seen.problem
-    assert seen.slowest_ms < STALL_MS_MAX
+    client.finish().check()
 
 
 def test_many_batches_to_be_opened_take_turns_with_others(bystander: tuple[ServedBroker, GoodClient]) -> None:
@@ -127,9 +122,7 @@ def test_many_batches_to_be_opened_take_turns_with_others(bystander: tuple[Serve
         request = ProduceRequest(acks=1, timeout_ms=1000, topic_data=[topic])
         answers = greedy.ask(PRODUCE, request, ProduceResponse, 9).responses[0].partition_responses
     assert [(answer.index, answer.error_code) for answer in answers] == [(index, 0) for index in range(partitions)]
-    seen = client.finish()
-    assert not seen.problem
-    assert seen.slowest_ms < STALL_MS_MAX
+    client.finish().check()
 
 
 def test_a_partition_asked_for_twice_has_no_offset(bystander: tuple[ServedBroker, GoodClient]) -> None:
@@ -164,6 +157,4 @@ def test_a_time_is_looked_for_in_bombs_without_a_stall(bystander: tuple[ServedBr
             found = greedy.ask(LIST_OFFSETS, by_time, ListOffsetsResponse, 6)
             assert found.topics[0].partitions[0].error_code == 0
             assert found.topics[0].partitions[0].timestamp == now_ms + number
-    seen = client.finish()
-    assert not seen.problem
-    assert seen.slowest_ms < STALL_MS_MAX
+    client.finish().check()

@@ -44,15 +44,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("measured")
 
 WARM_UP_FRAMES = 1_000
-STALL_MS_MAX = 100.0
 # Two threads open batches of up to 64 MiB each, and the allocator keeps some of that. What leaks with every frame, or
 # waits for the garbage collector, is far more after ten thousand of them.
 RESIDENT_GROWTH_BYTES_MAX = (32 + 2 * 64) << 20
 # As many connections wait for their end at once; one that waits longer than the patience is reset by the client.
 OPEN_MAX = 48
 PATIENCE_S = 0.5
-# The good client's round trips before the fuzzing, which tell what the machine can do.
-QUIET_ROUND_TRIPS = 100
 # What the topics that some frames make keep open.
 SPARE_FILES = 24
 # Sound requests that ask for much work are not what is tested here.
@@ -391,13 +388,6 @@ def test_thousands_of_malformed_frames(
     for name, configs in TOPICS.items():
         broker.create_topic(name, configs=configs)
     client = good_client(broker)
-    quiet = client.report()
-    while quiet.round_trips < QUIET_ROUND_TRIPS:
-        further = client.report()
-        quiet = quiet._replace(
-            round_trips=quiet.round_trips + further.round_trips,
-            slowest_ms=max(quiet.slowest_ms, further.slowest_ms),
-        )
     frames = Fuzzer(seed).frames()
     shooter = Shooter(broker.port)
     for _ in range(WARM_UP_FRAMES):
@@ -409,9 +399,7 @@ def test_thousands_of_malformed_frames(
     shooter.finish()
     seen = client.finish()
 
-    assert not seen.problem
-    # A machine that needs longer than usual for the good client alone is given more time for all.
-    assert seen.slowest_ms < max(STALL_MS_MAX, 5 * quiet.slowest_ms)
+    seen.check()
     # Frames of all kinds did arrive: some were read and answered, most ended their connection.
     assert shooter.outcomes["answered"] > count / 10
     assert shooter.outcomes["closed"] > count / 3

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.xdist_group("measured")
 
 CLIENTS = 200
-# What is feared here lasts until the slow ones time out, minutes; a shared machine may pause for a tenth of a second.
-STALL_MS_MAX = 500.0
 ROUND_TRIPS = 50
 QUEUED_BYTES_MAX = 8 << 20
 SENDERS = 12
@@ -66,8 +64,7 @@ def check_good_client(client: GoodClient) -> None:
     round_trips = 0
     while round_trips < ROUND_TRIPS:
         seen = client.report()
-        assert not seen.problem
-        assert seen.slowest_ms < STALL_MS_MAX
+        seen.check()
         round_trips += seen.round_trips
 
 
@@ -83,21 +80,19 @@ def test_half_sent_requests_hold_up_nobody_else(
     resident_bytes = resident_bytes_of(broker.pid)
     request = frame(PRODUCE, produce_request(TOPIC, bytes(500_000)), 9)
     halves = [connect(broker) for _ in range(CLIENTS)]
-    sent_bytes = []
     for half in halves:
         # What the broker does not read stays in the sockets; no more is sent than they take.
         half.sock.setblocking(False)
-        sent_bytes.append(half.sock.send(request[: len(request) // 2]))
+        half.sock.send(request[: len(request) // 2])
     check_good_client(client)
     assert resident_bytes_of(broker.pid) < resident_bytes + 4 * QUEUED_BYTES_MAX
-    for half in halves[1:]:
+    for half in halves:
         half.close()
-    halves[0].sock.setblocking(True)
-    halves[0].sock.sendall(request[sent_bytes[0] :])
-    _, answer = halves[0].receive(PRODUCE, ProduceResponse, 9)
+    # What they held is free again. None of them could go on: the broker may have cut off any that was silent.
+    with RawClient(broker.port) as whole:
+        answer = whole.ask(PRODUCE, produce_request(TOPIC, bytes(500_000)), ProduceResponse, 9)
     assert answer.responses[0].partition_responses[0].error_code == 0
-    seen = client.finish()
-    assert not seen.problem
+    client.finish().check()
 
 
 def test_batches_that_wait_for_their_check_hold_up_nobody_else(
@@ -136,7 +131,7 @@ def test_batches_that_wait_for_their_check_hold_up_nobody_else(
     allowed_bytes = QUEUED_BYTES_MAX + request_bytes_max + 2 * len(digits) + (48 << 20)
     assert allowed_bytes < sent_bytes / 2
     assert resident_peak_bytes_of(broker.pid) < resident_bytes + allowed_bytes
-    assert not client.finish().problem
+    client.finish().check()
 
 
 def packed_request(value: bytes) -> ProduceRequest:
@@ -225,7 +220,7 @@ def test_answers_that_nobody_reads_do_not_fill_the_memory(
     with RawClient(broker.port) as reader:
         reader.sock.settimeout(60.0)
         assert len(reader.ask(LIST_GROUPS, ListGroupsRequest(), ListGroupsResponse, 4).groups) == 500
-    assert not client.finish().problem
+    client.finish().check()
 
 
 def test_clients_that_do_not_read_hold_up_nobody_else(
@@ -252,4 +247,4 @@ def test_clients_that_do_not_read_hold_up_nobody_else(
         assert size > 9_000_000
     for each in deaf:
         each.reset()
-    assert not client.finish().problem
+    client.finish().check()
