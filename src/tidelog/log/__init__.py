@@ -10,6 +10,7 @@ from tidelog.log.cold_lookup import NotInMemoryError
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import EpochEntry
 from tidelog.log.errors import (
+    BelowStartError,
     DataDirectoryError,
     DataDirectoryLockedError,
     InconsistentClusterIdError,
@@ -28,6 +29,7 @@ __all__ = [
     "AppendOrigin",
     "AppendResult",
     "BackgroundTask",
+    "BelowStartError",
     "DataDirectoryError",
     "DataDirectoryLockedError",
     "EpochEntry",

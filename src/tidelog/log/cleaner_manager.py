@@ -160,6 +160,7 @@ class LogCleaner:
         if (
             not log.config.is_compacted
             or log.is_offline
+            or log.is_truncating
             or (not log.is_open and log.segments_count == 1)
             or key in self._running
             or self._uncleanable.get(key) is log
@@ -241,6 +242,7 @@ class LogCleaner:
             # From the first swap on the log has gaps; recovery after a crash must know why.
             log.first_dirty_offset = chosen.first_dirty_offset
             await self._in_thread(self._checkpoint)
+        running.cleaning.check()
         segments = [segment for segment in log.segments if segment.base_offset < chosen.end_offset]
         # Also those after the end: the last segment may reach beyond it, and keeps its index.
         aborted = log.aborted_transactions(segments[0].base_offset, log.log_end_offset)
@@ -266,6 +268,7 @@ class LogCleaner:
             run_cleaner = RunCleaner(terms, offset_map)
             sources = [source for source in sources if source.base_offset < end_offset]
             while sources:
+                running.cleaning.check()
                 write = functools.partial(run_cleaner.clean, sources, log.packed_producers())
                 count = await self._replace_first(running, segments, write)
                 segments, sources = segments[count:], sources[count:]

@@ -52,6 +52,10 @@ class LeaderEpochs:
         return self._entries[-1].epoch if self._entries else UNDEFINED_EPOCH
 
     @property
+    def latest_start_offset(self) -> int:
+        return self._entries[-1].start_offset if self._entries else UNDEFINED_OFFSET
+
+    @property
     def earliest(self) -> EpochEntry | None:
         return self._entries[0] if self._entries else None
 

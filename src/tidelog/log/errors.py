@@ -35,6 +35,14 @@ class LogCorruptionError(LogStorageError):
         self.reason = reason
 
 
+class BelowStartError(Exception):
+    """The first batch of an empty log begins below its start: the log has to begin with that batch instead."""
+
+    def __init__(self, base_offset: int) -> None:
+        super().__init__(f"the first batch begins at offset {base_offset}")
+        self.base_offset = base_offset
+
+
 class DataDirectoryError(Exception):
     """The data directory can't be used; the text is for the person who starts the broker."""
 

@@ -404,8 +404,7 @@ class LogManager:
                 self._open_logs.discard(log)
                 self.cleaner.abort(log)
                 target = _free_name(log.directory, suffix)
-                log.move(target)
-                log.close(clean=False)
+                log.retire(target)
             elif found is not None:
                 target = _free_name(found.path, suffix)
                 os.rename(found.path, target)

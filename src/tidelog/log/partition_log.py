@@ -3,8 +3,9 @@
 What always holds: log_start_offset <= high_watermark <= log_end_offset; everything below `flushed_offset` was
 fsynced; an append either happened completely (in the file, the indexes, the producer state) or not at all; after a disk
 error with unknown effects the log is offline and refuses everything with KAFKA_STORAGE_ERROR. All methods are
-called from one thread, except `flush` and `rename_dropped`, which may run in others. `recovery` opens a log from its
-files, `reading` looks things up in segments, `retention` decides what a log no longer has to keep.
+called from one thread, except `flush` and `rename_dropped`, which may run in others, and truncations, which may run in
+another between `begin_truncation` and `end_truncation`. `recovery` opens a log from its files, `reading` looks things
+up in segments, `retention` decides what a log no longer has to keep.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from tidelog.log.cleaning import LogCleaning
 from tidelog.log.cold_lookup import LogNotOpenError
 from tidelog.log.config import LogConfig
 from tidelog.log.epochs import UNDEFINED_EPOCH, EpochEntry, LeaderEpochs
-from tidelog.log.errors import CorruptIndexError, LogStorageError
+from tidelog.log.errors import BelowStartError, CorruptIndexError, LogStorageError
 from tidelog.log.health import LogHealth, is_out_of_room
+from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.inspect import Problem, verify
 from tidelog.log.producer_entry import ProducerEntry
 from tidelog.log.producer_limits import ProducerLimits
@@ -50,7 +52,14 @@ from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction
 from tidelog.log.validation import AppendOrigin, ValidatedBatch, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import BatchHeader, ControlRecordType, assign_offsets, encode_control_batch
+from tidelog.records import (
+    BatchHeader,
+    ControlRecordType,
+    CorruptBatchError,
+    assign_offsets,
+    encode_control_batch,
+    parse_header,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +161,7 @@ class PartitionLog:
         "_flushed_offset",
         "_flushed_truncations",
         "_high_watermark",
+        "_is_truncating",
         "_last_flush_ms",
         "_lock",
         "_log_end_offset",
@@ -199,6 +209,7 @@ class PartitionLog:
         # Counts files created, renamed or written next to the log.
         self._directory_version = 0
         self._flushed_directory_version = 0
+        self._is_truncating = False
         # Counts truncations, so that a flush overtaken by one proves nothing.
         self._truncations = 0
         self._flushed_truncations = 0
@@ -369,6 +380,16 @@ class PartitionLog:
         return self._epochs.latest_epoch if self._rest is None else self._rest.end.latest_epoch
 
     @property
+    def last_record_epoch(self) -> int:
+        """The epoch in which the last record was written; -1 if that is unknown, as in an empty log.
+
+        Of a log at rest it is the latest epoch, in which there may be no records.
+        """
+        if self._rest is not None:
+            return self._rest.end.latest_epoch
+        return self._epochs.epoch_for(self._log_end_offset - 1)
+
+    @property
     def epochs(self) -> tuple[EpochEntry, ...]:
         return self._epochs.entries
 
@@ -480,16 +501,51 @@ class PartitionLog:
             is_duplicate=True,
         )
 
-    def append_as_follower(self, records: memoryview) -> None:
-        """Write batches that a leader gave their offsets; a partial one at the end is left out."""
+    def append_as_follower(self, records: memoryview, *, leader_epoch: int) -> None:
+        """Write batches that a leader gave their offsets, fetched from it in this leader epoch; raises KafkaError.
+
+        A batch that is cut off at the end is left out; what else is, says `split_into_runs`. Raises BelowStartError for
+        a batch that begins below the start of an empty log and reaches beyond it.
+        """
         self.health.check_online()
-        runs = split_into_runs(records, self._log_end_offset, self.config.segment_bytes)
+        contents = self._contents or self.open()
+        self._forget_empty_epochs(contents)
+        self._check_start(records)
+        runs = split_into_runs(
+            records,
+            self._log_end_offset,
+            self.config.segment_bytes,
+            leader_epoch=leader_epoch,
+            last_epoch=contents.epochs.latest_epoch,
+        )
         now_ms = self.clock.now_ms()
         for start, batches in runs:
+            # Where batches are missing, a compaction has removed them, and with them perhaps the first ones of an
+            # epoch. It can't have started before the last batch that is there.
+            next_offset = self._log_end_offset
             for _, header in batches:
-                self.assign_epoch(header.partition_leader_epoch, header.base_offset)
+                if header.partition_leader_epoch > contents.epochs.latest_epoch:
+                    self.assign_epoch(header.partition_leader_epoch, next_offset)
+                next_offset = header.next_offset
             end = start + batches[-1][0] + batches[-1][1].size_bytes
             self._write(records[start:end], batches, now_ms)
+
+    def _forget_empty_epochs(self, contents: LogContents) -> None:
+        """Forget epochs in which this replica led the partition and wrote nothing: another leader may go on before."""
+        if contents.epochs.latest_start_offset >= self._log_end_offset:
+            with self.health.storage("leader epoch checkpoint", is_undone=True):
+                contents.epochs.truncate_from_end(self._log_end_offset)
+                self._directory_version += 1
+
+    def _check_start(self, records: memoryview) -> None:
+        """Raise BelowStartError where the log has to begin with a batch that DeleteRecords has cut at the leader."""
+        if self._log_start_offset == self._log_end_offset:
+            try:
+                first = parse_header(records, whole_batch=False)
+            except CorruptBatchError:
+                return  # `split_into_runs` says what is wrong
+            if first.base_offset < self._log_end_offset <= first.last_offset:
+                raise BelowStartError(first.base_offset)
 
     def _write(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
         """Write batches with one system call, then let everything that follows from them follow."""
@@ -498,7 +554,10 @@ class PartitionLog:
         segment = contents.segments.active
         try:
             if segment.should_roll(len(records), last.max_timestamp, last.last_offset, now_ms, self.config):
-                segment = self._roll(batches[0][1].base_offset)
+                # The segment begins where the last one ends, though a follower's next batch may come later: after a
+                # crash, a gap between segments is taken for a lost file.
+                is_near = last.last_offset - self._log_end_offset <= RELATIVE_OFFSET_MAX
+                segment = self._roll(self._log_end_offset if is_near else batches[0][1].base_offset)
             start = segment.write(records)
         except SegmentBrokenError as error:
             raise self.health.go_offline(f"append failed: {error}") from error
@@ -599,7 +658,9 @@ class PartitionLog:
         return self._producers.packed()
 
     def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> int:
-        return 0 if self._contents is None else self._contents.producers.remove_expired(now_ms, expiration_ms)
+        if self._contents is None or self._is_truncating:
+            return 0
+        return self._contents.producers.remove_expired(now_ms, expiration_ms)
 
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         return self._producers.has_open_transaction(producer_id, producer_epoch)
@@ -629,6 +690,8 @@ class PartitionLog:
 
     def maybe_roll(self, now_ms: int) -> bool:
         """Begin a new segment when the active one has waited for segment.ms, though nothing is appended."""
+        if self._is_truncating:
+            return False
         if self._rest is not None:
             # Retention may let the last segment go, too; only compaction needs another one behind it.
             is_due = self.config.is_compacted and now_ms - self._last_flush_ms > self.config.max_segment_ms
@@ -778,6 +841,8 @@ class PartitionLog:
 
     def delete_expired(self, now_ms: int) -> int:
         """Remove the segments that have expired; returns how many. If that is all of them, a new one is added first."""
+        if self._is_truncating:
+            return 0
         with self.health.reading():
             count = count_expired(
                 self._segments,
@@ -927,13 +992,15 @@ class PartitionLog:
             if self._log_end_offset > self._log_start_offset or len(contents.producers):
                 self._write_snapshot(contents, self._log_end_offset, contents.producers.packed())
 
-    def move(self, directory: Path) -> None:
-        """Rename the directory; what is open stays open."""
-        os.rename(self.directory, directory)
-        self._directory_name = directory.name
-        if self._contents is not None:
-            self._contents.epochs.move(directory)
-            self._contents.segments.move(directory)
+    def retire(self, directory: Path) -> None:
+        """Close the log for good and rename its directory; whoever reads from it keeps the file. Blocks."""
+        with self._lock:
+            os.rename(self.directory, directory)
+            self._directory_name = directory.name
+            if self._contents is not None:
+                self._contents.epochs.move(directory)
+                self._contents.segments.move(directory)
+            self.close(clean=False)
 
     def verify(self) -> Iterator[Problem]:
         """Check all files against one another."""
@@ -941,12 +1008,35 @@ class PartitionLog:
 
     # Truncation
 
+    @property
+    def is_truncating(self) -> bool:
+        """Whether a thread may be truncating the log, so that nothing else may read or change it."""
+        return self._is_truncating
+
+    def begin_truncation(self) -> None:
+        """Leave the log to a thread that truncates it: retention, rolls by time and compaction skip it from now on."""
+        self._is_truncating = True
+        if self._contents is not None:
+            with self.health.storage("truncation"):
+                self._contents.segments.abort_cleaning()
+
+    def end_truncation(self) -> None:
+        self._is_truncating = False
+
     def truncate_to(self, offset: int) -> bool:
-        """Remove all batches that contain this offset or come after it; False if there are none."""
+        """Remove all batches that contain this offset or come after it; False if there are none. Blocks."""
+        self.open()
+        with self._lock:
+            return self._truncate_to(offset)
+
+    def _truncate_to(self, offset: int) -> bool:
+        self.health.check_online()
         if offset >= self._log_end_offset:
+            # This replica may have led the partition in an epoch in which it wrote nothing, and another leader did.
+            self._forget_empty_epochs(self.open())
             return False
         if offset <= self._log_start_offset:
-            self.truncate_fully_and_start_at(offset)
+            self._truncate_fully(offset)
             return True
         with self.health.reading():
             index = self._segments.index_of(offset)
@@ -954,9 +1044,9 @@ class PartitionLog:
             found = next((item for item in segment.headers_from(offset) if item[1].last_offset >= offset), None)
         if found is not None and found[1].base_offset < self._log_start_offset:
             # The first remaining batch is removed as a whole, and with it everything; the log start stays the same.
-            self.truncate_fully_and_start_at(self._log_start_offset)
+            self._truncate_fully(self._log_start_offset)
             return True
-        with self.health.storage("truncation"), self._lock:
+        with self.health.storage("truncation"):
             # Offsets are reused: a new segment may get the name of one that was dropped before.
             self._segments.rename_dropped(self._removal_due_ms)
             self._remove_segments(index + 1, len(self._segments))
@@ -972,10 +1062,13 @@ class PartitionLog:
         return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove everything; the next record gets this offset."""
-        self.health.check_online()
+        """Remove everything; the next record gets this offset. Blocks."""
         self.open()
-        with self.health.reading(), self.health.storage("truncation"), self._lock:
+        with self._lock:
+            self._truncate_fully(offset)
+
+    def _truncate_fully(self, offset: int) -> None:
+        with self.health.reading(), self.health.storage("truncation"):
             self._segments.rename_dropped(self._removal_due_ms)
             if remove_snapshots(self.directory):
                 # One that came back would speak of producers whose batches the log does not hold.

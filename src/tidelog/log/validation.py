@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidelog.log.config import FOREVER, LogConfig
+from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
     BATCH_HEADER_SIZE,
@@ -155,25 +156,36 @@ def validate_batch(
 
 
 def split_into_runs(
-    records: memoryview, next_offset: int, segment_bytes: int
+    records: memoryview, next_offset: int, segment_bytes: int, *, leader_epoch: int, last_epoch: int
 ) -> list[tuple[int, list[tuple[int, BatchHeader]]]]:
     """A leader's batches in runs that fit into a segment: where each run starts, and positions within it with headers.
 
-    Every CRC is checked, offsets may only grow, and a batch that is cut off at the end is left out.
+    Every CRC is checked; offsets may only grow, with gaps where the leader has compacted its log; epochs never go
+    below that of the last batch in the log. A batch that is cut off at the end is left out. So is everything from the
+    first batch on whose epoch is above that of the fetch: the leader sends from its file, and when it has lost its role
+    meanwhile, the file may hold what a later leader wrote there (KAFKA-18723).
     """
     runs: list[tuple[int, list[tuple[int, BatchHeader]]]] = []
+    first_offset = next_offset
     try:
         for position, header in iter_headers(records, allow_partial=True):
             check_crc(records, header, position)
+            epoch = header.partition_leader_epoch
+            if epoch > leader_epoch:
+                break
+            if epoch < last_epoch:
+                raise CorruptBatchError(f"a batch of epoch {epoch} follows one of epoch {last_epoch}")
             if header.base_offset < next_offset:
                 raise KafkaError(
                     ErrorCode.OFFSET_OUT_OF_RANGE, f"offset {header.base_offset} is below the log's end {next_offset}"
                 )
-            next_offset = header.next_offset
-            if not runs or position + header.size_bytes - runs[-1][0] > segment_bytes:
+            is_far = header.last_offset - first_offset > RELATIVE_OFFSET_MAX
+            if not runs or is_far or position + header.size_bytes - runs[-1][0] > segment_bytes:
                 runs.append((position, []))
+                first_offset = header.base_offset
             start, batches = runs[-1]
             batches.append((position - start, header))
+            next_offset, last_epoch = header.next_offset, epoch
     except CorruptBatchError as error:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, error.reason) from error
     return runs

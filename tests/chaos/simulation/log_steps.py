@@ -234,7 +234,9 @@ class LogSteps:
             batches.append(ModelBatch(bytes(encoded)))
             end = batches[-1].next_offset
         self._doubt = Doubt(ends={batch.next_offset for batch in batches}, batches=batches)
-        self._log.append_as_follower(memoryview(bytearray(b"".join(batch.contents for batch in batches))))
+        self._log.append_as_follower(
+            memoryview(bytearray(b"".join(batch.contents for batch in batches))), leader_epoch=self._epoch
+        )
         for batch in batches:
             self._model.append(batch.contents)
 

@@ -175,7 +175,7 @@ def test_offsets_that_no_longer_fit_the_index_roll(store: Store, make_batch: Mak
     for base_offset in (5, 2**31 + 10, 2**33):
         batch = make_batch([b"x"])
         batch[:8] = base_offset.to_bytes(8, "big")
-        log.append_as_follower(batch)
+        log.append_as_follower(batch, leader_epoch=0)
     assert [segment.base_offset for segment in log.segments] == [0, 2**31 + 10, 2**33]
     assert [record.offset for record in read_log(log)] == [5, 2**31 + 10, 2**33]
 
@@ -186,7 +186,7 @@ def test_a_follower_takes_what_the_leader_wrote(store: Store, make_batch: MakeBa
     data = b"".join(path.read_bytes() for path in store.files(".log"))
     store.manager.delete("topic", 0)
     follower = store.create(SMALL_SEGMENTS)
-    follower.append_as_follower(memoryview(bytearray(data)))
+    follower.append_as_follower(memoryview(bytearray(data)), leader_epoch=0)
     assert [record.value for record in read_log(follower)] == [
         b"%d-%d" % divmod(offset, 3) + bytes(30) for offset in range(120)
     ]

@@ -188,17 +188,18 @@ def test_runs_of_a_followers_batches_fit_into_segments() -> None:
         struct.pack_into(">q", batch, 0, base_offset)
         data += batch
     size = len(data) // 4
-    runs = split_into_runs(memoryview(data)[:-1], 10, 2 * size)
+    epochs = {"leader_epoch": 0, "last_epoch": -1}
+    runs = split_into_runs(memoryview(data)[:-1], 10, 2 * size, **epochs)
     assert [(start, [(position, header.base_offset) for position, header in run]) for start, run in runs] == [
         (0, [(0, 10), (size, 11)]),
         (2 * size, [(0, 15)]),
     ]
     with pytest.raises(KafkaError) as refused:
-        split_into_runs(memoryview(data), 11, 2 * size)
+        split_into_runs(memoryview(data), 11, 2 * size, **epochs)
     assert refused.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
     data[-1] ^= 1
     with pytest.raises(KafkaError) as refused:
-        split_into_runs(memoryview(data), 10, 2 * size)
+        split_into_runs(memoryview(data), 10, 2 * size, **epochs)
     assert refused.value.code is ErrorCode.CORRUPT_MESSAGE
 
 
