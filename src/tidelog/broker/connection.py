@@ -325,7 +325,11 @@ class Connection:
         handled = handled_bytes = 0
         while self._end > self._start and not self._closed and not self._draining:
             size_bytes = self._next_frame()
-            if size_bytes is None or not self._may_start():
+            if size_bytes is None:
+                break
+            if not self._may_start():
+                if self.session.on_next_request is not None:
+                    self.session.on_next_request()
                 break
             if handled == FRAMES_PER_TURN or handled_bytes >= BYTES_PER_TURN:
                 self._continue_soon()

@@ -82,8 +82,6 @@ class FetchSession:
 
     session_id: int
     uses_topic_ids: bool
-    # Followers keep their sessions in preference to consumers: replication would suffer most without them.
-    privileged: bool
     created_ms: float
     used_ms: float
     epoch: int = 1
@@ -136,14 +134,13 @@ class FetchSessionCache:
         forgotten: Iterable[FetchKey],
         *,
         uses_topic_ids: bool,
-        privileged: bool,
     ) -> FetchExchange:
         """Work out what a request asks for; raises KafkaError if its session is unknown or out of sequence."""
         if session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._close(session_id)
             if session_epoch == FINAL_EPOCH or not wanted:
                 return FetchExchange(wanted)
-            return FetchExchange(wanted, self._create(wanted, uses_topic_ids, privileged))
+            return FetchExchange(wanted, self._create(wanted, uses_topic_ids))
         session = self._sessions.get(session_id)
         if session is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -172,22 +169,22 @@ class FetchSessionCache:
         session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
         session.used_ms = self._clock.monotonic_ms()
 
-    def _create(self, wanted: list[PartitionFetch], uses_topic_ids: bool, privileged: bool) -> FetchSession | None:
+    def _create(self, wanted: list[PartitionFetch], uses_topic_ids: bool) -> FetchSession | None:
         partitions = {fetch.key: fetch for fetch in wanted}
         now_ms = self._clock.monotonic_ms()
         if self._partitions_count + len(partitions) > self._partitions_max:
             return None
-        if len(self._sessions) >= self._slots and not self._evict_for(privileged, len(partitions), now_ms):
+        if len(self._sessions) >= self._slots and not self._evict_for(len(partitions), now_ms):
             return None
         session_id = self._random.randint(1, _SESSION_ID_MAX)
         while session_id in self._sessions:
             session_id = self._random.randint(1, _SESSION_ID_MAX)
-        session = FetchSession(session_id, uses_topic_ids, privileged, now_ms, now_ms, partitions=partitions)
+        session = FetchSession(session_id, uses_topic_ids, now_ms, now_ms, partitions=partitions)
         self._sessions[session_id] = session
         self._partitions_count += len(partitions)
         return session
 
-    def _evict_for(self, privileged: bool, size: int, now_ms: float) -> bool:
+    def _evict_for(self, size: int, now_ms: float) -> bool:
         """Make room: evict the longest unused session, or else the least valuable one that is old enough."""
         if not self._sessions:
             return False
@@ -197,8 +194,8 @@ class FetchSessionCache:
             self._close(stale.session_id)
             return True
         aged = [session for session in sessions if now_ms - session.created_ms > EVICTION_AGE_MS]
-        least = min(aged, key=lambda session: (session.privileged, len(session.partitions)), default=None)
-        if least is None or (least.privileged, len(least.partitions)) >= (privileged, size):
+        least = min(aged, key=lambda session: len(session.partitions), default=None)
+        if least is None or len(least.partitions) >= size:
             return False
         self._close(least.session_id)
         return True

@@ -1,21 +1,25 @@
 """One partition on this broker: replicas and leader as decided by the controller, its log, its high watermark.
 
 What always holds: only the leader appends, and its log records an epoch and its start offset before the epoch's first
-batch (KIP-101). The high watermark is the smallest log end offset in the ISR and never goes back within one leadership;
-the leader's own offset counts only as far as its flush settings allow acknowledgement. The same code serves one replica
-and many. All I/O goes through its log; it starts no threads and wakes nobody: the replica manager does.
+batch (KIP-101). The high watermark is the smallest log end offset in the maximal ISR, which is the ISR with those who
+are about to join it, and never goes back within one leadership; below min.insync.replicas it stays. The leader's own
+offset counts only as far as its flush settings allow acknowledgement. One change of the ISR is under way at a time, and
+until the controller has decided, both outcomes count as possible (KIP-497). The same code serves one replica and many.
+All I/O goes through its log; it starts no threads and wakes nobody: the replica manager does.
 """
 
 from __future__ import annotations
 
-import logging
+import enum
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.broker.follower_state import FollowerState, ReplicationTerms
 from tidelog.controller.image import INTERNAL_TOPICS
-from tidelog.log import AppendOrigin, LogStorageError
+from tidelog.controller.requests import IsrMember
+from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import Compression, iter_headers
 
@@ -24,8 +28,6 @@ if TYPE_CHECKING:
     from tidelog.log import AppendResult, FileSlice, PartitionLog, TimestampOffset
     from tidelog.log.txn_guard import TransactionGuard
     from tidelog.log.validation import ValidatedBatch
-
-logger = logging.getLogger(__name__)
 
 ACKS_ALL: Final = -1
 ACKS_LEADER: Final = 1
@@ -65,13 +67,53 @@ class ListedOffset:
     leader_epoch: int = NO_EPOCH
 
 
+@dataclass(frozen=True, slots=True)
+class PendingIsr:
+    """A change of the ISR that the controller was asked for and has not decided, as far as is known here."""
+
+    members: tuple[IsrMember, ...]
+    leader_epoch: int
+    partition_epoch: int
+
+
+class IsrOutcome(enum.Enum):
+    """What the controller's answer means for the change that was asked for."""
+
+    DECIDED = "decided"
+    # It was not carried out, and may be asked for again when something has changed.
+    REFUSED = "refused"
+    # The next image tells; until then it stays pending.
+    OUTDATED = "outdated"
+    # Whether it was carried out is unknown: ask again, and stay pending.
+    UNKNOWN = "unknown"
+
+
+_REFUSED: Final = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})
+"""With these the controller says that it knew the current state and changed nothing, so no other may have either."""
+
+_OUTDATED: Final = frozenset(
+    {
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_UPDATE_VERSION,
+        ErrorCode.NEW_LEADER_ELECTED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+
+
 class Partition:
     """A partition that has a replica on this broker."""
 
     __slots__ = (
         "_acknowledgeable_end_offset",
+        "_fenced_epoch",
         "_is_sole_replica",
+        "_maximal_isr",
+        "_terms",
         "flush_is_running",
+        "followers",
         "is_internal",
         "is_leader",
         "isr",
@@ -82,14 +124,22 @@ class Partition:
         "node_id",
         "partition",
         "partition_epoch",
-        "remote_log_end_offsets",
+        "pending_isr",
         "replicas",
         "topic",
         "topic_id",
         "unavailable",
     )
 
-    def __init__(self, topic: str, partition: int, topic_id: uuid.UUID, log: PartitionLog, node_id: int) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: uuid.UUID,
+        log: PartitionLog,
+        node_id: int,
+        terms: ReplicationTerms,
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.topic_id = topic_id
@@ -104,8 +154,12 @@ class Partition:
         self.partition_epoch = -1
         self.is_leader = False
         self.leader_epoch_start_offset = 0
-        # Where the followers' logs end, according to their fetches in this leadership.
-        self.remote_log_end_offsets: dict[int, int] = {}
+        # The other replicas, according to their fetches in this leadership; empty where this broker does not lead.
+        self.followers: dict[int, FollowerState] = {}
+        self.pending_isr: PendingIsr | None = None
+        self._maximal_isr: tuple[int, ...] = ()
+        self._terms = terms
+        self._fenced_epoch = NO_EPOCH
         # Why the replica can't be used at all: its topic was deleted, its disk failed.
         self.unavailable = ErrorCode.NONE
         self.flush_is_running = False
@@ -122,39 +176,64 @@ class Partition:
         if state.partition_epoch <= self.partition_epoch:
             return False
         was_leader, old_epoch = self.is_leader, self.leader_epoch
-        if state.leader == self.node_id:
-            self._make_leader(state)
+        is_leader = state.leader == self.node_id and not self.unavailable and state.leader_epoch > self._fenced_epoch
+        if is_leader and not (was_leader and state.leader_epoch == old_epoch):
+            self.leader_epoch_start_offset = self.log.log_end_offset
+            # What followers fetched from the previous leader says nothing about what they hold now.
+            self._acknowledgeable_end_offset = self.log.high_watermark
+            self.followers = {}
         self.replicas = state.replicas
-        self.isr = state.isr
+        self._take_isr(state.isr)
         self.leader = state.leader
         self.leader_epoch = state.leader_epoch
         self.partition_epoch = state.partition_epoch
-        self.is_leader = state.leader == self.node_id and not self.unavailable
+        self.is_leader = is_leader
         self._is_sole_replica = state.replicas == (self.node_id,)
-        if self.is_leader:
+        if is_leader:
+            self._follow_replicas()
             self.advance_high_watermark()
-        return self.is_leader != was_leader or self.leader_epoch != old_epoch
+        else:
+            self.followers = {}
+        return is_leader != was_leader or state.leader_epoch != old_epoch
 
-    def _make_leader(self, state: PartitionState) -> None:
-        if state.leader_epoch == self.leader_epoch and self.is_leader:
+    def _take_isr(self, isr: tuple[int, ...]) -> None:
+        self.isr = self._maximal_isr = isr
+        self.pending_isr = None
+
+    def _follow_replicas(self) -> None:
+        """Know the followers of the current assignment, and no others."""
+        if self._is_sole_replica:
+            self.followers = {}
             return
-        self.leader_epoch_start_offset = self.log.log_end_offset
-        if state.replicas != (self.node_id,):
-            # Followers compare their history with this one from now on. A sole replica has none, and records the epoch
-            # with its first append: a starting broker leads thousands of partitions, most of them idle.
-            try:
-                self.log.assign_epoch(state.leader_epoch, self.leader_epoch_start_offset)
-            except LogStorageError as error:
-                # The first append tries again, and is refused if that also fails.
-                logger.warning("leader epoch %d could not be saved yet: %s", state.leader_epoch, error.message)
-        # What followers fetched from the previous leader says nothing about what they hold now.
-        self._acknowledgeable_end_offset = self.log.high_watermark
-        self.remote_log_end_offsets.clear()
+        now_ms = self._terms.clock.monotonic_ms()
+        self.followers = {
+            replica_id: self.followers.get(replica_id) or FollowerState(now_ms, is_in_sync=replica_id in self.isr)
+            for replica_id in self.replicas
+            if replica_id != self.node_id
+        }
+
+    def fence(self) -> None:
+        """Stop leading until the controller confirms it in a new epoch: another broker may lead by now.
+
+        A sole replica goes on: nobody else has its records, so nobody else can be elected.
+        """
+        if self.is_leader and not self._is_sole_replica:
+            self._fenced_epoch = self.leader_epoch
+            self.is_leader = False
+            self.followers = {}
+            self.pending_isr = None
+
+    @property
+    def is_follower(self) -> bool:
+        """Whether this replica has a leader to copy from."""
+        return self.leader >= 0 and self.leader != self.node_id and not self.unavailable
 
     def stop(self, reason: ErrorCode) -> None:
         """Stop serving: the topic was deleted or the disk failed."""
         self.unavailable = reason
         self.is_leader = False
+        self.followers = {}
+        self.pending_isr = None
 
     def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
         """Raise KafkaError unless this broker is the leader, in the epoch that the client expects (KIP-320)."""
@@ -255,32 +334,137 @@ class Partition:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 
-    # The high watermark
+    # Followers
 
-    def update_follower(self, replica_id: int, log_end_offset: int, current_leader_epoch: int) -> bool:
-        """A follower fetched from the end of its log; True if the high watermark moved."""
-        if replica_id == self.node_id or replica_id not in self.replicas:
+    def check_replica(self, replica_id: int) -> None:
+        """Raise KafkaError unless the broker is a follower of this partition, as far as is known here."""
+        if replica_id not in self.followers:
             # The follower may know of an assignment that has not arrived here yet; then it has to retry.
-            if current_leader_epoch != NO_EPOCH:
-                raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self.remote_log_end_offsets[replica_id] = log_end_offset
+            raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
+
+    def update_follower(self, replica_id: int, fetch_offset: int, log_start_offset: int, broker_epoch: int) -> bool:
+        """A follower, which `check_replica` knows, has fetched; True if the high watermark moved."""
+        now_ms = self._terms.clock.monotonic_ms()
+        self.followers[replica_id].on_fetch(
+            fetch_offset, log_start_offset, broker_epoch, self.log.log_end_offset, now_ms
+        )
         return self.advance_high_watermark()
 
+    @property
+    def low_watermark(self) -> int:
+        """The largest offset that is the start of the log, or below it, in all replicas of the ISR."""
+        offset = self.log.log_start_offset
+        for replica_id in self._maximal_isr:
+            follower = self.followers.get(replica_id)
+            if follower is not None:
+                offset = min(offset, follower.log_start_offset)
+        return offset
+
+    # The ISR
+
+    def propose_expansion(self) -> bool:
+        """Ask for the followers that have caught up to join the ISR; True if there is a change to send now.
+
+        One has caught up when its log reaches the high watermark, and what this leader found when it was elected: below
+        that, records may be committed that it lacks (KIP-497).
+        """
+        if not self.is_leader or self.pending_isr is not None:
+            return False
+        needed_offset = max(self.log.high_watermark, self.leader_epoch_start_offset)
+        joining = tuple(
+            replica_id
+            for replica_id, follower in self.followers.items()
+            if replica_id not in self.isr
+            and follower.log_end_offset >= needed_offset
+            and self._terms.is_eligible(replica_id, follower.broker_epoch)
+        )
+        if not joining:
+            return False
+        self._propose(self.isr + joining)
+        # From now on they hold back the high watermark: should the controller agree, they are part of the ISR.
+        self._maximal_isr = self.isr + joining
+        return True
+
+    def propose_shrink(self) -> bool:
+        """Ask for the followers to leave the ISR that did not keep up; True if there is a change to send now."""
+        if not self.is_leader or self.pending_isr is not None:
+            return False
+        now_ms, lag_max_ms = self._terms.clock.monotonic_ms(), self._terms.lag_max_ms
+        end_offset = self.log.log_end_offset
+        kept = tuple(
+            replica_id
+            for replica_id in self.isr
+            if replica_id not in self.followers
+            or self.followers[replica_id].is_caught_up(end_offset, now_ms, lag_max_ms)
+        )
+        if kept == self.isr:
+            return False
+        # Until the controller has agreed, those who leave count: another leader may be elected among them.
+        self._propose(kept)
+        return True
+
+    def _propose(self, isr: Collection[int]) -> None:
+        members = []
+        for replica_id in isr:
+            follower = self.followers.get(replica_id)
+            epoch = self._terms.broker_epoch if follower is None else follower.broker_epoch
+            members.append(IsrMember(replica_id, epoch))
+        self.pending_isr = PendingIsr(tuple(members), self.leader_epoch, self.partition_epoch)
+
+    def decide_isr(
+        self,
+        pending: PendingIsr,
+        error: ErrorCode,
+        *,
+        isr: tuple[int, ...] = (),
+        leader_epoch: int = NO_EPOCH,
+        partition_epoch: int = -1,
+    ) -> IsrOutcome:
+        """The controller has answered a change that was asked for: with an error, or with the state that holds now."""
+        if self.pending_isr is not pending:
+            # An image has decided it meanwhile.
+            return IsrOutcome.OUTDATED
+        if error is ErrorCode.NONE:
+            if leader_epoch != self.leader_epoch or partition_epoch <= self.partition_epoch:
+                return IsrOutcome.OUTDATED
+            self._take_isr(isr)
+            self.partition_epoch = partition_epoch
+            self.advance_high_watermark()
+            return IsrOutcome.DECIDED
+        if error in _REFUSED:
+            self._take_isr(self.isr)
+            self.advance_high_watermark()
+            return IsrOutcome.REFUSED
+        return IsrOutcome.OUTDATED if error in _OUTDATED else IsrOutcome.UNKNOWN
+
+    # The high watermark
+
     def advance_high_watermark(self) -> bool:
-        """Move the high watermark to the smallest log end offset of the ISR; True if it moved."""
+        """Move the high watermark to the smallest log end offset of the maximal ISR; True if it moved."""
         log = self.log
         end_offset = self.acknowledgeable_end_offset
         if not self._is_sole_replica:
             if len(self.isr) < min(log.config.min_insync_replicas, len(self.replicas)):
                 return False
-            for replica_id in self.isr:
-                if replica_id != self.node_id:
-                    end_offset = min(end_offset, self.remote_log_end_offsets.get(replica_id, NO_OFFSET))
+            for replica_id, follower in self.followers.items():
+                if follower.log_end_offset < end_offset and (
+                    replica_id in self._maximal_isr or self._is_about_to_join(replica_id, follower)
+                ):
+                    end_offset = follower.log_end_offset
         if end_offset <= log.high_watermark:
             return False
         log.advance_high_watermark(end_offset)
         return True
+
+    def _is_about_to_join(self, replica_id: int, follower: FollowerState) -> bool:
+        """Whether a follower outside of the ISR keeps up, so that the high watermark waits for it.
+
+        Otherwise it could never reach the high watermark under constant load, and never join.
+        """
+        terms = self._terms
+        return terms.is_eligible(replica_id, follower.broker_epoch) and follower.is_caught_up(
+            self.log.log_end_offset, terms.clock.monotonic_ms(), terms.lag_max_ms
+        )
 
     # Reading
 
@@ -316,6 +500,16 @@ class Partition:
             return epoch, end_offset
         return None
 
+    def describe(self, diverging_epoch: tuple[int, int] | None = None) -> PartitionRead:
+        """What a fetch is told besides records."""
+        log = self.log
+        return PartitionRead(
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            diverging_epoch=diverging_epoch,
+        )
+
     def read(
         self,
         fetch_offset: int,
@@ -331,13 +525,9 @@ class Partition:
         `in_memory`: raise NotInMemoryError rather than wait for the disk.
         """
         log = self.log
-        high_watermark = log.high_watermark
-        result = PartitionRead(
-            high_watermark=high_watermark,
-            last_stable_offset=log.last_stable_offset,
-            log_start_offset=log.log_start_offset,
-            aborted_transactions=() if read_committed else None,
-        )
+        result = self.describe()
+        if read_committed:
+            result.aborted_transactions = ()
         end_offset = self.visible_end_offset(replica_id, read_committed)
         if fetch_offset >= end_offset or (max_bytes <= 0 and not min_one_batch):
             # The common case of a consumer that is up to date; an offset between the end it may see and the end of

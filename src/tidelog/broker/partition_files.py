@@ -118,6 +118,23 @@ class PartitionFiles:
         self._forget(topic.topic_id)
         self._add(_Work(topic, deque(indexes), None))
 
+    def remove(self, topic: TopicImage, indexes: Collection[int]) -> None:
+        """Remove the files of partitions that other brokers have now; the topic's other partitions stay."""
+        gone = set(indexes)
+        for work in self._queue.get(topic.name, ()):
+            if work.topic.topic_id == topic.topic_id and work.config is not None:
+                work.indexes = deque(index for index in work.indexes if index not in gone)
+        opening = self._opening.get(topic.topic_id)
+        if opening is not None:
+            opening.indexes -= gone
+            if not opening.indexes:
+                self._forget(topic.topic_id)
+        self._add(_Work(topic, deque(indexes), None))
+
+    def has(self, topic: TopicImage, index: int) -> bool:
+        """Whether the partition has files here, or is about to."""
+        return self.is_opening(topic.topic_id, index) or self._find_loaded(topic, index) is not None
+
     def is_opening(self, topic_id: uuid.UUID, index: int) -> bool:
         return index in self.opening(topic_id)
 

@@ -15,11 +15,14 @@ import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from tidelog.broker.delayed_delete import DelayedDelete, PendingDelete
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
 from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
 from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
+from tidelog.broker.follower_fetches import FollowerFetches
+from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
 from tidelog.broker.log_opening import LogOpening
 from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
@@ -31,12 +34,25 @@ from tidelog.common.clock import Clock
 from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.settings import Settings, SettingsTable
-from tidelog.common.steps import Steps, run_through
+from tidelog.common.steps import Steps, run_through, with_pauses
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogManager, LogStorageError, NotInMemoryError
+from tidelog.log import (
+    AppendOrigin,
+    AppendResult,
+    BackgroundTask,
+    LogConfig,
+    LogManager,
+    LogStorageError,
+    NotInMemoryError,
+)
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.log.validation import ValidatedBatch
 from tidelog.protocol import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.isr_manager import IsrManager
+    from tidelog.broker.replica_fetcher import PeerConnections, ReplicaFetching
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +110,12 @@ class ReplicaManager:
         self.image: ClusterImage = EMPTY_IMAGE
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
+        self._settings = settings
+        self._terms = ReplicationTerms(clock, settings.get_int("replica.lag.time.max.ms"))
+        self.follower_fetches = FollowerFetches(self, self._terms)
+        # There from `start_replication` on.
+        self._isr_manager: IsrManager | None = None
+        self._fetching: ReplicaFetching | None = None
         self._logs = logs
         self._log_configs = LogConfigs(settings, table)
         self._by_name: dict[tuple[str, int], Partition] = {}
@@ -114,8 +136,31 @@ class ReplicaManager:
         self.log_opening = LogOpening(logs, self._loop, self._lookup_threads)
         self._unsubscribe = logs.directories.subscribe(self._on_directory_offline)
 
+    def start_replication(self, peers: PeerConnections, channel: ControllerChannel) -> None:
+        """Copy partitions from their leaders, and report to the controller who keeps up; before the first image."""
+        from tidelog.broker.isr_manager import IsrManager
+        from tidelog.broker.replica_fetcher import FetcherConfig, ReplicaFetching
+
+        self._isr_manager = IsrManager(self.node_id, self._terms, channel, self._on_isr_answer)
+        config = FetcherConfig.from_settings(self._settings)
+        self._fetching = ReplicaFetching(self.node_id, self, peers, self._terms, config)
+
+    def on_registered(self, broker_epoch: int) -> None:
+        """The controller knows this process under this broker epoch: from now on it may copy from leaders."""
+        self._terms.broker_epoch = broker_epoch
+        if self._fetching is not None:
+            self._fetching.on_registered()
+
+    def background_tasks(self) -> list[BackgroundTask]:
+        """What the broker's scheduler should run, and how often."""
+        return [BackgroundTask("check ISRs", self._terms.lag_max_ms / 2, self._check_isrs)]
+
     async def close(self) -> None:
         """Wait for running threads; the log manager closes the logs."""
+        if self._fetching is not None:
+            await self._fetching.close()
+        if self._isr_manager is not None:
+            await self._isr_manager.close()
         await self._files.close()
         self.checks.close()
         await self._loop.run_in_executor(None, self._threads.shutdown)
@@ -131,6 +176,8 @@ class ReplicaManager:
         wait for: see `wait_until_opened`.
         """
         self.image = new
+        if old.brokers is not new.brokers:
+            self._apply_brokers(new)
         if old.topics_by_id is not new.topics_by_id:
             for topic_id, topic in old.topics_by_id.items():
                 if topic_id not in new.topics_by_id:
@@ -164,27 +211,62 @@ class ReplicaManager:
         """Wait until the files of all partitions match the image."""
         await self._files.settled()
 
+    def _apply_brokers(self, image: ClusterImage) -> None:
+        self._terms.brokers = image.brokers
+        self.follower_fetches.on_brokers_changed()
+        for partition in self._by_id.values():
+            # Followers that have caught up may have been refused because their brokers were not registered yet.
+            if partition.is_leader and len(partition.isr) < len(partition.replicas):
+                self.on_caught_up(partition)
+
     def _apply_topic(self, topic: TopicImage) -> None:
-        to_open = []
+        to_open, to_remove = [], []
         for index, state in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
-            if partition is not None:
+            if self.node_id not in state.replicas:
+                if partition is not None or self._files.has(topic, index):
+                    to_remove.append(index)
+            elif partition is not None:
                 self._apply_state(partition, state)
-            elif self.node_id in state.replicas and not self._files.is_opening(topic.topic_id, index):
+            elif not self._files.is_opening(topic.topic_id, index):
                 to_open.append(index)
+        if to_remove:
+            self._remove(topic, to_remove)
         if to_open:
             self._files.open(topic, to_open, self._log_config(topic))
 
     def _apply_state(self, partition: Partition, state: PartitionState) -> None:
+        if partition.log.is_truncating:
+            return  # `_on_log_changed` applies what is then the latest state
         if partition.apply(state):
             self._on_leadership_changed(partition)
+        elif self._fetching is not None and partition.is_follower:
+            self._fetching.follow(partition)
         self._progress(partition)
 
     def _on_leadership_changed(self, partition: Partition) -> None:
-        """Wake whoever waits for the partition or depends on its leadership."""
+        """Copy the partition from its new leader, and wake whoever waits for it or depends on its leadership."""
+        if self._fetching is not None:
+            if partition.is_follower:
+                self._fetching.follow(partition)
+            else:
+                self._fetching.unfollow(partition)
         self._purgatory.check(partition)
+        self.follower_fetches.on_changed(partition)
         for listener in self.leadership_listeners:
             listener(partition)
+
+    def fence(self) -> None:
+        """Stop leading and copying: this broker's session is over, and others may lead its partitions by now.
+
+        This broker has to register anew. Then it copies again, and leads what the controller gives it in a new epoch.
+        """
+        self.on_registered(UNKNOWN_EPOCH)
+        for partition in tuple(self._by_id.values()):
+            was_leader = partition.is_leader
+            partition.fence()
+            if was_leader and not partition.is_leader:
+                self._on_leadership_changed(partition)
 
     def _on_opened(self, opened: Iterable[Opened]) -> None:
         """Serve partitions whose logs have been opened, in their current states."""
@@ -193,11 +275,11 @@ class ReplicaManager:
                 continue
             topic = self.image.topics_by_id[topic_id]
             log.update_config(self._log_config(topic))
-            partition = Partition(topic.name, index, topic_id, log, self.node_id)
+            partition = Partition(topic.name, index, topic_id, log, self.node_id, self._terms)
             self._by_id[topic_id, index] = self._by_name[topic.name, index] = partition
             self._apply_state(partition, topic.partitions[index])
             if log.is_offline:
-                self._check_storage(partition)
+                self.check_storage(partition)
 
     def _log_config(self, topic: TopicImage) -> LogConfig:
         return self._log_configs.effective(self.image, topic.name)
@@ -213,15 +295,24 @@ class ReplicaManager:
 
     def _delete(self, topic: TopicImage) -> None:
         """Stop serving the topic, and answer those who wait for it; its files are removed later."""
-        for index in range(len(topic.partitions)):
-            partition = self._by_id.pop((topic.topic_id, index), None)
-            if partition is not None:
-                del self._by_name[topic.name, index]
-                partition.stop(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                self._on_leadership_changed(partition)
+        self._stop_partitions(topic, range(len(topic.partitions)), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         here = [index for index, state in enumerate(topic.partitions) if self.node_id in state.replicas]
         if here:
             self._files.delete(topic, here)
+
+    def _remove(self, topic: TopicImage, indexes: Collection[int]) -> None:
+        """Other brokers have these partitions of a topic from now on."""
+        self._stop_partitions(topic, indexes, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._files.remove(topic, indexes)
+
+    def _stop_partitions(self, topic: TopicImage, indexes: Iterable[int], reason: ErrorCode) -> None:
+        for index in indexes:
+            partition = self._by_id.pop((topic.topic_id, index), None)
+            if partition is not None:
+                del self._by_name[topic.name, index]
+                partition.stop(reason)
+                self._on_leadership_changed(partition)
+                self.follower_fetches.forget(partition)
 
     # Finding partitions
 
@@ -300,7 +391,7 @@ class ReplicaManager:
         try:
             result = partition.append(records, required_acks, origin, guard)
         except LogStorageError:
-            self._check_storage(partition)
+            self.check_storage(partition)
             raise
         self._on_appended(partition)
         return result
@@ -309,6 +400,7 @@ class ReplicaManager:
         if partition.log.flush_is_due:
             self._start_flush(partition)
         self._purgatory.check(partition)
+        self.follower_fetches.on_changed(partition)
 
     def write_txn_marker(
         self,
@@ -329,7 +421,7 @@ class ReplicaManager:
                 producer_id, producer_epoch, coordinator_epoch, commit=commit, epoch_is_bumped=epoch_is_bumped
             )
         except LogStorageError:
-            self._check_storage(partition)
+            self.check_storage(partition)
             raise
         self._on_appended(partition)
         if self.on_txn_marker is not None:
@@ -342,14 +434,20 @@ class ReplicaManager:
         await self._purgatory.wait(delayed, delayed.partitions, max(0, timeout_ms))
 
     def delete_records_before(self, partition: Partition, offset: int) -> int:
-        """Move the start of the log up; returns the low watermark; raises KafkaError."""
+        """Move the start of the log up; returns where it starts now; raises KafkaError."""
         try:
-            low_watermark = partition.delete_records_before(offset)
+            log_start_offset = partition.delete_records_before(offset)
         except LogStorageError:
-            self._check_storage(partition)
+            self.check_storage(partition)
             raise
         self._purgatory.check(partition)
-        return low_watermark
+        self.follower_fetches.on_changed(partition)
+        return log_start_offset
+
+    async def wait_for_deletion(self, deletes: Collection[PendingDelete], timeout_ms: int) -> None:
+        """Wait until the logs of all replicas in the ISRs start where these say, or the time is up."""
+        delayed = DelayedDelete(deletes)
+        await self._purgatory.wait(delayed, delayed.partitions, max(0, timeout_ms))
 
     async def save_log_start_offsets(self) -> None:
         """Save where logs start, so that records deleted on request do not come back after a crash."""
@@ -397,6 +495,13 @@ class ReplicaManager:
         if read.cold_lookups >= _COLD_LOOKUPS_MAX:
             read.may_wait_for_disk = True
 
+    async def bring_in_for(self, cold: NotInMemoryError) -> None:
+        """Have a thread read what a look-up stopped at; if that fails, the next look-up says why."""
+        try:
+            await self._loop.run_in_executor(self._lookup_threads, cold.bring_in)
+        except OSError as error:
+            raise LogStorageError(f"a log can't be read: {error}") from error
+
     async def read_patiently(self, params: FetchParams, fetches: Collection[PartitionFetch]) -> list[PartitionRead]:
         """Like `read`, but a thread waits for the disk where needed, and everyone else is served in the meantime."""
         for _ in range(_COLD_LOOKUPS_MAX * len(fetches)):
@@ -419,9 +524,7 @@ class ReplicaManager:
             if fetch.last_fetched_epoch >= 0:
                 divergence = partition.find_divergence(fetch.fetch_offset, fetch.last_fetched_epoch)
                 if divergence is not None:
-                    return self._diverged(partition, divergence)
-            if params.replica_id >= 0:
-                self._update_follower(partition, params, fetch)
+                    return partition.describe(divergence)
             return partition.read(
                 fetch.fetch_offset,
                 max_bytes,
@@ -431,7 +534,7 @@ class ReplicaManager:
                 in_memory=in_memory,
             )
         except LogStorageError as error:
-            self._check_storage(partition)
+            self.check_storage(partition)
             return PartitionRead(error=error.code)
         except KafkaError as error:
             return PartitionRead(error=error.code)
@@ -440,23 +543,6 @@ class ReplicaManager:
         if fetch.topic_id == ZERO_UUID and fetch.topic:
             return self.find(fetch.topic, fetch.partition)
         return self.find_by_id(fetch.topic_id, fetch.partition)
-
-    def _diverged(self, partition: Partition, divergence: tuple[int, int]) -> PartitionRead:
-        log = partition.log
-        return PartitionRead(
-            high_watermark=log.high_watermark,
-            last_stable_offset=log.last_stable_offset,
-            log_start_offset=log.log_start_offset,
-            diverging_epoch=divergence,
-        )
-
-    def _update_follower(self, partition: Partition, params: FetchParams, fetch: PartitionFetch) -> None:
-        broker = self.image.brokers.get(params.replica_id)
-        if params.replica_epoch != -1 and (broker is None or broker.epoch != params.replica_epoch):
-            # An earlier incarnation of that broker: what it held then says nothing about what it holds now (KIP-903).
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if partition.update_follower(params.replica_id, fetch.fetch_offset, fetch.current_leader_epoch):
-            self._purgatory.check(partition)
 
     def must_wait(
         self, params: FetchParams, fetches: Iterable[PartitionFetch], reads: Collection[PartitionRead]
@@ -508,12 +594,78 @@ class ReplicaManager:
             yield 0
         return True
 
+    # Leading
+
+    def on_follower_progress(self, partition: Partition) -> None:
+        """The watermarks of a partition may have moved, as a follower has more of its log."""
+        self._purgatory.check(partition)
+        self.follower_fetches.on_high_watermark(partition)
+
+    def on_caught_up(self, partition: Partition) -> None:
+        """A follower of a partition may have caught up, so that it can join the ISR."""
+        if partition.propose_expansion() and self._isr_manager is not None:
+            self._isr_manager.submit(partition)
+
+    def _on_isr_answer(self, partition: Partition) -> None:
+        self._progress(partition)
+        # Only one change is under way at a time; another may be due by now.
+        self.on_caught_up(partition)
+
+    async def _check_isrs(self) -> None:
+        """Let followers that have not kept up leave their ISRs."""
+        async for partition in with_pauses(tuple(self._by_id.values())):
+            if partition.propose_shrink() and self._isr_manager is not None:
+                self._isr_manager.submit(partition)
+            elif partition.is_leader and len(partition.isr) < len(partition.replicas):
+                self.on_caught_up(partition)
+
+    # Following
+
+    def change_log(self, partition: Partition, work: Callable[[], object]) -> asyncio.Future[None]:
+        """Have a thread truncate the log of a partition that this broker follows.
+
+        What the controller decides about the partition meanwhile takes effect afterwards: a leader must not append to a
+        log that is being truncated.
+        """
+        log = partition.log
+        log.begin_truncation()
+        changed: asyncio.Future[None] = self._loop.create_future()
+        thread = self._loop.run_in_executor(self._threads, work)
+        thread.add_done_callback(functools.partial(self._on_log_changed, partition, changed))
+        return changed
+
+    def _on_log_changed(
+        self, partition: Partition, changed: asyncio.Future[None], thread: asyncio.Future[object]
+    ) -> None:
+        partition.log.end_truncation()
+        error = thread.exception()
+        if error is None:
+            changed.set_result(None)
+        else:
+            changed.set_exception(error)
+        if isinstance(error, LogStorageError):
+            self.check_storage(partition)
+        topic = self.image.topics_by_id.get(partition.topic_id)
+        if topic is not None and self._by_id.get((partition.topic_id, partition.partition)) is partition:
+            self._apply_state(partition, topic.partitions[partition.partition])
+
+    async def open_log(self, partition: Partition) -> None:
+        """Have a thread open a log at rest."""
+        await self.log_opening.open([partition.log])
+
+    def on_followed(self, partition: Partition) -> asyncio.Future[None] | None:
+        """The log of a follower has grown; returns the flush to wait for, if one is due."""
+        if not partition.log.flush_is_due:
+            return None
+        return self._loop.run_in_executor(self._threads, partition.log.flush)
+
     # Flushing, and disks that fail
 
     def _progress(self, partition: Partition) -> None:
         """Something that was holding back the high watermark of a partition has changed."""
         if partition.is_leader:
-            partition.advance_high_watermark()
+            if partition.advance_high_watermark():
+                self.follower_fetches.on_high_watermark(partition)
             self._purgatory.check(partition)
             if partition.log.flush_is_due:
                 self._start_flush(partition)
@@ -530,11 +682,11 @@ class ReplicaManager:
         try:
             flush.result()
         except LogStorageError:
-            self._check_storage(partition)
+            self.check_storage(partition)
         else:
             self._progress(partition)
 
-    def _check_storage(self, partition: Partition) -> None:
+    def check_storage(self, partition: Partition) -> None:
         """After a storage error: if the log went offline, so does its whole directory, whose disk can't be trusted.
 
         A log that could undo the failed write, as on a full disk, stays online: the next append may find room.

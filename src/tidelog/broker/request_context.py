@@ -5,6 +5,7 @@ What always holds: a context belongs to one request; the session belongs to the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,6 +27,8 @@ class ClientSession:
     # As the client identifies itself in ApiVersions (KIP-511); "unknown" until then.
     client_software_name: str = "unknown"
     client_software_version: str = "unknown"
+    # Set by a handler that waits: called when another request has arrived, which has to wait for its answer.
+    on_next_request: Callable[[], None] | None = None
 
 
 class RequestHolder(Protocol):

@@ -130,6 +130,7 @@ class BrokerServer:
             features={name: (each.version_min, each.version_max) for name, each in services.features.items()},
         )
         self.broker_epoch = await controller.register_broker(broker, clean_shutdown=logs.was_clean_shutdown)
+        services.replicas.on_registered(self.broker_epoch)
         await services.replicas.settled()
         services.groups.start()
         services.transactions.start()
@@ -259,7 +260,7 @@ class BrokerServer:
 
     def _start_background_tasks(self, logs: LogManager, controller: Controller) -> None:
         scheduler = Scheduler(self.clock)
-        for task in logs.background_tasks():
+        for task in (*logs.background_tasks(), *self.services.replicas.background_tasks()):
             scheduler.every(task.name, task.interval_ms, task.run, first_after_ms=task.first_after_ms)
         if self.settings.get_bool("auto.leader.rebalance.enable"):
             interval_ms = self.settings.get_int("leader.imbalance.check.interval.seconds") * 1000

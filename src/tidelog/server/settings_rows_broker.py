@@ -359,9 +359,64 @@ def _log_rows() -> Iterator[Setting]:
     )
 
 
+def _replication_rows() -> Iterator[Setting]:
+    yield _row(
+        "replica.lag.time.max.ms",
+        SettingType.LONG,
+        30_000,
+        "Remove a follower from a partition's ISR when it has not caught up with the leader for this long.",
+        at_least(1),
+    )
+    yield _row(
+        "num.replica.fetchers",
+        SettingType.INT,
+        1,
+        "Number of connections over which to copy partitions from each other broker.",
+        at_least(1),
+    )
+    yield _row(
+        "replica.fetch.wait.max.ms",
+        SettingType.INT,
+        500,
+        "How long a leader may wait for new records before it answers a follower's fetch.",
+        at_least(1),
+    )
+    yield _row(
+        "replica.fetch.max.bytes",
+        SettingType.INT,
+        1_048_576,
+        "How many bytes of one partition a follower fetches at a time. A larger batch is fetched nevertheless.",
+        at_least(0),
+    )
+    yield _row(
+        "replica.fetch.response.max.bytes",
+        SettingType.INT,
+        10_485_760,
+        "How many bytes a follower fetches at a time from all partitions of one leader. This is about how much memory "
+        "each fetcher takes.",
+        at_least(0),
+    )
+    yield _row(
+        "replica.fetch.backoff.ms",
+        SettingType.INT,
+        1_000,
+        "How long a follower waits at most before it tries again to fetch a partition after an error.",
+        at_least(0),
+    )
+    yield _row(
+        "replica.socket.timeout.ms",
+        SettingType.INT,
+        30_000,
+        "How long a follower waits for the answer of a leader before it connects again. Must be above "
+        "replica.fetch.wait.max.ms.",
+        at_least(1),
+    )
+
+
 def broker_rows() -> Iterator[Setting]:
     yield from _identity_rows()
     yield from _topic_creation_rows()
     yield from _leadership_rows()
     yield from _network_rows()
     yield from _log_rows()
+    yield from _replication_rows()

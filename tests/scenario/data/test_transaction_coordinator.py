@@ -201,7 +201,7 @@ class SilentFollower:
 
     async def _catch_up(self, server: BrokerServer) -> None:
         partition = server.services.replicas.find(*self._name)
-        partition.update_follower(2, partition.log.log_end_offset, -1)
+        partition.update_follower(2, partition.log.log_end_offset, 0, 1)
         server.services.replicas._purgatory.check(partition)
 
 

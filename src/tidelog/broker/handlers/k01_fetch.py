@@ -5,20 +5,25 @@
 and brings the last fetched epoch with DivergingEpoch (KIP-595) and the current leader. 13 names topics by id (KIP-516).
 14 is for tiered storage. 15 moves the replica id beside the replica's epoch (KIP-903). 16 adds leaders' addresses
 (KIP-951). 17 and 18 add fields for controllers, which are read over.
+
+Followers fetch in sessions of their own (`follower_fetches`), from version 15 on; before, they could not say which
+process of their broker they are, and are refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Coroutine, Sequence
 from typing import TypeAlias
 
 from tidelog.broker.delayed_fetch import FetchParams
-from tidelog.broker.fetch_session import FetchExchange, FetchKey, PartitionFetch
+from tidelog.broker.fetch_session import INVALID_SESSION_ID, FetchExchange, FetchKey, PartitionFetch
+from tidelog.broker.follower_fetches import FollowerFetch, FollowerFetches, FollowerKey, FollowerRow, FollowerSession
 from tidelog.broker.partition import PartitionRead, cut_before_zstd
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import LargeRead, ReplicaManager
-from tidelog.broker.request_context import RequestContext
-from tidelog.common.steps import Steps
+from tidelog.broker.request_context import ClientSession, RequestContext
+from tidelog.common.steps import Steps, run_through, run_with_pauses
 from tidelog.log import NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k01_fetch import (
@@ -61,6 +66,8 @@ def handle_fetch(
     replicas = context.services.replicas
     version = context.version
     params = _params(request, version, replicas.fetch_max_bytes)
+    if params.replica_id >= 0:
+        return _answer_follower(request, context, params)
     if _names_many(request):
         return _open_in_steps(request, replicas, params, context)
     try:
@@ -94,7 +101,6 @@ def _open(
         wanted,
         _forgotten(request, version),
         uses_topic_ids=version >= _TOPIC_IDS_FROM,
-        privileged=params.replica_id >= 0,
     )
 
 
@@ -168,6 +174,107 @@ async def _read_again_after(
 ) -> Steps[FetchResult]:
     await wait
     return _read_in_steps(replicas, LargeRead(read.params, read.fetches), exchange, context, may_wait=False)
+
+
+# Followers
+
+
+def _answer_follower(
+    request: FetchRequest, context: RequestContext, params: FetchParams
+) -> FetchResponse | Coroutine[None, None, FetchResponse]:
+    replicas = context.services.replicas
+    if context.version < _REPLICA_STATE_FROM:
+        refused = PartitionRead(error=ErrorCode.INVALID_REQUEST)
+        return _follower_response(INVALID_SESSION_ID, [(fetch, refused) for fetch in _wanted(request.topics)])
+    fetches = replicas.follower_fetches
+    try:
+        session = fetches.open(params.replica_id, params.replica_epoch, request.session_id, request.session_epoch)
+    except KafkaError as error:
+        return FetchResponse(error_code=error.code)
+    # What the follower sends next tells about other partitions, and should not wait for this.
+    session.is_hurried = False
+    context.session.on_next_request = session.hurry
+    if _names_many(request):
+        return _answer_follower_later(replicas, session, params, context.session, request)
+    _name_all(fetches, session, request.topics)
+    fetches.forget_fetches(session, _forgotten_ids(request))
+    if len(session.due) > _PARTITIONS_AT_ONCE_MAX:
+        return _answer_follower_later(replicas, session, params, context.session)
+    try:
+        rows = run_through(fetches.collect(session, params.max_bytes))
+    except NotInMemoryError:
+        return _answer_follower_later(replicas, session, params, context.session)
+    if rows or params.max_wait_ms <= 0:
+        context.session.on_next_request = None
+        return _follower_response(session.session_id, rows)
+    return _answer_follower_later(replicas, session, params, context.session)
+
+
+async def _answer_follower_later(
+    replicas: ReplicaManager,
+    session: FollowerSession,
+    params: FetchParams,
+    client: ClientSession,
+    request: FetchRequest | None = None,
+) -> FetchResponse:
+    """The answer to a request that names many partitions, reads from disk, or has to wait for something to happen."""
+    fetches = replicas.follower_fetches
+    if request is not None:
+        for topic in request.topics:
+            for start in range(0, len(topic.partitions), _PARTITIONS_AT_ONCE_MAX):
+                part = topic.partitions[start : start + _PARTITIONS_AT_ONCE_MAX]
+                _name_all(fetches, session, (FetchTopic(topic_id=topic.topic_id, partitions=part),))
+                await asyncio.sleep(0)
+        fetches.forget_fetches(session, _forgotten_ids(request))
+    rows = await _collect_patiently(replicas, session, params)
+    if not rows and params.max_wait_ms > 0:
+        await session.wait(params.max_wait_ms)
+        rows = await _collect_patiently(replicas, session, params)
+    client.on_next_request = None
+    return _follower_response(session.session_id, rows)
+
+
+async def _collect_patiently(
+    replicas: ReplicaManager, session: FollowerSession, params: FetchParams
+) -> list[FollowerRow]:
+    while True:
+        try:
+            return await run_with_pauses(replicas.follower_fetches.collect(session, params.max_bytes))
+        except NotInMemoryError as cold:
+            await replicas.bring_in_for(cold)
+
+
+def _name_all(fetches: FollowerFetches, session: FollowerSession, topics: Sequence[FetchTopic]) -> None:
+    for topic in topics:
+        for partition in topic.partitions:
+            fetches.name(
+                session,
+                FollowerFetch(
+                    "",
+                    topic.topic_id,
+                    partition.partition,
+                    partition.fetch_offset,
+                    partition.partition_max_bytes,
+                    partition.current_leader_epoch,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                ),
+            )
+
+
+def _forgotten_ids(request: FetchRequest) -> list[FollowerKey]:
+    return [(topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions]
+
+
+def _follower_response(session_id: int, rows: Sequence[tuple[PartitionFetch, PartitionRead]]) -> FetchResponse:
+    response = FetchResponse(session_id=session_id, responses=[], node_endpoints=[])
+    topic = None
+    for fetch, read in rows:
+        if topic is None or topic.topic_id != fetch.topic_id or topic.topic != fetch.topic:
+            topic = FetchableTopicResponse(topic=fetch.topic, topic_id=fetch.topic_id, partitions=[])
+            response.responses.append(topic)
+        topic.partitions.append(_partition_data(fetch, read))
+    return response
 
 
 def _params(request: FetchRequest, version: int, fetch_max_bytes: int) -> FetchParams:

@@ -26,8 +26,8 @@ def cache(clock: VirtualClock) -> FetchSessionCache:
     return FetchSessionCache(2, clock, partitions_max=10)
 
 
-def start(cache: FetchSessionCache, *names: str, privileged: bool = False) -> FetchExchange:
-    return cache.open(0, 0, wanted(*names), (), uses_topic_ids=False, privileged=privileged)
+def start(cache: FetchSessionCache, *names: str) -> FetchExchange:
+    return cache.open(0, 0, wanted(*names), (), uses_topic_ids=False)
 
 
 def go_on(
@@ -38,9 +38,7 @@ def go_on(
     offset: int = 0,
     forgotten: tuple[FetchKey, ...] = (),
 ) -> FetchExchange:
-    return cache.open(
-        session_id, epoch, wanted(*names, offset=offset), forgotten, uses_topic_ids=False, privileged=False
-    )
+    return cache.open(session_id, epoch, wanted(*names, offset=offset), forgotten, uses_topic_ids=False)
 
 
 def topics(exchange: FetchExchange) -> list[str]:
@@ -72,7 +70,7 @@ def test_wrong_ids_and_epochs_are_refused_and_change_nothing(cache: FetchSession
         with refused(ErrorCode.INVALID_FETCH_SESSION_EPOCH):
             go_on(cache, session_id, epoch, "b")
     with refused(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR):
-        cache.open(session_id, 1, [], (), uses_topic_ids=True, privileged=False)
+        cache.open(session_id, 1, [], (), uses_topic_ids=True)
     assert topics(go_on(cache, session_id, 1)) == ["a"]
     with refused(ErrorCode.INVALID_FETCH_SESSION_EPOCH):
         go_on(cache, session_id, 1)
@@ -152,18 +150,16 @@ def test_a_full_cache_evicts_the_longest_unused(cache: FetchSessionCache, clock:
     assert go_on(cache, used, 2).is_incremental
 
 
-def test_larger_and_follower_sessions_outrank_aged_ones(cache: FetchSessionCache, clock: VirtualClock) -> None:
+def test_larger_sessions_outrank_aged_ones(cache: FetchSessionCache, clock: VirtualClock) -> None:
     small, large = start(cache, "a").session_id, start(cache, "a", "b").session_id
     clock.advance(ms=EVICTION_AGE_MS / 2)
     go_on(cache, small, 1)
     go_on(cache, large, 1)
     clock.advance(ms=EVICTION_AGE_MS / 2 + 1)
     assert start(cache, "x").session_id == 0
-    follower = start(cache, "x", privileged=True)
-    assert follower.session_id > 0
+    assert start(cache, "x", "y", "z").session_id > 0
     with refused(ErrorCode.FETCH_SESSION_ID_NOT_FOUND):
         go_on(cache, small, 2)
-    assert start(cache, "x", "y", "z").session_id > 0
     assert len(cache) == 2
 
 

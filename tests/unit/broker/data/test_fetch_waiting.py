@@ -37,7 +37,6 @@ def fetch_from(
     *offsets: int,
     min_bytes: int = MUCH_BYTES,
     partition_max_bytes: int = MUCH_BYTES,
-    replica_id: int = -1,
 ) -> FetchRequest:
     """A long poll of one partition for each offset."""
     partitions = [
@@ -45,7 +44,6 @@ def fetch_from(
         for index, offset in enumerate(offsets)
     ]
     return FetchRequest(
-        replica_id=replica_id,
         max_wait_ms=FOR_EVER_MS,
         min_bytes=min_bytes,
         topics=[FetchTopic(topic="t", partitions=partitions)],
@@ -163,14 +161,11 @@ def test_a_reader_below_the_high_watermark_goes_by_it_and_not_by_the_end_of_the_
         size_bytes = await append(node)
         await append(node)
         await append(node, rolls=True)
-        partition.update_follower(FOLLOWER, 1, -1)
+        partition.update_follower(FOLLOWER, 1, 0, 1)
         # Only the first batch is committed; the second would be added to what the reader gets.
         consumer = await start(node, fetch_from(0))
         assert not consumer.done()
-        follower = await start(node, fetch_from(0, replica_id=FOLLOWER))
-        assert follower.done()
-        assert size_of(follower.result()) == 2 * size_bytes
-        partition.update_follower(FOLLOWER, 2, -1)
+        partition.update_follower(FOLLOWER, 2, 0, 1)
         node.replicas._purgatory.check(partition)
         # All of the old segment is committed, and the reader's next fetch starts in the new one.
         assert size_of(await asyncio.wait_for(consumer, 30)) == 2 * size_bytes

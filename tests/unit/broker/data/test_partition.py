@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from tidelog.broker.follower_state import ReplicationTerms
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
 from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
@@ -83,7 +84,7 @@ class CountingLog:
 
 def make(*replicas: int, isr: tuple[int, ...] | None = None, log: CountingLog | None = None) -> Partition:
     counting = CountingLog() if log is None else log
-    partition = Partition("t", 0, uuid.uuid4(), cast(PartitionLog, counting), NODE)
+    partition = Partition("t", 0, uuid.uuid4(), cast(PartitionLog, counting), NODE, ReplicationTerms(VirtualClock()))
     partition.apply(PartitionState(replicas, replicas if isr is None else isr, NODE, leader_epoch=3, partition_epoch=5))
     return partition
 
@@ -113,15 +114,13 @@ def test_a_new_leadership_commits_what_its_log_holds() -> None:
     assert partition.leader_epoch_start_offset == 8
 
 
-def test_a_leader_with_followers_writes_down_its_epoch_before_the_first_append() -> None:
-    assert counting_log(make(NODE, 2, log=CountingLog(log_end_offset=7))).epochs == [(3, 7)]
-    # Nobody compares histories with a sole replica.
-    assert counting_log(make(NODE, log=CountingLog(log_end_offset=7))).epochs == []
-
-
-def test_an_epoch_that_can_not_be_written_down_is_left_to_the_first_append(caplog: pytest.LogCaptureFixture) -> None:
-    partition = make(NODE, 2, log=CountingLog(log_end_offset=7, cannot_write=True))
-    assert "leader epoch 3 could not be saved yet" in caplog.text
+@pytest.mark.parametrize("replicas", [(NODE,), (NODE, 2)])
+def test_an_epoch_is_written_down_with_the_first_append(replicas: tuple[int, ...]) -> None:
+    """A broker that takes over thousands of partitions does not write thousands of files at once."""
+    partition = make(*replicas, log=CountingLog(log_end_offset=7))
+    assert counting_log(partition).epochs == []
+    assert partition.end_offset_for_epoch(3) == (3, 7)
+    counting_log(partition).cannot_write = True
     with fails(ErrorCode.KAFKA_STORAGE_ERROR):
         partition.append(BATCH, ACKS_LEADER)
     counting_log(partition).cannot_write = False
@@ -137,7 +136,7 @@ def test_an_epoch_is_told_before_its_first_append(tmp_path: Path, written_in: tu
         log = create_log(name, 0, tmp_path / name, uuid.uuid4(), LogConfig(), VirtualClock())
         for epoch in written_in:
             log.append_as_leader(memoryview(encode_batch([(b"k", b"v", (), 0)], now_ms=0)), leader_epoch=epoch)
-        partition = Partition(name, 0, uuid.uuid4(), log, NODE)
+        partition = Partition(name, 0, uuid.uuid4(), log, NODE, ReplicationTerms(VirtualClock()))
         partition.apply(PartitionState((NODE,), (NODE,), NODE, leader_epoch=4, partition_epoch=4))
         return partition
 
@@ -176,14 +175,14 @@ def test_the_high_watermark_is_the_smallest_end_in_the_isr() -> None:
     partition.append(BATCH, ACKS_ALL)
     assert partition.log.high_watermark == 0
     # Replica 3 is not in the ISR: nobody waits for it.
-    assert not partition.update_follower(3, 0, 3)
+    assert not partition.update_follower(3, 0, 0, 1)
     assert partition.acknowledgement(1, 3, ACKS_LEADER) is ErrorCode.NONE
     assert partition.acknowledgement(1, 3, ACKS_ALL) is None
-    assert partition.update_follower(2, 1, 3)
+    assert partition.update_follower(2, 1, 0, 1)
     assert partition.log.high_watermark == 1
     assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NONE
     assert partition.acknowledgement(2, 3, ACKS_ALL) is None
-    assert not partition.update_follower(2, 0, 3)
+    assert not partition.update_follower(2, 0, 0, 1)
     assert partition.log.high_watermark == 1
 
 
@@ -218,7 +217,7 @@ def test_min_insync_replicas_above_the_replication_factor_still_serves_acks_1() 
 def test_an_isr_that_shrank_after_the_append_is_told() -> None:
     partition = make(NODE, 2, 3, isr=(NODE, 2), log=CountingLog(LogConfig(min_insync_replicas=2)))
     partition.append(BATCH, ACKS_ALL)
-    partition.update_follower(2, 1, 3)
+    partition.update_follower(2, 1, 0, 1)
     partition.apply(replace(state(partition), isr=(NODE,), partition_epoch=6))
     assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
@@ -226,21 +225,20 @@ def test_an_isr_that_shrank_after_the_append_is_told() -> None:
 def test_a_new_leadership_forgets_what_followers_had() -> None:
     partition = make(NODE, 2)
     partition.append(BATCH, ACKS_LEADER)
-    partition.update_follower(2, 1, 3)
+    partition.update_follower(2, 1, 0, 1)
     partition.apply(replace(state(partition), leader_epoch=4, partition_epoch=6))
     partition.append(BATCH, ACKS_LEADER)
-    assert partition.remote_log_end_offsets == {}
+    assert partition.followers[2].log_end_offset == -1
     assert partition.log.high_watermark == 1
     assert partition.acknowledgement(1, 3, ACKS_ALL) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 def test_strangers_are_no_followers() -> None:
     partition = make(NODE, 2)
+    partition.check_replica(2)
     for replica_id in (NODE, 7):
         with fails(ErrorCode.UNKNOWN_LEADER_EPOCH):
-            partition.update_follower(replica_id, 1, 3)
-        with fails(ErrorCode.NOT_LEADER_OR_FOLLOWER):
-            partition.update_follower(replica_id, 1, -1)
+            partition.check_replica(replica_id)
 
 
 def test_who_does_not_lead_refuses() -> None:
@@ -324,7 +322,7 @@ def test_latest_waits_for_the_high_watermark_of_a_new_leader() -> None:
     with fails(ErrorCode.OFFSET_NOT_AVAILABLE):
         partition.latest_offset(-1, False)
     assert partition.latest_offset(2, False).offset == 10
-    partition.update_follower(2, 10, 3)
+    partition.update_follower(2, 10, 0, 1)
     assert partition.latest_offset(-1, False).offset == 10
     assert partition.latest_offset(-1, False).leader_epoch == 3
 

@@ -63,7 +63,8 @@ def topic_of(name: str, *states: PartitionState) -> TopicImage:
 
 
 def fetch_request(topic: TopicImage, offset: int = 0, *, replica: ReplicaState | None = None) -> FetchRequest:
-    wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    epoch = -1 if replica is None else 4
+    wanted = FetchPartition(partition=0, current_leader_epoch=epoch, fetch_offset=offset, partition_max_bytes=1 << 20)
     return FetchRequest(
         replica_state=replica or ReplicaState(),
         min_bytes=1,
@@ -150,8 +151,13 @@ def test_a_follower_moves_the_high_watermark(run: Run) -> None:
         (data,) = (await node.fetch(fetch_request(topic))).responses[0].partitions
         assert (data.high_watermark, bool(data.records)) == (1, True)
         former_life = ReplicaState(replica_id=OTHER, replica_epoch=19)
-        (data,) = (await node.fetch(fetch_request(topic, 1, replica=former_life))).responses[0].partitions
-        assert data.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        refused = await node.fetch(fetch_request(topic, 1, replica=former_life))
+        assert (refused.error_code, refused.responses) == (ErrorCode.STALE_BROKER_EPOCH, [])
+        # Before version 15 a follower can't say which process of its broker it is.
+        old = fetch_request(topic, 1)
+        old.replica_id = OTHER
+        (data,) = (await node.fetch(old, version=14)).responses[0].partitions
+        assert (data.error_code, bool(data.records)) == (ErrorCode.INVALID_REQUEST, False)
 
     run(scenario)
 
