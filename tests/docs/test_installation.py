@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tidelog.common.extras import install_command
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 280
@@ -48,6 +52,16 @@ def test_it_installs_without_a_compiler(source_tree: Path, tmp_path: Path) -> No
     assert "record kernel not compiled" in printed
     found = run(sys.executable, "-c", "import tidelog; print(tidelog.__file__)", cwd=tmp_path, PYTHONPATH=str(target))
     assert found.startswith(str(target))
+
+
+def test_an_extra_is_added_to_an_installation_from_a_clone() -> None:
+    """Error messages name this command, so it must not need a Tidelog in an index, which `--no-index` rules out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = ",".join(sorted(set(project["optional-dependencies"]) - {"dev"}))
+    command = shlex.split(install_command(extras))
+    pip = (sys.executable, "-m", *command[:1], "--disable-pip-version-check")
+    printed = run(*pip, *command[1:], "--no-index", "--dry-run", cwd=ROOT)
+    assert f"Requirement already satisfied: tidelog[{extras}]" in printed
 
 
 def test_the_package_index_gets_links_that_work_there(source_tree: Path) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from tidelog.common.extras import install_command
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # as a shell counts SIGINT
@@ -108,7 +110,7 @@ def exit_code_for(error: BaseException) -> int:
 
 
 def missing_extra_text(package: str) -> str:
-    return f"this command needs {package}, which is not installed: pip install 'tidelog[{EXTRAS[package]}]'"
+    return f"this command needs {package}, which is not installed: {install_command(EXTRAS[package])}"
 
 
 def _discard_output() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidelog.client.errors import MissingExtraError
+from tidelog.common.extras import install_command
 
 
 def require_pyarrow(call: str) -> None:
@@ -11,5 +12,5 @@ def require_pyarrow(call: str) -> None:
         import pyarrow  # noqa: F401 - it is there, or it isn't
     except ImportError as error:
         raise MissingExtraError(
-            f"{call} needs pyarrow, which can't be imported ({error}): pip install 'tidelog[arrow]'"
+            f"{call} needs pyarrow, which can't be imported ({error}): {install_command('arrow')}"
         ) from error

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tidelog.common.extras import install_command
+
 SPARK_PACKAGES = ("pyspark", "pandas", "pyarrow")
 
 
@@ -16,7 +18,7 @@ def missing_pieces(packages: Sequence[str], extras: str) -> list[str]:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     needs = []
     if missing:
-        needs.append(f"{' and '.join(missing)} (pip install 'tidelog[{extras}]')")
+        needs.append(f"{' and '.join(missing)} ({install_command(extras)})")
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and (Path(home) / "bin" / "java").exists()):
         needs.append("Java 17 or later (on Debian: apt-get install openjdk-17-jre-headless)")

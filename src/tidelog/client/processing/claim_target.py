@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from tidelog.client.errors import ConfigError, MissingExtraError
 from tidelog.client.processing.claim_store import ClaimStore
 from tidelog.client.processing.claims import ClaimSettings
+from tidelog.common.extras import install_command
 
 _REDIS_SCHEMES = ("redis", "rediss", "unix")
 _POSTGRES_SCHEMES = ("postgresql", "postgres")
@@ -69,5 +70,5 @@ def _driver(package: str, extra: str, module: str) -> ModuleType:
     try:
         importlib.import_module(package)
     except ImportError as error:
-        raise MissingExtraError(f"{package} can't be imported ({error}): pip install 'tidelog[{extra}]'") from error
+        raise MissingExtraError(f"{package} can't be imported ({error}): {install_command(extra)}") from error
     return importlib.import_module(module)

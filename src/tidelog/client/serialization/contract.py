@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from tidelog.client.errors import MissingExtraError, SerializationError
+from tidelog.common.extras import install_command
 
 # Of the record; None where it has none.
 Headers = Sequence[tuple[str, bytes | None]] | None
@@ -33,7 +34,7 @@ class Deserializer(Protocol[T_co]):
 
 
 def missing_extra(what: str, library: str, extra: str) -> MissingExtraError:
-    return MissingExtraError(f"{what} needs {library}, which is not installed: pip install 'tidelog[{extra}]'")
+    return MissingExtraError(f"{what} needs {library}, which is not installed: {install_command(extra)}")
 
 
 def cannot_serialize(topic: str, value: object, reason: str) -> SerializationError:
