@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin.placement import Move
     from tidelog.client.types import TopicMetadata, TopicPartition
 
-cluster = App(help="Show the state of the cluster, elect leaders, move partitions between brokers.")
+cluster = App(help="Show brokers, elect leaders, move partitions.")
 
 LISTED_MAX: Final = 10
 _LOOK_AGAIN_S: Final = 0.5
