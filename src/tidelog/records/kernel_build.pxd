@@ -107,7 +107,6 @@ cdef class RecordAppender:
     cdef dict topics
     cdef readonly bint is_enabled
     cdef object receipt_class
-    cdef object send_slowly
 
     @cython.locals(slots=TopicSlots, batch=BatchBuilder, stamp=int64_t, seconds=double, size=Py_ssize_t)
     cpdef int append(
@@ -125,6 +124,12 @@ cdef class RecordAppender:
         object timestamp,
         object on_delivery,
     )
+
+
+cdef class RecordSender:
+    cdef RecordAppender appender
+
+    cpdef int set_appender(self, RecordAppender appender) except -1
 
 
 @cython.locals(partitions=Py_ssize_t, number=Py_ssize_t)

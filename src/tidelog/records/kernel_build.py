@@ -10,8 +10,9 @@ around it. The header, compression and all waiting are not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from time import time
+from typing import Any
 
 from tidelog.records.kernel_arrow import BinarySource
 
@@ -364,62 +365,19 @@ class TopicSlots:
         del self.open_batches[partitions:]
 
 
-def refuse(*_: object) -> RecordReceipt:
-    """The slow way of an appender that was given none."""
-    raise RuntimeError("nothing is there to decide where the record goes")
-
-
 class RecordAppender:
     """Appends to batches that are open; whatever needs a decision is left to the caller by a refusal."""
 
-    __slots__ = ("is_enabled", "receipt_class", "send_slowly", "topics")
+    __slots__ = ("is_enabled", "receipt_class", "topics")
 
     topics: dict[str, TopicSlots]
     is_enabled: bool
     receipt_class: type[RecordReceipt]
-    send_slowly: Callable[..., RecordReceipt]
 
     def __init__(self, receipt_class: type[RecordReceipt]) -> None:
         self.topics = {}
         self.is_enabled = True
         self.receipt_class = receipt_class
-        self.send_slowly = refuse
-
-    def set_slow_way(self, send_slowly: Callable[..., RecordReceipt]) -> None:
-        """What `send` and `send_nowait` call with all they were given, where the record can't be appended here."""
-        self.send_slowly = send_slowly
-
-    def send_nowait(
-        self,
-        topic: object,
-        value: object = None,
-        key: object = None,
-        headers: object = None,
-        partition: object = None,
-        timestamp: object = None,
-        on_delivery: object = None,
-    ) -> None:
-        """A producer's `send_nowait`, compiled: what can't be appended here goes the slow way."""
-        if headers is None and on_delivery is None and self.append(topic, value, key, None, partition, timestamp):
-            return
-        self.send_slowly(topic, value, key, headers, partition, timestamp, on_delivery)
-
-    def send(
-        self,
-        topic: object,
-        value: object = None,
-        key: object = None,
-        headers: object = None,
-        partition: object = None,
-        timestamp: object = None,
-        on_delivery: object = None,
-    ) -> RecordReceipt:
-        """A producer's `send`, compiled."""
-        if headers is None:
-            receipt = self.append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
-            if receipt is not None:
-                return receipt
-        return self.send_slowly(topic, value, key, headers, partition, timestamp, on_delivery)
 
     def set_enabled(self, is_enabled: bool) -> None:
         self.is_enabled = is_enabled
@@ -504,6 +462,75 @@ class RecordAppender:
         value_size = -1 if value is None else len(value)
         fill_receipt(receipt, batch, index, stamp, key_size, value_size, on_delivery)
         return receipt
+
+
+class RecordSender:
+    """`send` and `send_nowait` of a producer, which is a subclass and has `_send` for all that can't be appended here.
+
+    They are here to be compiled: called a million times a second, a Python method would take longer than the append.
+    """
+
+    __slots__ = ("appender",)
+
+    appender: RecordAppender | None
+
+    def set_appender(self, appender: RecordAppender) -> None:
+        self.appender = appender
+
+    def send_nowait(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: Any = None,
+    ) -> None:
+        """Send a record without creating a future; only `on_delivery`, if given, reports the outcome."""
+        appender = self.appender
+        if (
+            headers is None
+            and on_delivery is None
+            and appender is not None
+            and appender.append(topic, value, key, None, partition, timestamp)
+        ):
+            return
+        self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        on_delivery: Any = None,
+    ) -> RecordReceipt:
+        """Send a record; the future says where it was stored, or why it failed.
+
+        Without a `partition` the key decides; without a key the record joins the batch being filled.
+        `on_delivery(metadata, error)` is called on the producer's thread; one of the two is None.
+        """
+        appender = self.appender
+        if headers is None and appender is not None:
+            receipt = appender.append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
+            if receipt is not None:
+                return receipt
+        return self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+
+    def _send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Any,
+        partition: int | None,
+        timestamp: int | None,
+        on_delivery: Any,
+    ) -> RecordReceipt:
+        raise NotImplementedError
 
 
 def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> BatchBuilder | None:

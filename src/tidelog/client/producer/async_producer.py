@@ -10,7 +10,6 @@ import asyncio
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from tidelog.client.producer.accumulator import NoRoom
@@ -22,6 +21,7 @@ from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
 from tidelog.client.producer.transaction_calls import AsyncTransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata, RecordMetadata
+from tidelog.common.closing import AsyncClosing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncProducer(AsyncTransactionCalls):
+class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
     """Sends records to topics from coroutines.
 
     It can be created anywhere and starts when first used.
@@ -44,7 +44,8 @@ class AsyncProducer(AsyncTransactionCalls):
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ProducerOptions]) -> None:
         self._is_open = False
         self._core = make_core(ProducerSettings.read(settings, options), "AsyncProducer")
-        self._append, self._append_with_receipt = self._core.fast_ways()
+        appender = self._core.callers_appender()
+        self._append, self._append_with_receipt = appender.append, appender.append_with_receipt
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_open = True
 
@@ -218,11 +219,6 @@ class AsyncProducer(AsyncTransactionCalls):
     async def __aenter__(self) -> Self:
         self._begin()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     def __del__(self) -> None:
         if getattr(self, "_is_open", False) and self._loop is not None and not self._core.fork_guard.forked:

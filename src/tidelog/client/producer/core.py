@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from tidelog.client.errors import (
     BrokerError,
@@ -50,6 +51,22 @@ _TOPIC_COMES = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER
 
 # Those whose open batches a forked child must not fill: nobody would send them.
 _cores: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
+
+
+class _LockedAppender:
+    """The appender where it isn't compiled, and so isn't atomic."""
+
+    def __init__(self, appender: RecordAppender, lock: threading.Lock) -> None:
+        self._appender = appender
+        self._lock = lock
+
+    def append(self, *record: Any) -> int:
+        with self._lock:
+            return self._appender.append(*record)
+
+    def append_with_receipt(self, *record: Any) -> RecordReceipt | None:
+        with self._lock:
+            return self._appender.append_with_receipt(*record)
 
 
 class ProducerCore:
@@ -144,39 +161,16 @@ class ProducerCore:
 
     # From what the application gave to what is sent
 
-    @property
-    def compiled_appender(self) -> RecordAppender | None:
-        """The appender, where it is compiled and records go in as they are given."""
-        is_plain = self._takes_plain_bytes and self.accumulator.fast_lock is None
-        return self.accumulator.appender if is_plain else None
-
-    def refuse(self, *_: object) -> DeliveryFuture:
-        """The slow way of a producer that is closed."""
-        self.check_usable()
-        raise ClosedError(f"this {self.owner} is closed; create a new one")
-
-    @property
-    def _takes_plain_bytes(self) -> bool:
-        settings = self.settings
-        return not settings.interceptors and settings.key_serializer is None and settings.value_serializer is None
-
-    def fast_ways(self) -> tuple[Callable[..., int], Callable[..., RecordReceipt | None]]:
-        """The appender's two methods, or two that always refuse where records can't go in as they are given."""
-        if not self._takes_plain_bytes:
-            return (lambda *_: 0), (lambda *_: None)
-        appender, lock = self.accumulator.appender, self.accumulator.fast_lock
-        if lock is None:
-            return appender.append, appender.append_with_receipt
-
-        def append(*record: Any) -> int:
-            with lock:
-                return appender.append(*record)
-
-        def append_with_receipt(*record: Any) -> RecordReceipt | None:
-            with lock:
-                return appender.append_with_receipt(*record)
-
-        return append, append_with_receipt
+    def callers_appender(self) -> RecordAppender:
+        """What appends to open batches in the callers' threads; it refuses records that must be prepared first."""
+        settings, accumulator = self.settings, self.accumulator
+        if settings.interceptors or settings.key_serializer is not None or settings.value_serializer is not None:
+            refusing = RecordAppender(DeliveryFuture)
+            refusing.set_enabled(False)
+            return refusing
+        if accumulator.fast_lock is None:
+            return accumulator.appender
+        return cast("RecordAppender", _LockedAppender(accumulator.appender, accumulator.fast_lock))
 
     def prepare(self, record: ProducerRecord) -> ProducerRecord:
         """The record after interceptors and serializers: key, value and headers are bytes."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tidelog.client.errors import BufferFullError
 from tidelog.client.network.loop_thread import LoopThread
@@ -27,6 +25,8 @@ from tidelog.client.producer.metrics import ProducerMetrics
 from tidelog.client.producer.settings import ProducerOptions, ProducerSettings
 from tidelog.client.producer.transaction_calls import TransactionCalls, make_core
 from tidelog.client.types import PartitionMetadata
+from tidelog.common.closing import Closing
+from tidelog.records.kernel_build import RecordSender
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,7 @@ T = TypeVar("T")
 _CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
 
 
-class Producer(TransactionCalls):
+class Producer(RecordSender, TransactionCalls, Closing):
     """Sends records to topics.
 
     Settings are given by Kafka's dotted names in a mapping, as keyword arguments with underscores, or both.
@@ -51,66 +51,41 @@ class Producer(TransactionCalls):
         self._core = make_core(ProducerSettings.read(settings, options), "Producer", may_send_from_callers=True)
         self._thread = LoopThread("tidelog-producer")
         self._thread.post(self._core.start)
-        self._append, self._append_with_receipt = self._core.fast_ways()
-        self._shorten_sends()
+        self.set_appender(self._core.callers_appender())
         self._is_open = True
-
-    def _shorten_sends(self) -> None:
-        """Put the compiled `send` and `send_nowait` on this instance, in front of the methods below.
-
-        The only place where we replace a method on an instance. Going through the Python methods would add about 60 ns
-        to a `send_nowait` of 130 ns and 90 ns to a `send` of 230 ns. The compiled ones behave the same: they append to
-        an open batch and call `_send` for everything else. Subclasses that override either method keep their own.
-        """
-        appender = self._core.compiled_appender
-        if appender is not None and not _is_overridden(type(self)):
-            refuse = self._core.refuse
-            me = weakref.ref(self)  # the thread holds the appender, which must not keep an abandoned producer alive
-
-            def send_slowly(*record: Any) -> DeliveryFuture:
-                producer = me()
-                return refuse() if producer is None else producer._send(*record)
-
-            appender.set_slow_way(send_slowly)
-            vars(self).update(send_nowait=appender.send_nowait, send=appender.send)
 
     # Sending
 
-    def send_nowait(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-        on_delivery: DeliveryCallback | None = None,
-    ) -> None:
-        """Send a record without creating a future; only `on_delivery`, if given, reports the outcome."""
-        if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
-            return
-        self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+    if TYPE_CHECKING:
+        # The methods of RecordSender, with the types of a producer.
 
-    def send(
-        self,
-        topic: str,
-        value: Any = None,
-        key: Any = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        timestamp: int | None = None,
-        on_delivery: DeliveryCallback | None = None,
-    ) -> DeliveryFuture:
-        """Send a record; the future says where it was stored, or why it failed.
+        def send_nowait(
+            self,
+            topic: str,
+            value: Any = None,
+            key: Any = None,
+            headers: Headers | None = None,
+            partition: int | None = None,
+            timestamp: int | None = None,
+            on_delivery: DeliveryCallback | None = None,
+        ) -> None:
+            """Send a record without creating a future; only `on_delivery`, if given, reports the outcome."""
 
-        Without a `partition` the key decides; without a key the record joins the batch being filled.
-        `on_delivery(metadata, error)` is called on the producer's thread; one of the two is None.
-        """
-        if headers is None:
-            future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
-            if future is not None:
-                return future  # type: ignore[return-value]  # the appender was given this class to make
-        return self._send(topic, value, key, headers, partition, timestamp, on_delivery)
+        def send(
+            self,
+            topic: str,
+            value: Any = None,
+            key: Any = None,
+            headers: Headers | None = None,
+            partition: int | None = None,
+            timestamp: int | None = None,
+            on_delivery: DeliveryCallback | None = None,
+        ) -> DeliveryFuture:
+            """Send a record; the future says where it was stored, or why it failed.
+
+            Without a `partition` the key decides; without a key the record joins the batch being filled.
+            `on_delivery(metadata, error)` is called on the producer's thread; one of the two is None.
+            """
 
     def _send(
         self,
@@ -232,14 +207,6 @@ class Producer(TransactionCalls):
         finally:
             self._thread.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __del__(self) -> None:
         if getattr(self, "_is_open", False) and not self._core.fork_guard.forked:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
@@ -260,8 +227,3 @@ class Producer(TransactionCalls):
     def metrics(self) -> ProducerMetrics:
         """Counters of sent and pending records, sizes and latencies."""
         return self._core.metrics()
-
-
-def _is_overridden(kind: type[Producer]) -> bool:
-    """Whether a subclass has its own way to send, which the compiled one must not replace."""
-    return any(getattr(kind, name) is not getattr(Producer, name) for name in ("send", "send_nowait", "_send"))
