@@ -60,7 +60,7 @@ def status(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Show brokers, who is controller, and partitions that lack replicas.
+    """Show brokers and partitions that lack replicas.
 
     A partition is under-replicated while a replica is not in sync, under its minimum while fewer replicas are in sync
     than min.insync.replicas (writes with acks=all are refused then), and offline while it has no leader.
@@ -202,9 +202,9 @@ def elect_leaders(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Give partitions back to their preferred leaders, the first of their replicas.
+    """Give partitions back to their preferred leaders.
 
-    Brokers do so by themselves every few minutes (auto.leader.rebalance.enable).
+    Those are the first of their replicas. Brokers do so by themselves every few minutes (auto.leader.rebalance.enable).
     """
     from tidelog.client.admin import ElectionType
     from tidelog.client.types import TopicPartition
@@ -263,10 +263,11 @@ def reassign(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
-    """Move partitions between brokers: to empty one, to fill a new one, or by a plan of your own.
+    """Move partitions between brokers.
 
-    It shows what would move and how much that is, asks, begins, and waits until everything has moved. Replicas are
-    copied before the old ones are removed, so nothing is lost however it ends; it goes on if this command is stopped.
+    To empty one, to fill a new one, or by a plan of your own. It shows what would move and how much that is, asks,
+    begins, and waits until everything has moved. Replicas are copied before the old ones are removed, so nothing is
+    lost however it ends; it goes on if this command is stopped.
     """
     chosen = sum((bool(drain), balance, plan_file is not None, cancel, show))
     if chosen != 1:
