@@ -71,7 +71,8 @@ def test_apis() -> None:
     assert (PRODUCE.key, PRODUCE.name, PRODUCE.versions, PRODUCE.flexible_from) == (0, "Produce", (3, 13), 9)
     assert api_by_key(1) is FETCH
     assert [api_by_key(key) for key in (4, 7, 38, 52, 71, 76, -1)] == [None] * 7
-    assert [api.key for api in all_apis()] == [*range(4), *range(8, 38), *range(42, 52), 56, 57, *range(60, 70), 74, 75]
+    of_kafka = [*range(4), *range(8, 38), *range(42, 52), 56, 57, 58, *range(60, 70), 74, 75]
+    assert [api.key for api in all_apis()] == [*of_kafka, 10001]
 
 
 def test_version_that_does_not_exist() -> None:

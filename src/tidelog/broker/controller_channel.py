@@ -2,24 +2,39 @@
 
 What always holds: a request is handled by the handler of its API, as if a client had sent it, so what the controller
 decides does not depend on who is asked; the answer is that of an active controller; where there is none, the channel
-waits for one to be elected until the time is up, and then raises KafkaError. A request may be carried out twice when
-its first answer is lost, so it must not matter: requests to the controller carry epochs.
+waits for one to be elected, and then raises KafkaError. A request may be carried out twice when its first answer is
+lost, so it must not matter: requests to the controller carry epochs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from tidelog.broker.registry import find_handler
+from tidelog.broker.registry import Handler, find_handler
 from tidelog.broker.request_context import RequestContext
+from tidelog.client.address import Address
+from tidelog.client.errors import ClientError, ConnectError, RequestTimeoutError, UnsupportedVersionError
 from tidelog.common.steps import run_with_pauses
-from tidelog.protocol import Api, ErrorCode, KafkaError
+from tidelog.protocol import Api, ErrorCode, KafkaError, response_class
 
 if TYPE_CHECKING:
+    from tidelog.broker.peers import Peers
     from tidelog.broker.services import BrokerServices
+    from tidelog.controller import Controller
+    from tidelog.controller.layout import ControllerLocation
+
+logger = logging.getLogger(__name__)
+
+ELECTION_WAIT_S: Final = 10.0
+"""How long to wait for a controller to be elected and reached: longer than a session lasts that nobody closed."""
+
+_RETRY_PAUSE_S: Final = 0.1
+"""Before the same controller is asked again that has just said that it is not the controller: the store's watch is late
+by that much."""
 
 ResponseT = TypeVar("ResponseT")
 
@@ -36,32 +51,110 @@ class ControllerChannel(Protocol):
         ...
 
 
-class LocalControllerChannel:
-    """The channel of a broker whose own process has the only controller."""
+class RoutedControllerChannel:
+    """The channel of a broker: to its own controller without the network, to another one over it."""
 
-    def __init__(self, services: Callable[[], BrokerServices]) -> None:
+    def __init__(self, services: Callable[[], BrokerServices], controller: Controller, peers: Peers) -> None:
         """`services` is called with each request: they are put together after the parts that use the channel."""
         self._services = services
+        self._controller = controller
+        self._peers = peers
 
     async def call(self, api: Api, request: object, response_class: type[ResponseT], *, timeout_s: float) -> ResponseT:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        found_by_s = loop.time() + min(timeout_s, ELECTION_WAIT_S)
+        while True:
+            location = await self._locate(found_by_s)
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    if self._controller.is_active:
+                        response = await handle_locally(api, request, self._services())
+                    else:
+                        response = await self._send(location, api, request, response_class, deadline_s - loop.time())
+            except TimeoutError:
+                raise _timed_out(api, timeout_s) from None
+            if response is not None:
+                if not isinstance(response, response_class):
+                    raise TypeError(f"{api.name} is answered by {type(response).__name__}")
+                if getattr(response, "error_code", ErrorCode.NONE) != ErrorCode.NOT_CONTROLLER:
+                    return response
+            await self._wait_for_news(location, min(found_by_s, loop.time() + _RETRY_PAUSE_S))
+
+    async def _send(
+        self,
+        location: ControllerLocation,
+        api: Api,
+        request: object,
+        response_class: type[ResponseT],
+        timeout_s: float,
+    ) -> ResponseT | None:
+        """The answer, None if this broker could not be asked or has gone away."""
+        self._peers.learn(location.node_id, Address(location.host, location.port))
         try:
-            async with asyncio.timeout(timeout_s):
-                response = await handle_locally(api, request, self._services())
+            return await self._peers.call(location.node_id, api, request, response_class, timeout_s=timeout_s)
+        except RequestTimeoutError:
+            raise _timed_out(api, timeout_s) from None
+        except UnsupportedVersionError as error:
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, str(error)) from error
+        except ClientError as error:
+            level = logging.DEBUG if isinstance(error, ConnectError) else logging.INFO
+            logger.log(level, "asking the controller for %s again: %s", api.name, error)
+            return None
+
+    async def _locate(self, until_s: float) -> ControllerLocation:
+        try:
+            async with asyncio.timeout_at(until_s):
+                location = await self._controller.location.wait_for(lambda location: location is not None)
         except TimeoutError:
-            raise KafkaError(
-                ErrorCode.REQUEST_TIMED_OUT, f"The controller did not answer {api.name} within {timeout_s:g} s."
-            ) from None
-        if not isinstance(response, response_class):
-            raise TypeError(f"{api.name} is answered by {type(response).__name__}, not by {response_class.__name__}")
-        return response
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "No controller was elected in time.") from None
+        assert location is not None  # that is what was waited for
+        return location
+
+    async def _wait_for_news(self, last: ControllerLocation, until_s: float) -> None:
+        """Wait for another controller, or for the time to ask the same one again; raises KafkaError at the end."""
+        if asyncio.get_running_loop().time() >= until_s:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "No controller was found in time.")
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self._controller.location.wait_for(lambda location: location != last)
+        except TimeoutError:
+            return
 
 
 async def handle_locally(api: Api, request: object, services: BrokerServices) -> object:
-    """Have this broker's own handler answer, in the newest version it serves; raises what the handler raises."""
+    """Have this broker's own handler answer, in the newest version it serves."""
     handler = find_handler(api.key)
     if handler is None:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"This broker does not serve {api.name}.")
-    result: Any = handler.handle(request, RequestContext(api, handler.version_max, services))
+    context = RequestContext(api, handler.version_max, services)
+    try:
+        return await run_handler(handler, request, context)
+    except KafkaError as error:
+        response = failure_response(handler, error.code, error.message)
+        if response is None:
+            raise
+        return response
+
+
+async def run_handler(handler: Handler, request: object, context: RequestContext) -> object:
+    """The handler's answer, in whichever way it comes to it."""
+    result: Any = handler.handle(request, context)
     while isinstance(result, (GeneratorType, CoroutineType, asyncio.Future)):
         result = await (run_with_pauses(result) if isinstance(result, GeneratorType) else result)
     return result
+
+
+def failure_response(handler: Handler, code: ErrorCode, message: str | None) -> object | None:
+    """The response that tells of a failure of the whole request; None if responses of this API have no such field."""
+    response: object = response_class(handler.api)()
+    if not hasattr(response, "error_code"):
+        return None
+    setattr(response, "error_code", int(code))  # noqa: B010 - responses of all APIs come by here
+    if hasattr(response, "error_message"):
+        setattr(response, "error_message", message)  # noqa: B010
+    return response
+
+
+def _timed_out(api: Api, timeout_s: float) -> KafkaError:
+    return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"The controller did not answer {api.name} within {timeout_s:g} s.")

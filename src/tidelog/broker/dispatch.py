@@ -18,12 +18,13 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tidelog.broker.client_quirks import body_start
+from tidelog.broker.controller_channel import failure_response
 from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.memory import AnswerMemory
 from tidelog.broker.registry import CloseConnection, Handler, find_handler
 from tidelog.broker.request_context import ClientSession, RequestContext, RequestHolder
 from tidelog.broker.turns import AnswerTooLargeError, Turns
-from tidelog.common.steps import Steps
+from tidelog.common.steps import Steps, run_with_pauses
 from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import (
     ErrorCode,
@@ -35,7 +36,6 @@ from tidelog.protocol import (
     decode_in_steps,
     encode_in_steps,
     encode_parts,
-    response_class,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ _FIXED_HEADER = struct.Struct(">hhi")  # api key, api version, correlation id: t
 # A response's size and correlation id, and the empty tagged fields of a flexible response's header.
 _HEAD = struct.Struct(">ii")
 _HEAD_WITH_TAGS = struct.Struct(">iix")
-_SIZE_BYTES = 4
+_SIZE = struct.Struct(">i")
+_SIZE_BYTES = _SIZE.size
 
 # A request with more elements than this is decoded in steps; up to here, decoding takes less than a millisecond.
 _ELEMENTS_AT_ONCE_MAX = 512
@@ -105,6 +106,8 @@ class Dispatcher:
         self._turns = Turns(self.answers, loop)
         self._log = LimitedLog(logger)
         self.requests_total: Counter[str] = Counter()
+        # While a broker starts, its controller may be needed by others, but it can't serve clients yet.
+        self.serves_clients = True
 
     def start(self, frame: memoryview, session: ClientSession, holder: FrameHolder) -> Exchange:
         """Start a request; the exchange is answered or has a future to wait for. Raises CloseConnection."""
@@ -171,6 +174,12 @@ class Dispatcher:
         context = RequestContext(
             handler.api, version, self._services, correlation_id, client_id, session, holder, len(frame)
         )
+        if not self.serves_clients and not handler.is_internal and api_key != _API_VERSIONS_KEY:
+            raise CloseConnection("asked before the broker has started")
+        if handler.on_controller and not self._services.controller.is_active:
+            context.hold_request()
+            exchange.future = self._loop.create_task(self._forward(exchange, bytes(frame), body_offset, context))
+            return exchange
         try:
             request = decode(handler.request_class, frame, version, body_offset, elements_max=_ELEMENTS_AT_ONCE_MAX)
         except TooManyElementsError:
@@ -188,6 +197,21 @@ class Dispatcher:
             return exchange
         self._take(exchange, result)
         return exchange
+
+    async def _forward(self, exchange: Exchange, frame: bytes, body_offset: int, context: RequestContext) -> object:
+        """The controller's answer, or this broker's own where there is no controller."""
+        handler = exchange.handler
+        self.requests_total[handler.api.name] += 1
+        try:
+            response = await self._services.forwarder.forward(frame, context.session)
+            if response is not None:
+                return _Encoded([_SIZE.pack(len(response)) + response])
+            request = await run_with_pauses(
+                decode_in_steps(handler.request_class, memoryview(frame), exchange.version, body_offset)
+            )
+        finally:
+            context.release_request()
+        return handler.handle(request, context)
 
     def _take(self, exchange: Exchange, result: object) -> None:
         """Continue with what a handler, or the steps of its work, returned."""
@@ -289,12 +313,9 @@ class Dispatcher:
         else:
             self._log_failure(exchange, error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, None
-        response = response_class(exchange.handler.api)()
-        if not hasattr(response, "error_code"):
+        response = failure_response(exchange.handler, code, message)
+        if response is None:
             raise CloseConnection(f"{exchange.handler.api.name} failed: {error}") from error
-        response.error_code = int(code)
-        if hasattr(response, "error_message"):
-            response.error_message = message
         self._answer(exchange, response)
 
     def _log_failure(self, exchange: Exchange, error: Exception) -> None:

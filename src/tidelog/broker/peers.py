@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tidelog.broker.request_context import BROKER_SOFTWARE_NAME
 from tidelog.client.address import Address
 from tidelog.client.errors import ClientError, ClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
 from tidelog.client.network.backoff import Backoff
@@ -20,9 +21,6 @@ from tidelog.common.endpoint import PLAINTEXT
 if TYPE_CHECKING:
     from tidelog.controller.image import BrokerInfo, ClusterImage
     from tidelog.protocol import Api
-
-SOFTWARE_NAME: Final = "tidelog-broker"
-"""What a broker calls itself in ApiVersions; the requests that only brokers send are listed for this name alone."""
 
 SHARED_CONNECTIONS_MAX: Final = 4
 """Shared connections to one broker. A second one is made only while the first waits for an answer, so that a request
@@ -175,7 +173,7 @@ class Peers:
                 peer.address,
                 client_id=self._client_id,
                 connect_timeout_s=CONNECT_TIMEOUT_S,
-                software_name=SOFTWARE_NAME,
+                software_name=BROKER_SOFTWARE_NAME,
             )
         except ClientError as error:
             peer.failures += 1

@@ -10,8 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k67_allocate_producer_ids import (
+    ALLOCATE_PRODUCER_IDS,
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+)
+
+if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import ControllerChannel
 
 logger = logging.getLogger(__name__)
+
+_ALLOCATION_TIMEOUT_S: Final = 10.0
 
 REFILL_BELOW = 100
 """A tenth of a block: at thousands of new producers a second the next block is here before this one ends."""
@@ -53,6 +66,17 @@ class ProducerIdAllocator:
 
     async def _fetch_block(self) -> None:
         self._next_ids = await self._allocate_block()
+
+
+async def allocate_block(channel: ControllerChannel, node_id: int, broker_epoch: int) -> range:
+    """A block of ids from the controller; raises KafkaError."""
+    request = AllocateProducerIdsRequest(broker_id=node_id, broker_epoch=broker_epoch)
+    response = await channel.call(
+        ALLOCATE_PRODUCER_IDS, request, AllocateProducerIdsResponse, timeout_s=_ALLOCATION_TIMEOUT_S
+    )
+    if response.error_code:
+        raise KafkaError(ErrorCode(response.error_code))
+    return range(response.producer_id_start, response.producer_id_start + response.producer_id_len)
 
 
 def _log_failure(refill: asyncio.Task[None]) -> None:

@@ -26,9 +26,10 @@ HandlerT = TypeVar("HandlerT", bound="Callable[[Any, RequestContext], Any]")
 # order all the same. No other request may: it could see the state that an unfinished request is about to change.
 _OVERLAPPING_API_KEYS = frozenset({0})
 
-# A fetch that waits for records changes nothing and is asked again after a reconnect: a shutdown need not wait for it.
-# Nor for members that wait for others in JoinGroup and SyncGroup: they join again, and may wait for minutes.
-_CUTTABLE_API_KEYS = frozenset({1, 11, 14})
+# A fetch that waits for records changes nothing and is asked again after a reconnect: a shutdown need not wait for it,
+# nor for brokers that wait for changes of the metadata in FollowCluster. Nor for members that wait for others in
+# JoinGroup and SyncGroup: they join again, and may wait for minutes.
+_CUTTABLE_API_KEYS = frozenset({1, 11, 14, 10001})
 
 # A client that joins a group has to send more requests after the answer, so one that has closed its side is gone for
 # good. Others may have closed it after their last request, and still read the answer.
@@ -53,6 +54,10 @@ class Handler:
     may_overlap: bool = False
     may_be_cut: bool = False
     is_ended_by_eof: bool = False
+    # Whether only the controller can answer it, so that other brokers pass it on (KIP-590).
+    on_controller: bool = False
+    # Whether only brokers send it, to each other.
+    is_internal: bool = False
     # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
     request_class: type[Message] = field(init=False)
     request_tags_from: int = field(init=False)
@@ -79,10 +84,13 @@ class Handler:
 _handlers: dict[int, Handler] = {}
 
 
-def handles(api: Api, versions: str, *, unstable: int | None = None) -> Callable[[HandlerT], HandlerT]:
+def handles(
+    api: Api, versions: str, *, unstable: int | None = None, on_controller: bool = False, internal: bool = False
+) -> Callable[[HandlerT], HandlerT]:
     """Register a function as the handler of an API for versions "first-last" (or one version).
 
-    `unstable` is the one after these if Kafka has not settled it yet.
+    `unstable` is the one after these if Kafka has not settled it yet. With `on_controller` the handler runs on the
+    controller, whichever broker the client has asked; with `internal` the API is for brokers and clients don't see it.
     The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
     peer expects no answer. A future is cancelled when its connection goes away. Whoever may have much to answer is a
     generator function that yields after each small piece of work (`tidelog.common.steps`) and returns any of these.
@@ -111,6 +119,8 @@ def handles(api: Api, versions: str, *, unstable: int | None = None) -> Callable
             may_overlap=api.key in _OVERLAPPING_API_KEYS,
             may_be_cut=api.key in _CUTTABLE_API_KEYS,
             is_ended_by_eof=api.key in _ENDED_BY_EOF_API_KEYS,
+            on_controller=on_controller,
+            is_internal=internal,
         )
         return handle
 

@@ -108,6 +108,8 @@ class ReplicaManager:
         """Create it on the running event loop that the broker serves from."""
         self.node_id = node_id
         self.image: ClusterImage = EMPTY_IMAGE
+        # False while this broker is not a member of its cluster: another one may lead what it has led.
+        self.is_serving = True
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
         self._settings = settings
@@ -319,14 +321,14 @@ class ReplicaManager:
     def find(self, topic: str, index: int) -> Partition:
         """The partition of this name; raises a KafkaError that says why this broker has none."""
         partition = self._by_name.get((topic, index))
-        if partition is None:
+        if partition is None or not self.is_serving:
             raise self._missing(self.image.topics.get(topic), index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return partition
 
     def find_by_id(self, topic_id: uuid.UUID, index: int) -> Partition:
         """As `find`, by topic id (KIP-516)."""
         partition = self._by_id.get((topic_id, index))
-        if partition is None:
+        if partition is None or not self.is_serving:
             raise self._missing(self.image.topics_by_id.get(topic_id), index, ErrorCode.UNKNOWN_TOPIC_ID)
         return partition
 
@@ -336,7 +338,7 @@ class ReplicaManager:
         if not 0 <= index < len(topic.partitions):
             return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         is_replica = self.node_id in topic.partitions[index].replicas
-        if is_replica and not self._files.is_opening(topic.topic_id, index):
+        if is_replica and self.is_serving and not self._files.is_opening(topic.topic_id, index):
             # It belongs here, so its log could not be opened.
             return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR)
         # Also while its files are being created: every client retries after this error, while some give up after

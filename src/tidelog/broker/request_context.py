@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from tidelog.broker.memory import HeldRequest
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from tidelog.protocol import Api
 
 ANONYMOUS = "User:ANONYMOUS"
+
+BROKER_SOFTWARE_NAME: Final = "tidelog-broker"
+"""What a broker calls itself in ApiVersions; the requests that only brokers send are listed for this name alone."""
 
 
 @dataclass(slots=True)

@@ -14,13 +14,17 @@ from tidelog.broker.metadata_view import MetadataView
 if TYPE_CHECKING:
     from tidelog.broker.auto_create import AutoTopicCreation
     from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.forwarding import Forwarder
     from tidelog.broker.group_service import GroupService
+    from tidelog.broker.peers import Peers
     from tidelog.broker.producer_ids import ProducerIdAllocator
+    from tidelog.broker.registration import Registration
     from tidelog.broker.replica_manager import ReplicaManager
     from tidelog.broker.txn_service import TransactionService
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings, SettingsTable
     from tidelog.controller import Controller
+    from tidelog.controller.broker_watch import BrokerWatch
     from tidelog.controller.cluster_view import ClusterView
     from tidelog.log import LogManager
 
@@ -39,7 +43,6 @@ class BrokerServices:
     """The parts of one broker."""
 
     node_id: int
-    cluster_id: str
     clock: Clock
     settings: Settings
     table: SettingsTable
@@ -49,6 +52,13 @@ class BrokerServices:
     controller: Controller
     # The way to the controller, wherever it is.
     channel: ControllerChannel
+    forwarder: Forwarder
+    # The controller's eye on the other brokers.
+    broker_watch: BrokerWatch
+    # Connections to the other brokers.
+    peers: Peers
+    # This broker's registration with the controller, and its epoch.
+    registration: Registration
     logs: LogManager
     replicas: ReplicaManager
     producer_ids: ProducerIdAllocator

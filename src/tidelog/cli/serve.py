@@ -28,6 +28,8 @@ def add_to(app: App) -> None:
 def serve(
     listen: Annotated[str | None, _option("listen", show_default="127.0.0.1:9092")] = None,
     data: Annotated[Path, _option("data")] = Path("tidelog-data"),
+    node_id: Annotated[int | None, _option("node_id", show_default="1")] = None,
+    metadata: Annotated[str | None, _option("metadata", show_default="sqlite")] = None,
     config: Annotated[Path | None, _option("config")] = None,
     overrides: Annotated[list[str] | None, _option("overrides")] = None,
     log_level: Annotated[LogLevel, _option("log_level")] = LogLevel.INFO,
@@ -37,4 +39,7 @@ def serve(
 
     It prints a line when it is ready for clients.
     """
-    raise typer.Exit(start(ServeArguments(listen, data, config, overrides or [], log_level.value, log_json)))
+    arguments = ServeArguments(
+        listen, data, config, overrides or [], log_level.value, log_json, node_id=node_id, metadata=metadata
+    )
+    raise typer.Exit(start(arguments))

@@ -38,6 +38,12 @@ class LogLevel(enum.StrEnum):
 SERVE_OPTIONS = {
     "listen": ServeOption("--listen", "HOST:PORT", "Address to listen on; port 0 picks a free one."),
     "data": ServeOption("--data", "DIR", "Data directory; created if it doesn't exist.", convert=Path),
+    "node_id": ServeOption("--node-id", "N", "This broker's id in its cluster; 1 unless set.", convert=int),
+    "metadata": ServeOption(
+        "--metadata",
+        "WHERE",
+        "Where the cluster's metadata is: sqlite (in the data directory), sqlite:PATH, or zookeeper://HOST:PORT,.../PATH.",
+    ),
     "config": ServeOption("--config", "FILE", "Settings file, TOML or Java properties.", convert=Path),
     "overrides": ServeOption(
         "--set", "KEY=VALUE", "Set a setting, overriding file and environment; repeatable.", repeatable=True
@@ -57,6 +63,8 @@ class ServeArguments:
     overrides: list[str] = field(default_factory=list)
     log_level: str = LogLevel.INFO.value
     log_json: bool = False
+    node_id: int | None = None
+    metadata: str | None = None
 
 
 def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
@@ -83,7 +91,10 @@ def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
         if option.repeatable:
             parsed.overrides.append(value)
         else:
-            setattr(parsed, name, option.convert(value))
+            try:
+                setattr(parsed, name, option.convert(value))
+            except ValueError:
+                return None
     return parsed
 
 
@@ -92,6 +103,7 @@ def start(arguments: ServeArguments) -> int:
     from tidelog.server.serve import run
     from tidelog.server.settings_load import load
 
-    options: dict[str, object] = {} if arguments.listen is None else {"listeners": arguments.listen}
+    given = {"listeners": arguments.listen, "node.id": arguments.node_id, "tidelog.metadata": arguments.metadata}
+    options: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     settings = load(arguments.config, os.environ, arguments.overrides, options=options)
     return run(settings, data_dir=arguments.data, log_level=arguments.log_level, log_json=arguments.log_json)

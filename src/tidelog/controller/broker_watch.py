@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from tidelog.common.background import start_background, stop_background
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
 from tidelog.controller.controller import Controller
@@ -45,12 +46,10 @@ class BrokerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="broker watch")
+        self._task = start_background(self._run(), "broker watch")
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await stop_background(self._task)
 
     async def confirm(self, node_id: int, incarnation: uuid.UUID) -> None:
         """Wait until it is seen that this incarnation of a broker is alive; raises KafkaError if it is not."""

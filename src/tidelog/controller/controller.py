@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from tidelog.common.background import start_background, stop_background
 from tidelog.common.clock import Clock
 from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import random_uuid, uuid_to_text
@@ -156,14 +157,12 @@ class Controller:
         except BaseException:
             await self.close()
             raise
-        self._keeper = asyncio.get_running_loop().create_task(self._stay_candidate(), name="controller")
+        self._keeper = start_background(self._stay_candidate(), "controller")
 
     async def close(self) -> None:
         """Finish pending writes, resign immediately, and answer NOT_CONTROLLER from now on."""
         self._is_closed = True
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        await stop_background(self._keeper)
         self._is_decided.set()
         async with self._lock:
             ledger, self._ledger = self._ledger, None

@@ -14,6 +14,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Final
 
+from tidelog.common.background import start_background, stop_background
 from tidelog.common.ids import uuid_from_text, uuid_to_text
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
@@ -86,7 +87,7 @@ class Membership:
         except BaseException:
             await self._close_session()
             raise
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="membership")
+        self._keeper = start_background(self._keep(), "membership")
 
     async def wait(self) -> Member:
         """The present member, once there is one; raises MetadataStoreError where the store gives no session."""
@@ -104,10 +105,7 @@ class Membership:
 
     async def close(self) -> None:
         """End the session, and with it all that it owns."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-            self._keeper = None
+        await stop_background(self._keeper)
         self._state.set(None)
         await self._close_session()
 

@@ -17,6 +17,16 @@ ZOOKEEPER: Final = "zookeeper"
 _FILE_NAME: Final = "metadata.sqlite"
 
 
+def store_problem(text: str) -> str | None:
+    """What is wrong with a text that should name a store; None if nothing is."""
+    scheme, colon, rest = text.partition(":")
+    if scheme == SQLITE and (rest or not colon):
+        return None
+    if scheme == ZOOKEEPER and rest.startswith("//"):
+        return None
+    return f"{text!r} names no metadata store; expected sqlite, sqlite:PATH or zookeeper://HOST:PORT,HOST:PORT/PATH"
+
+
 def make_store(text: str, data_dir: str | os.PathLike[str]) -> Store:
     """The store of `sqlite` (a file in the data directory), `sqlite:PATH` or `zookeeper://HOST:PORT,.../PATH`.
 
@@ -25,7 +35,7 @@ def make_store(text: str, data_dir: str | os.PathLike[str]) -> Store:
     scheme, colon, rest = text.partition(":")
     if scheme == SQLITE and (rest or not colon):
         return SqliteStore(rest or Path(data_dir) / _FILE_NAME)
-    if scheme == ZOOKEEPER and colon:
+    if scheme == ZOOKEEPER and rest.startswith("//"):
         try:
             from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
         except ModuleNotFoundError as error:
@@ -33,6 +43,4 @@ def make_store(text: str, data_dir: str | os.PathLike[str]) -> Store:
                 "metadata in ZooKeeper needs the package kazoo: install it, or Tidelog with the extra 'zookeeper'"
             ) from error
         return ZooKeeperStore(parse_address(text))
-    raise ValueError(
-        f"{text!r} names no metadata store; expected sqlite, sqlite:PATH or zookeeper://HOST:PORT,HOST:PORT/PATH"
-    )
+    raise ValueError(store_problem(text))

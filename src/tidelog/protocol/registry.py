@@ -53,6 +53,7 @@ _MODULES = (
     "k51_alter_user_scram_credentials",
     "k56_alter_partition",
     "k57_update_features",
+    "k58_envelope",
     "k60_describe_cluster",
     "k61_describe_producers",
     "k62_broker_registration",
@@ -65,8 +66,9 @@ _MODULES = (
     "k69_consumer_group_describe",
     "k74_list_config_resources",
     "k75_describe_topic_partitions",
+    "k10001_follow_cluster",
 )
-_module_by_key = {int(name[1:3]): name for name in _MODULES}
+_module_by_key = {int(name[1:].partition("_")[0]): name for name in _MODULES}
 _apis: dict[int, Api] = {}
 
 
@@ -76,7 +78,7 @@ def api_by_key(key: int) -> Api | None:
         name = _module_by_key.get(key)
         if name is None:
             return None
-        declared: Api = getattr(import_module(f"tidelog.protocol.messages.{name}"), name[4:].upper())
+        declared: Api = getattr(import_module(f"tidelog.protocol.messages.{name}"), name.partition("_")[2].upper())
         api = _apis[key] = declared
     return api
 

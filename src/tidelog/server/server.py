@@ -19,17 +19,22 @@ from pathlib import Path
 
 from tidelog.broker import handlers
 from tidelog.broker.auto_create import AutoTopicCreation
+from tidelog.broker.cluster_follower import ClusterFollower
 from tidelog.broker.connection_set import ConnectionSet, NetworkLimits
-from tidelog.broker.controller_channel import LocalControllerChannel
+from tidelog.broker.controller_channel import RoutedControllerChannel
 from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.forwarding import Forwarder
 from tidelog.broker.group_service import GroupService
 from tidelog.broker.listener import Listener, bind
-from tidelog.broker.producer_ids import ProducerIdAllocator
+from tidelog.broker.peers import Peers
+from tidelog.broker.producer_ids import ProducerIdAllocator, allocate_block
+from tidelog.broker.registration import NO_EPOCH, Registration
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.services import BrokerServices, FeatureRange
 from tidelog.broker.topic_config import LogConfigs, broker_value
 from tidelog.broker.topic_creation import TopicCreation
-from tidelog.broker.txn_markers import LocalMarkerWriter
+from tidelog.broker.txn_coordinators import TransactionCoordinators
+from tidelog.broker.txn_markers import ClusterMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import Clock, SystemClock
 from tidelog.common.endpoint import Endpoint, parse_endpoint
@@ -37,11 +42,15 @@ from tidelog.common.ids import uuid_to_text
 from tidelog.common.scheduler import Scheduler
 from tidelog.common.settings import Settings
 from tidelog.controller import BrokerInfo, ClusterImage, Controller
+from tidelog.controller.broker_watch import BrokerWatch
 from tidelog.controller.image import EMPTY_IMAGE
+from tidelog.controller.membership import Membership
 from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.log import DataDirectoryError, LogManager
 from tidelog.log.checkpoints import PARTITION_METADATA_FILE
-from tidelog.metadata import MetadataStoreError, SqliteStore
+from tidelog.metadata import MetadataStoreError, Store
+from tidelog.metadata.opening import make_store
+from tidelog.protocol import KafkaError
 from tidelog.server.dynamic_settings import DynamicSettings
 
 logger = logging.getLogger(__name__)
@@ -50,6 +59,13 @@ DEFAULT_DATA_DIR = Path("tidelog-data")
 
 # How long a shutdown waits for requests in progress; clients retry those that are cut off.
 _DRAIN_DEADLINE_S = 5.0
+
+# How long a shutdown waits for other brokers to take over what this one leads.
+_HAND_OVER_DEADLINE_S = 30.0
+
+# How long a start waits for the controller: it may be starting itself.
+_IMAGE_DEADLINE_S = 60.0
+_REGISTRATION_DEADLINE_S = 60.0
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
@@ -66,17 +82,17 @@ class BrokerServer:
         self.data_dir = data_dir
         self.clock = clock or SystemClock()
         self.node_id = settings.get_int("node.id")
-        self.broker_epoch = -1
-        # The first address that clients can connect to, with the actual port.
+        # The first address that clients can connect to, with the port that was taken.
         self.endpoint = Endpoint("", "", 0)
+        # What other brokers and clients are told, one address a listener.
+        self._endpoints: tuple[Endpoint, ...] = ()
         self._services: BrokerServices | None = None
+        self._dispatcher: Dispatcher | None = None
         self._connections: ConnectionSet | None = None
         self._listeners: list[Listener] = []
         # What is open, in the order it was opened; it is closed in the reverse order.
         self._open = AsyncExitStack()
         self._is_clean = False
-        # The data directories of this broker's partitions, including those that are missing.
-        self._directory_ids: list[uuid.UUID] = []
 
     @property
     def services(self) -> BrokerServices:
@@ -90,8 +106,13 @@ class BrokerServer:
             raise RuntimeError("the broker is not running")
         return self._connections
 
+    @property
+    def broker_epoch(self) -> int:
+        """The epoch of its last registration; -1 before the first one."""
+        return -1 if self._services is None else self._services.registration.epoch
+
     async def start(self) -> None:
-        """Open everything and accept clients. Raises StartError, with everything closed again."""
+        """Open everything and accept clients; raises StartError, and leaves nothing open then."""
         try:
             await self._start()
         except (DataDirectoryError, MetadataStoreError) as error:
@@ -102,44 +123,50 @@ class BrokerServer:
             raise
 
     async def stop(self) -> None:
-        """Answer the requests in progress, flush, and close with the clean-shutdown marker."""
+        """Hand over what this broker leads, answer what was asked, flush, and close with the clean-shutdown marker."""
+        services = self.services
+        if any(each.is_active and each.node_id != self.node_id for each in services.cluster.image.brokers.values()):
+            await services.registration.shut_down(_HAND_OVER_DEADLINE_S)
         for listener in self._listeners:
             listener.close()
         await self.connections.drain(_DRAIN_DEADLINE_S)
+        # The cluster goes on without this broker while it flushes.
+        await services.registration.close()
+        await services.controller.close()
+        await services.controller.membership.close()
         self._is_clean = True
         await self._open.aclose()
 
     async def abort(self) -> None:
-        """Drop everything as a crash would: no responses, no flush, no marker. Data in the page cache survives."""
+        """Drop everything as a crash would: no answers, no flush, no marker. What the kernel has, stays."""
         await self._open.aclose()
 
     async def _start(self) -> None:
         limits = NetworkLimits.from_settings(self.settings)
         sockets = self._bind(limits)
         logs = self._lock_logs()
-        controller = await self._start_controller()
-        await self._load_logs(logs, controller)
-        services = self._services = self._make_services(controller, logs)
-        self._open.push_async_callback(services.auto_topic_creation.close)
-        broker = BrokerInfo(
-            self.node_id,
-            -1,
-            (self._advertised(),),
-            self.settings["broker.rack"],
-            directories=tuple(self._directory_ids),
-            features={name: (each.version_min, each.version_max) for name, each in services.features.items()},
-        )
-        self.broker_epoch = await controller.register_broker(broker, clean_shutdown=logs.was_clean_shutdown)
-        services.replicas.on_registered(self.broker_epoch)
+        store = await self._open_store()
+        controller = await self._join_cluster(store)
+        services = self._services = self._make_services(controller, logs, store)
+        await self._wait_for_image(controller)
+        image = services.cluster.image
+        logs.directories.identify(image.cluster_id, self.node_id)
+        self._make_listeners(limits, sockets, services)
+        if controller.is_active and any(node_id != self.node_id for node_id in image.brokers):
+            # The others need their controller, however long it takes to open the logs.
+            self._listen(serves_clients=False)
+        directory_ids = await self._load_logs(logs, services)
+        await self._register(logs, services, directory_ids)
         await services.replicas.settled()
         services.groups.start()
         services.transactions.start()
         self._start_background_tasks(logs, controller)
-        self._listen(limits, sockets, services)
+        self._listen(serves_clients=True)
 
     def _bind(self, limits: NetworkLimits) -> list[tuple[str, socket.socket]]:
-        """Bind the ports first: the most likely reason for a failed start is another running broker."""
+        """Bind the ports first: another running broker is the most likely reason why a start fails."""
         sockets = []
+        bound = []
         for text in self.settings["listeners"]:
             endpoint = parse_endpoint(text)
             try:
@@ -151,10 +178,29 @@ class BrokerServer:
                 ) from error
             self._open.callback(sock.close)
             sockets.append((endpoint.listener_name, sock))
-            if not self.endpoint.listener_name:
-                host, port = sock.getsockname()[:2]
-                self.endpoint = Endpoint(endpoint.listener_name, endpoint.host or host, port)
+            host, port = sock.getsockname()[:2]
+            bound.append(Endpoint(endpoint.listener_name, endpoint.host or host, port))
+        self.endpoint = bound[0]
+        self._endpoints = tuple(self._advertised(endpoint) for endpoint in bound)
         return sockets
+
+    def _advertised(self, bound: Endpoint) -> Endpoint:
+        """What those are told who should come in by this listener."""
+        for text in self.settings["advertised.listeners"] or ():
+            endpoint = parse_endpoint(text)
+            if endpoint.listener_name == bound.listener_name:
+                return endpoint._replace(port=endpoint.port or bound.port)
+        if bound.host in _WILDCARD_HOSTS:
+            # Clients can't connect to "everywhere"; the machine's name is what they most likely know it by.
+            return bound._replace(host=socket.gethostname())
+        return bound
+
+    def _inter_broker_endpoint(self) -> Endpoint:
+        name = self.settings["inter.broker.listener.name"] or self._endpoints[0].listener_name
+        for endpoint in self._endpoints:
+            if endpoint.listener_name == name:
+                return endpoint
+        raise StartError(f"inter.broker.listener.name={name}: no listener has this name")
 
     def _lock_logs(self) -> LogManager:
         """Lock the data directory before opening the store, so that a second broker on it fails immediately."""
@@ -167,54 +213,122 @@ class BrokerServer:
         logs.directories.lock()
         return logs
 
-    async def _start_controller(self) -> Controller:
+    async def _open_store(self) -> Store:
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StartError(f"can't use the data directory {self.data_dir}: {error.strerror}") from error
-        store = SqliteStore(self.data_dir / "metadata.sqlite")
+        store = make_store(self.settings["tidelog.metadata"], self.data_dir)
         self._open.push_async_callback(store.close)
-        await store.open()
-        controller = Controller(store, self.clock, self.settings, node_id=self.node_id)
+        return store
+
+    async def _join_cluster(self, store: Store) -> Controller:
+        """Claim the node id, and stand for election: somebody has to be the controller, or become it."""
+        membership = Membership(store, self.node_id)
+        await membership.join()
+        self._open.push_async_callback(membership.close)
+        controller = Controller(
+            store,
+            self.clock,
+            self.settings,
+            node_id=self.node_id,
+            membership=membership,
+            endpoint=self._inter_broker_endpoint(),
+        )
         await controller.start()
         self._open.push_async_callback(controller.close)
-        if not controller.is_active:
-            raise StartError("another broker is running on this metadata store")
         return controller
 
-    async def _load_logs(self, logs: LogManager, controller: Controller) -> None:
-        image = controller.image
+    async def _wait_for_image(self, controller: Controller) -> None:
+        """Wait until it is known what the cluster looks like, by this broker's own controller or another one."""
+        if await controller.view.wait_for(lambda image: bool(image.cluster_id), _IMAGE_DEADLINE_S):
+            return
+        location = controller.location.value
+        where = "nobody is elected"
+        if location is not None:
+            where = f"broker {location.node_id} at {location.host}:{location.port}"
+        raise StartError(
+            f"the controller of the cluster ({where}) can't be reached for {_IMAGE_DEADLINE_S:g} s: is it running, and "
+            "does its inter-broker listener have an address that this machine can connect to?"
+        )
+
+    async def _load_logs(self, logs: LogManager, services: BrokerServices) -> list[uuid.UUID]:
+        """Open all logs, and follow the image from then on; returns the ids of the data directories."""
+        cluster = services.cluster
+        image = cluster.image
         logs.recovery_threads = broker_value(self.settings, image, "num.recovery.threads.per.data.dir")
-        logs.directories.identify(image.cluster_id, self.node_id)
         log_configs = LogConfigs(self.settings, self.settings.table)
         configs = {topic: log_configs.effective(image, topic) for topic in image.topics}
-        self._open.push_async_callback(self._close_logs, logs)
         topic_ids = {topic.name: topic.topic_id for topic in image.topics.values()}
         await asyncio.to_thread(logs.load, configs, topic_ids)
-        await asyncio.to_thread(_take_out_strangers, logs, image, controller.view.deleted_topic_ids)
-        self._directory_ids = _withhold_unreachable(logs, image, self.node_id)
+        # Topics may have come and gone meanwhile.
+        image = cluster.image
+        deleted = {*cluster.deleted_topic_ids, *(set(topic_ids.values()) - set(image.topics_by_id))}
+        await asyncio.to_thread(_take_out_strangers, logs, image, deleted)
+        directory_ids = _withhold_unreachable(logs, image, self.node_id)
+        self._open.callback(cluster.subscribe(services.replicas.apply))
+        services.replicas.apply(EMPTY_IMAGE, cluster.image)
+        return directory_ids
 
     async def _close_logs(self, logs: LogManager) -> None:
         await asyncio.to_thread(logs.close, clean=self._is_clean, broker_epoch=self.broker_epoch)
 
-    def _make_services(self, controller: Controller, logs: LogManager) -> BrokerServices:
+    async def _register(self, logs: LogManager, services: BrokerServices, directory_ids: list[uuid.UUID]) -> None:
+        """From here on the broker counts as alive."""
+        broker = BrokerInfo(
+            self.node_id,
+            -1,
+            self._endpoints,
+            self.settings["broker.rack"],
+            directories=tuple(directory_ids),
+            features={name: (each.version_min, each.version_max) for name, each in services.features.items()},
+        )
+        epochs = {directory.clean_shutdown_epoch for directory in logs.directories.online}
+        (previous_epoch,) = epochs if logs.was_clean_shutdown and len(epochs) == 1 else (NO_EPOCH,)
+        self._open.push_async_callback(services.registration.close)
+        try:
+            await services.registration.register(
+                broker,
+                previous_epoch=NO_EPOCH if previous_epoch is None else previous_epoch,
+                timeout_s=_REGISTRATION_DEADLINE_S,
+            )
+        except KafkaError as error:
+            raise StartError(f"this broker can't become a member of its cluster: {error}") from error
+
+    def _make_services(self, controller: Controller, logs: LogManager, store: Store) -> BrokerServices:
+        """Put the parts together that need no open log to be made."""
         handlers.load_all()
         cluster = controller.view
         table = self.settings.table
+        peers = Peers(self.node_id, self._inter_broker_endpoint().listener_name)
+        self._open.push_async_callback(peers.close)
+        peers.follow(cluster.image)
+        self._open.callback(cluster.subscribe(lambda old, new: peers.follow(new)))
+        follower = ClusterFollower(self.node_id, controller, peers, cluster)
+        self._open.push_async_callback(follower.close)
+        follower.start()
+        broker_watch = BrokerWatch(controller, store, self.node_id)
+        self._open.push_async_callback(broker_watch.close)
+        broker_watch.start()
+        self._open.push_async_callback(self._close_logs, logs)
         replicas = ReplicaManager(
             node_id=self.node_id, logs=logs, settings=self.settings, table=table, clock=self.clock
         )
         self._open.push_async_callback(replicas.close)
-        self._open.callback(cluster.subscribe(replicas.apply))
-        replicas.apply(EMPTY_IMAGE, cluster.image)
-        channel = LocalControllerChannel(lambda: self.services)
+        channel = RoutedControllerChannel(lambda: self.services, controller, peers)
+        replicas.start_replication(peers, channel)
+        registration = Registration(channel, cluster, controller.membership, replicas)
         creation = TopicCreation(channel, cluster, replicas)
-        producer_ids = ProducerIdAllocator(controller.allocate_producer_ids)
+        auto_topic_creation = AutoTopicCreation(creation)
+        self._open.push_async_callback(auto_topic_creation.close)
+        producer_ids = ProducerIdAllocator(lambda: allocate_block(channel, self.node_id, registration.epoch))
         self._open.push_async_callback(producer_ids.close)
         groups = GroupService(
             settings=self.settings, clock=self.clock, cluster=cluster, creation=creation, replicas=replicas
         )
         self._open.push_async_callback(groups.close)
+        markers = ClusterMarkerWriter(replicas, peers)
+        self._open.push_async_callback(markers.close)
         transactions = TransactionService(
             settings=self.settings,
             clock=self.clock,
@@ -222,41 +336,34 @@ class BrokerServer:
             creation=creation,
             replicas=replicas,
             producer_ids=producer_ids,
-            markers=LocalMarkerWriter(replicas),
+            markers=markers,
         )
         self._open.push_async_callback(transactions.close)
-        replicas.transactions.verifier = transactions
+        replicas.transactions.verifier = TransactionCoordinators(transactions, replicas, peers)
         return BrokerServices(
             node_id=self.node_id,
-            cluster_id=cluster.image.cluster_id,
             clock=self.clock,
             settings=self.settings,
             table=table,
             cluster=cluster,
             controller=controller,
             channel=channel,
+            forwarder=Forwarder(channel, cluster, replicas),
+            broker_watch=broker_watch,
+            peers=peers,
+            registration=registration,
             logs=logs,
             replicas=replicas,
             producer_ids=producer_ids,
             groups=groups,
             transactions=transactions,
-            auto_topic_creation=AutoTopicCreation(creation),
+            auto_topic_creation=auto_topic_creation,
             features={
-                # Level 1 is the group protocol in which the broker assigns partitions (KIP-848).
+                # Level 1 is the protocol of groups in which the broker assigns (KIP-848).
                 "group.version": FeatureRange(0, 1, 1),
                 "transaction.version": FeatureRange(0, TRANSACTION_VERSION_2, TRANSACTION_VERSION_2),
             },
         )
-
-    def _advertised(self) -> Endpoint:
-        texts = self.settings["advertised.listeners"]
-        if texts:
-            endpoint = parse_endpoint(texts[0])
-            return endpoint._replace(port=endpoint.port or self.endpoint.port)
-        if self.endpoint.host in _WILDCARD_HOSTS:
-            # Clients can't connect to a wildcard address; they most likely know the machine by its name.
-            return self.endpoint._replace(host=socket.gethostname())
-        return self.endpoint
 
     def _start_background_tasks(self, logs: LogManager, controller: Controller) -> None:
         scheduler = Scheduler(self.clock)
@@ -270,11 +377,11 @@ class BrokerServer:
         # A compaction may take minutes. It is told to stop, so that the scheduler doesn't wait for all of it.
         self._open.callback(logs.cleaner.stop)
 
-    def _listen(
+    def _make_listeners(
         self, limits: NetworkLimits, sockets: list[tuple[str, socket.socket]], services: BrokerServices
     ) -> None:
         loop = asyncio.get_running_loop()
-        dispatcher = Dispatcher(services, loop, answer_bytes_max=limits.queued_response_bytes_max)
+        dispatcher = self._dispatcher = Dispatcher(services, loop, answer_bytes_max=limits.queued_response_bytes_max)
         connections = self._connections = ConnectionSet(limits, dispatcher, loop)
         self._open.callback(connections.close)
         self._follow_settings(services, connections)
@@ -282,6 +389,11 @@ class BrokerServer:
             listener = Listener(sock, listener_name, connections, loop)
             self._open.callback(listener.close)
             self._listeners.append(listener)
+
+    def _listen(self, *, serves_clients: bool) -> None:
+        assert self._dispatcher is not None  # it comes with the listeners
+        self._dispatcher.serves_clients = serves_clients
+        for listener in self._listeners:
             listener.start()
 
     def _follow_settings(self, services: BrokerServices, connections: ConnectionSet) -> None:

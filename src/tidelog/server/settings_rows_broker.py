@@ -11,6 +11,7 @@ from typing import Any
 
 from tidelog.common.endpoint import parse_endpoint
 from tidelog.common.settings import Check, Setting, SettingType, at_least, between
+from tidelog.metadata.opening import store_problem
 from tidelog.server.settings_rows_topic import unlimited_or_positive
 
 _INT_MAX = 2**31 - 1
@@ -85,6 +86,20 @@ def _identity_rows() -> Iterator[Setting]:
         "Address that clients should connect to, if it differs from listeners (behind NAT or in a container).",
         _endpoints,
         normalize=_whole_endpoints,
+    )
+    yield _row(
+        "inter.broker.listener.name",
+        SettingType.STRING,
+        None,
+        "Name of the listener that brokers reach each other by. Tidelog takes the first of listeners unless it is set.",
+    )
+    yield _row(
+        "tidelog.metadata",
+        SettingType.STRING,
+        "sqlite",
+        "Where the cluster's metadata is: sqlite (a file in the data directory), sqlite:PATH for several brokers on "
+        "one machine, or zookeeper://HOST:PORT,HOST:PORT/PATH for several machines; the same for all of its brokers.",
+        store_problem,
     )
     yield _row(
         "log.dirs",

@@ -104,8 +104,9 @@ class SimulatedBroker:
     def installed(self, rng: random.Random) -> Iterator[None]:
         """While brokers are started: ports, the store's clock and ids are the simulation's."""
 
-        def make_store(path: Path) -> SqliteStore:
+        def make_store(_: str, data_dir: Path) -> SqliteStore:
             thread = SimulatedSqlThread(self._loop)
+            path = data_dir / "metadata.sqlite"
             self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms, thread=thread)
             return self._store
 
@@ -120,7 +121,7 @@ class SimulatedBroker:
             return self._network.listen()
 
         with (
-            mock.patch.object(server_module, "SqliteStore", make_store),
+            mock.patch.object(server_module, "make_store", make_store),
             mock.patch.object(server_module, "LogManager", make_logs),
             mock.patch.object(server_module, "bind", bind),
             mock.patch.object(uuid, "uuid4", new_uuid),

@@ -12,5 +12,5 @@ import pkgutil
 def load_all() -> None:
     """Import every handler, which registers it; repeated calls cost nothing."""
     for module in pkgutil.iter_modules(__path__):
-        if module.name[0] == "k" and module.name[1:3].isdigit():
+        if module.name[0] == "k" and module.name[1:].partition("_")[0].isdigit():
             importlib.import_module(f"{__name__}.{module.name}")

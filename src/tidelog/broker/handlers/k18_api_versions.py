@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tidelog.broker.registry import find_handler, handles, registered_handlers
-from tidelog.broker.request_context import RequestContext
+from tidelog.broker.request_context import BROKER_SOFTWARE_NAME, RequestContext
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k18_api_versions import (
     API_VERSIONS,
@@ -37,7 +37,8 @@ def handle_api_versions(request: ApiVersionsRequest, context: RequestContext) ->
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         context.session.client_software_name = name
         context.session.client_software_version = version
-    response = ApiVersionsResponse(api_keys=_served(context.services.settings))
+    is_broker = context.session.client_software_name == BROKER_SOFTWARE_NAME
+    response = ApiVersionsResponse(api_keys=_served(context.services.settings, is_broker=is_broker))
     if context.version >= 3:
         _add_features(response, context)
     return response
@@ -51,7 +52,7 @@ def refuse_version() -> ApiVersionsResponse:
     return ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[own_range])
 
 
-def _served(settings: Settings) -> list[ApiVersion]:
+def _served(settings: Settings, *, is_broker: bool) -> list[ApiVersion]:
     return [
         ApiVersion(
             api_key=handler.api.key,
@@ -60,6 +61,7 @@ def _served(settings: Settings) -> list[ApiVersion]:
             max_version=handler.last_version(settings),
         )
         for handler in registered_handlers()
+        if is_broker or not handler.is_internal
     ]
 
 

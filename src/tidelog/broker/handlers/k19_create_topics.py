@@ -32,7 +32,7 @@ from tidelog.protocol.messages.k19_create_topics import (
 _CONFIGS_FROM_VERSION = 5
 
 
-@handles(CREATE_TOPICS, "2-7")
+@handles(CREATE_TOPICS, "2-7", on_controller=True)
 async def handle_create_topics(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
     refused = {name: _duplicate(name) for name, count in counts.items() if count > 1}

@@ -29,7 +29,7 @@ _DELETION_DISABLED_FROM_VERSION = 3
 _IDS_FROM_VERSION = 6
 
 
-@handles(DELETE_TOPICS, "1-6")
+@handles(DELETE_TOPICS, "1-6", on_controller=True)
 async def handle_delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
     wanted = (
         request.topics

@@ -23,7 +23,7 @@ from tidelog.protocol.messages.k33_alter_configs import (
 )
 
 
-@handles(ALTER_CONFIGS, "0-2")
+@handles(ALTER_CONFIGS, "0-2", on_controller=True)
 async def handle_alter_configs(request: AlterConfigsRequest, context: RequestContext) -> AlterConfigsResponse:
     controller = context.services.controller
     rows = await alter(

@@ -26,7 +26,7 @@ from tidelog.protocol.messages.k37_create_partitions import (
 )
 
 
-@handles(CREATE_PARTITIONS, "0-3")
+@handles(CREATE_PARTITIONS, "0-3", on_controller=True)
 async def handle_create_partitions(
     request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:

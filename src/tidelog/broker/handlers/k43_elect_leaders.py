@@ -28,7 +28,7 @@ from tidelog.protocol.messages.k43_elect_leaders import (
 _ELECTION_TYPES = frozenset(ElectionType)
 
 
-@handles(ELECT_LEADERS, "0-2")
+@handles(ELECT_LEADERS, "0-2", on_controller=True)
 async def handle_elect_leaders(request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
     controller = context.services.controller
     asked = request.topic_partitions

@@ -26,7 +26,7 @@ from tidelog.protocol.messages.k44_incremental_alter_configs import (
 _OPERATIONS = frozenset(AlterOperation)
 
 
-@handles(INCREMENTAL_ALTER_CONFIGS, "0-1")
+@handles(INCREMENTAL_ALTER_CONFIGS, "0-1", on_controller=True)
 async def handle_incremental_alter_configs(
     request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:

@@ -23,7 +23,7 @@ from tidelog.protocol.messages.k45_alter_partition_reassignments import (
 )
 
 
-@handles(ALTER_PARTITION_REASSIGNMENTS, "0-1")
+@handles(ALTER_PARTITION_REASSIGNMENTS, "0-1", on_controller=True)
 async def handle_alter_partition_reassignments(
     request: AlterPartitionReassignmentsRequest, context: RequestContext
 ) -> AlterPartitionReassignmentsResponse:

@@ -17,7 +17,7 @@ from tidelog.protocol.messages.k64_unregister_broker import (
 )
 
 
-@handles(UNREGISTER_BROKER, "0")
+@handles(UNREGISTER_BROKER, "0", on_controller=True)
 async def handle_unregister_broker(
     request: UnregisterBrokerRequest, context: RequestContext
 ) -> UnregisterBrokerResponse:

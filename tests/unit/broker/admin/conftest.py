@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from tidelog.broker.auto_create import AutoTopicCreation
-from tidelog.broker.controller_channel import LocalControllerChannel
+from tidelog.broker.controller_channel import RoutedControllerChannel
 from tidelog.broker.group_service import GroupService
 from tidelog.broker.handlers import (  # noqa: F401 - importing a handler registers it
     k03_metadata,
@@ -35,6 +35,7 @@ from tidelog.broker.handlers import (  # noqa: F401 - importing a handler regist
     k74_list_config_resources,
     k75_describe_topic_partitions,
 )
+from tidelog.broker.peers import Peers
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.registry import find_handler
 from tidelog.broker.replica_manager import ReplicaManager
@@ -85,17 +86,21 @@ class AdminBroker:
         self.controller = self.run(self._started(clock))
         unused: Any = None  # the admin handlers touch no logs
         self.replicas = Replicas()
-        channel = LocalControllerChannel(lambda: self.services)
+        peers = Peers(NODE_ID)
+        channel = RoutedControllerChannel(lambda: self.services, self.controller, peers)
         self.creation = TopicCreation(channel, self.controller.view, cast(ReplicaManager, self.replicas))
         self.services = BrokerServices(
             node_id=NODE_ID,
-            cluster_id=self.controller.image.cluster_id,
             clock=clock,
             settings=settings,
             table=TABLE,
             cluster=self.controller.view,
             controller=self.controller,
             channel=channel,
+            forwarder=unused,
+            broker_watch=unused,
+            peers=peers,
+            registration=unused,
             logs=unused,
             replicas=cast(ReplicaManager, self.replicas),
             producer_ids=unused,

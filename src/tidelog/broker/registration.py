@@ -1,0 +1,204 @@
+"""Keeps this broker registered with the controller, under the epoch that all of its requests to the controller carry.
+
+What always holds: a broker whose session was lost, or that the controller has fenced, serves nothing until it is
+registered anew under a new epoch (KAFKA-2729), unless it is the only one of its cluster. A broker registers after its
+logs are open, and says by which epoch it shut down cleanly, if it did (KIP-966).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tidelog.common.background import start_background, stop_background
+from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k62_broker_registration import (
+    BROKER_REGISTRATION,
+    BrokerRegistrationRequest,
+    BrokerRegistrationResponse,
+    Feature,
+    Listener,
+)
+from tidelog.protocol.messages.k63_broker_heartbeat import (
+    BROKER_HEARTBEAT,
+    BrokerHeartbeatRequest,
+    BrokerHeartbeatResponse,
+)
+
+if TYPE_CHECKING:
+    from tidelog.broker.controller_channel import ControllerChannel
+    from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.controller.cluster_view import ClusterView
+    from tidelog.controller.image import BrokerInfo, ClusterImage
+    from tidelog.controller.membership import Member, Membership
+
+logger = logging.getLogger(__name__)
+
+REGISTRATION_TIMEOUT_S: Final = 20.0
+"""How long one attempt takes at most: the controller may have to write the states of thousands of partitions."""
+
+_RETRY_PAUSE_S: Final = 0.5
+_SHUTDOWN_PAUSE_S: Final = 0.1
+"""How long to wait before asking again whether all leaderships have moved."""
+
+NO_EPOCH: Final = -1
+
+_FINAL_REFUSALS: Final = frozenset(
+    {ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.INVALID_REGISTRATION}
+)
+"""Refusals that no retry will change."""
+
+
+class Registration:
+    """This broker's registration; `epoch` is the newest that it was given."""
+
+    def __init__(
+        self, channel: ControllerChannel, cluster: ClusterView, membership: Membership, replicas: ReplicaManager
+    ) -> None:
+        self.epoch = NO_EPOCH
+        self._channel = channel
+        self._cluster = cluster
+        self._membership = membership
+        self._replicas = replicas
+        self._node_id = replicas.node_id
+        self._broker: BrokerInfo | None = None
+        # The epoch before, if nothing that was written under it can be lost.
+        self._previous_epoch = NO_EPOCH
+        self._member: Member | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def register(self, broker: BrokerInfo, *, previous_epoch: int, timeout_s: float) -> None:
+        """Register for the first time, and stay registered from then on; raises KafkaError.
+
+        `previous_epoch` is the one that the broker shut down cleanly with, NO_EPOCH if it didn't.
+        """
+        self._broker = broker
+        self._previous_epoch = previous_epoch
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._register()
+        except TimeoutError:
+            raise KafkaError(
+                ErrorCode.REQUEST_TIMED_OUT, f"the controller did not register this broker within {timeout_s:g} s"
+            ) from None
+        self._keeper = start_background(self._stay_registered(), "registration")
+
+    async def close(self) -> None:
+        await stop_background(self._keeper)
+
+    async def shut_down(self, timeout_s: float) -> bool:
+        """Have others take over what this broker leads; False when that was not done in time.
+
+        The broker serves what it still leads meanwhile, and must stop afterwards.
+        """
+        await self.close()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    if await self._may_stop(timeout_s):
+                        return True
+                    await asyncio.sleep(_SHUTDOWN_PAUSE_S)
+        except TimeoutError:
+            return False
+        except KafkaError as error:
+            logger.warning("stopping without the controller's consent: %s", error)
+            return False
+
+    async def _may_stop(self, timeout_s: float) -> bool:
+        request = BrokerHeartbeatRequest(
+            broker_id=self._node_id,
+            broker_epoch=self.epoch,
+            current_metadata_offset=self._cluster.image.revision,
+            want_shut_down=True,
+        )
+        response = await self._channel.call(BROKER_HEARTBEAT, request, BrokerHeartbeatResponse, timeout_s=timeout_s)
+        if response.error_code:
+            raise KafkaError(ErrorCode(response.error_code))
+        return response.should_shut_down
+
+    async def _stay_registered(self) -> None:
+        while True:
+            await self._wait_for_loss()
+            self._set_serving(False)
+            self._replicas.fence()
+            while True:
+                try:
+                    await self._register()
+                    break
+                except KafkaError as error:
+                    logger.error("broker %d can't register again: %s", self._node_id, error)
+                    await asyncio.sleep(_RETRY_PAUSE_S)
+            self._set_serving(True)
+
+    def _set_serving(self, is_serving: bool) -> None:
+        # A broker alone in its cluster has nobody who could take over, so it may go on while its metadata is away.
+        others = any(node_id != self._node_id for node_id in self._cluster.image.brokers)
+        self._replicas.is_serving = is_serving or not others
+
+    async def _wait_for_loss(self) -> None:
+        """Wait until the session is lost, or the image says that this registration counts no more."""
+        assert self._member is not None
+        losses = [
+            asyncio.ensure_future(self._member.wait_until_lost()),
+            asyncio.ensure_future(self._cluster.wait_for(lambda image: not self._is_registered(image))),
+        ]
+        try:
+            await asyncio.wait(losses, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for loss in losses:
+                loss.cancel()
+
+    def _is_registered(self, image: ClusterImage) -> bool:
+        broker = image.brokers.get(self._node_id)
+        return broker is not None and broker.epoch >= self.epoch and not broker.fenced
+
+    async def _register(self) -> None:
+        """Register this session of the broker, and wait until the broker knows of it itself."""
+        while True:
+            member = self._membership.current
+            if member is None:
+                member = await self._membership.wait_for_next(self._member)
+            try:
+                response = await self._channel.call(
+                    BROKER_REGISTRATION,
+                    self._request(member),
+                    BrokerRegistrationResponse,
+                    timeout_s=REGISTRATION_TIMEOUT_S,
+                )
+                error = ErrorCode(response.error_code)
+            except KafkaError as refusal:
+                error = refusal.code
+            if error is ErrorCode.NONE:
+                break
+            if error in _FINAL_REFUSALS:
+                raise KafkaError(error, f"the controller refuses this broker: {error.description}")
+            logger.warning("broker %d is not registered yet: %s", self._node_id, error.description)
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        self.epoch = self._previous_epoch = response.broker_epoch
+        self._member = member
+        self._replicas.on_registered(self.epoch)
+        logger.info("broker %d is registered with epoch %d", self._node_id, self.epoch)
+        await self._cluster.wait_for(self._knows_of_registration)
+
+    def _knows_of_registration(self, image: ClusterImage) -> bool:
+        broker = image.brokers.get(self._node_id)
+        return broker is not None and broker.epoch >= self.epoch
+
+    def _request(self, member: Member) -> BrokerRegistrationRequest:
+        assert self._broker is not None  # `register` has set it
+        broker = replace(self._broker, incarnation=member.incarnation)
+        return BrokerRegistrationRequest(
+            broker_id=broker.node_id,
+            cluster_id=self._cluster.image.cluster_id,
+            incarnation_id=broker.incarnation,
+            listeners=[Listener(name=name, host=host, port=port) for name, host, port in broker.endpoints],
+            features=[
+                Feature(name=name, min_supported_version=first, max_supported_version=last)
+                for name, (first, last) in broker.features.items()
+            ],
+            rack=broker.rack,
+            log_dirs=list(broker.directories),
+            previous_broker_epoch=self._previous_epoch,
+        )

@@ -1,0 +1,115 @@
+"""Three brokers as processes that share one metadata store, to be killed one by one; and a comparison of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tidelog.bench.brokers import TidelogBroker, free_port
+from tidelog.records import iter_headers
+
+REPLICATED: Mapping[str, object] = {"default.replication.factor": 3, "min.insync.replicas": 2}
+
+
+class ClusterBroker(TidelogBroker):
+    """One broker of a cluster."""
+
+    def __init__(self, directory: Path, node_id: int, settings: Mapping[str, object], metadata: str) -> None:
+        texts = {name: str(value) for name, value in settings.items()}
+        super().__init__(directory / f"process-{node_id}", free_port(), settings=texts)
+        self.node_id = node_id
+        self._metadata = metadata
+        self._data_dir = directory / "data"
+
+    @property
+    def log_dir(self) -> Path:
+        return self._data_dir / f"broker-{self.node_id}"
+
+    def command(self) -> list[str]:
+        own = ["--data", str(self._data_dir), "--node-id", str(self.node_id), "--metadata", self._metadata]
+        return [*super().command(), *own]
+
+    def output(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+
+class BrokerProcesses:
+    """The brokers of a cluster, by node id."""
+
+    def __init__(
+        self, directory: Path, count: int = 3, settings: Mapping[str, object] | None = None, metadata: str = "sqlite"
+    ) -> None:
+        given = {**REPLICATED, **(settings or {})}
+        self.brokers = {node_id: ClusterBroker(directory, node_id, given, metadata) for node_id in range(1, count + 1)}
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    def start(self) -> None:
+        for broker in self.brokers.values():
+            broker.start()
+
+    def kill(self) -> None:
+        for broker in self.brokers.values():
+            broker.kill()
+
+    def stop(self) -> None:
+        for broker in self.brokers.values():
+            broker.stop()
+
+    def compare_replicas(self, topic: str, partitions: int) -> dict[int, int]:
+        """Assert that all replicas hold the same batches, byte by byte; returns the end offset of each partition.
+
+        For brokers that have stopped. Replicas may start at other offsets, and roll their segments elsewhere.
+        """
+        ends = {}
+        for index in range(partitions):
+            contents = {
+                node_id: dict(_batches(broker.log_dir / f"{topic}-{index}"))
+                for node_id, broker in self.brokers.items()
+                if (broker.log_dir / f"{topic}-{index}").exists()
+            }
+            assert len(contents) >= 2, f"{topic}-{index} has no replicas to compare: {sorted(contents)}"
+            first = next(iter(contents))
+            for node_id, batches in contents.items():
+                assert batches.keys() == contents[first].keys(), _difference(topic, index, contents, first, node_id)
+                for offset, batch in batches.items():
+                    assert batch == contents[first][offset], f"{topic}-{index} differs at offset {offset}"
+            last = max(contents[first], default=None)
+            ends[index] = 0 if last is None else _last_offset(contents[first][last]) + 1
+        return ends
+
+
+def _batches(directory: Path) -> Iterator[tuple[int, bytes]]:
+    for path in sorted(directory.glob("*.log")):
+        content = path.read_bytes()
+        for position, header in iter_headers(content):
+            yield header.base_offset, content[position : position + header.size_bytes]
+
+
+def _last_offset(batch: bytes) -> int:
+    ((_, header),) = iter_headers(batch)
+    return header.last_offset
+
+
+def _difference(topic: str, index: int, contents: Mapping[int, Mapping[int, bytes]], one: int, other: int) -> str:
+    left, right = set(contents[one]), set(contents[other])
+    return (
+        f"{topic}-{index}: broker {one} has {len(left)} batches, broker {other} {len(right)}; "
+        f"only in {one}: {sorted(left - right)[:5]}, only in {other}: {sorted(right - left)[:5]}"
+    )
+
+
+@contextmanager
+def broker_processes(
+    directory: Path, count: int = 3, settings: Mapping[str, object] | None = None, metadata: str = "sqlite"
+) -> Iterator[BrokerProcesses]:
+    """Started brokers, which are killed in the end."""
+    processes = BrokerProcesses(directory, count, settings, metadata)
+    try:
+        processes.start()
+        yield processes
+    finally:
+        processes.kill()
