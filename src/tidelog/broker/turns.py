@@ -1,8 +1,9 @@
 """Shares the event loop between requests that take a lot of work: each runs for a few milliseconds at a time.
 
-What always holds: all of this work together takes at most SLICE_S of a turn of the loop, plus one step. Work starts
-immediately if the turn has time left, so a small request never waits. Work that has hardly run yet goes first, then
-work that has been short so far, then long work. Only one piece of long work runs at a time, in order of arrival, so at
+What always holds: all of this work together takes at most SLICE_S of a turn of the loop, plus what single steps take
+longer than they may. Work starts immediately if the turn has time left, so a small request never waits. Work that has
+hardly run yet goes first, then work that has been short so far, then long work; each has a part of every turn that the
+others can't take from it. Only one piece of long work runs at a time, in order of arrival, so at
 most one large response is being built, and only while there is memory for it (`tidelog.broker.memory`); without memory,
 work with little output so far continues. Work whose future is cancelled is dropped. It does not know what the steps do.
 """
@@ -104,8 +105,12 @@ class Turns:
         self._is_scheduled = False
         self._left_s = SLICE_S
         kept_for_long_s = _KEPT_SLICE_S if self._long else 0.0
-        self._run(self._fresh, kept_for_long_s + (_KEPT_SLICE_S if self._short else 0.0))
+        kept_for_short_s = _KEPT_SLICE_S if self._short else 0.0
+        self._run(self._fresh, kept_for_short_s + kept_for_long_s)
+        # A single step may have taken more than there was, if only because the process had to wait for a core.
+        self._left_s = max(self._left_s, kept_for_short_s + kept_for_long_s)
         self._run(self._short, kept_for_long_s)
+        self._left_s = max(self._left_s, kept_for_long_s)
         self._run_long()
         # The next turn starts with a full budget again, even if there is nothing left to do.
         if self._fresh or self._short or self._left_s < SLICE_S or self._next_long() is not None:

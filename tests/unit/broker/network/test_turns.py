@@ -141,6 +141,21 @@ def test_long_work_goes_on_however_much_short_work_comes() -> None:
     run(scenario)
 
 
+def test_steps_that_take_too_long_do_not_take_it_from_longer_work() -> None:
+    """So does every step of a process that has to wait for a core."""
+
+    async def scenario(turns: Turns, work: _Work, _: AnswerMemory) -> None:
+        long = turns.start(work.steps("long", 20))
+        short = turns.start(work.steps("short", 3, step_s=FRESH_WORK_S))
+        while not (long.done() and short.done()):
+            for _ in range(3):
+                turns.start(work.steps("small", 1, step_s=SLICE_S))
+            await asyncio.sleep(0)
+            assert work.turn < 100
+
+    run(scenario)
+
+
 def test_one_large_answer_is_made_at_a_time() -> None:
     async def scenario(turns: Turns, work: _Work, _: AnswerMemory) -> None:
         futures = [turns.start(work.steps(name, 100, step_bytes=SHORT_WORK_BYTES)) for name in "abc"]
