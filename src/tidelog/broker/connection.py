@@ -242,6 +242,14 @@ class Connection:
         is_over = not self.is_busy and not self._continuing
         if is_over or (self._exchanges and self._exchanges[-1].handler.is_ended_by_eof):
             self.close("closed by the peer")
+            return
+        try:
+            self._owner.half_closed.watch(self._sock, self._on_gone)
+        except OSError as error:
+            self.close(f"lost the connection: {error.strerror}")  # it was reset in the meantime
+
+    def _on_gone(self) -> None:
+        self.close("lost the connection after the peer closed its side")
 
     def _make_room(self) -> int:
         """Make sure there is a buffer with room in it; 0 if there can't be one right now."""
@@ -530,6 +538,8 @@ class Connection:
         if self._writing:
             self._writing = False
             self._loop.remove_writer(self._fd)
+        if self._eof:
+            self._owner.half_closed.forget(self._sock)
         self._sock.close()
         self._outgoing.drop()
         self._count_answers()

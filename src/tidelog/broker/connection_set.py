@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from tidelog.broker.connection import Connection
 from tidelog.broker.dispatch import Dispatcher
+from tidelog.broker.half_closed import HalfClosed
 from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.memory import ReceiveMemory
 from tidelog.broker.request_context import ClientSession
@@ -70,6 +71,7 @@ class ConnectionSet:
         self.memory = ReceiveMemory(limits.queued_request_bytes_max, limits.request_bytes_max, loop)
         # Reads records that are no longer in memory.
         self.cold_reads = ThreadPoolExecutor(_COLD_READ_THREADS, thread_name_prefix="cold-reads")
+        self.half_closed = HalfClosed(loop)
         # A tick counter; connections note it instead of reading the clock for every request.
         self.tick = 0
         self.accepted_total = 0
@@ -168,6 +170,7 @@ class ConnectionSet:
             self._idle_timer.cancel()
         for connection in tuple(self._open):
             connection.close("closed: the broker is stopping")
+        self.half_closed.close()
         self.cold_reads.shutdown(wait=False)
 
     @property

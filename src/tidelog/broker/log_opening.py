@@ -1,21 +1,28 @@
-"""Opens logs at rest in threads before anything is appended to them, and keeps waiting requests in order.
+"""Opens logs at rest in threads before they are used, and keeps waiting produce requests in order.
 
-What always holds: a request that waits for a log keeps its place in all of its partitions, so anything that arrives
-later for one of them is appended later; the event loop reads no log files in the meantime. If a log can't be opened,
-the append reports why.
+What always holds: a produce request that waits for a log keeps its place in all of its partitions, so anything that
+arrives later for one of them is appended later; the event loop reads no log files in the meantime. If a log can't be
+opened, whoever uses it next reports why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Coroutine, Iterable
 from concurrent.futures import Executor
+from typing import Final, TypeVar
 
 from tidelog.broker.partition import Partition
+from tidelog.common.steps import Steps, with_pauses
 from tidelog.log import LogManager, LogStorageError, PartitionLog
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_OPENED_TOGETHER_MAX: Final = 256
+"""Far more than there are threads, and few enough to wait for at once."""
 
 
 class Turn:
@@ -74,9 +81,29 @@ class LogOpening:
                 del self._last[partition]
 
     async def open(self, logs: Iterable[PartitionLog]) -> None:
-        """Open logs in threads, in parallel."""
-        at_rest = [log for log in logs if not log.is_open]
-        await asyncio.gather(*(self._loop.run_in_executor(self._threads, _open, log) for log in at_rest))
+        """Open logs in threads, in parallel; there may be thousands."""
+        opening = []
+        async for log in with_pauses(logs):
+            if not log.is_open:
+                opening.append(self._loop.run_in_executor(self._threads, _open, log))
+            if len(opening) == _OPENED_TOGETHER_MAX:
+                await asyncio.gather(*opening)
+                opening.clear()
+        await asyncio.gather(*opening)
+
+    def once_open(self, partitions: Iterable[Partition], steps: Steps[T]) -> Steps[T | Coroutine[None, None, Steps[T]]]:
+        """Do the steps once the logs of these partitions are open: immediately, or after a wait for threads."""
+        at_rest: dict[PartitionLog, None] = {}
+        if not self.is_idle:
+            for partition in partitions:
+                if not partition.log.is_open:
+                    at_rest[partition.log] = None
+                yield 0
+        return self._open_first(at_rest, steps) if at_rest else (yield from steps)
+
+    async def _open_first(self, at_rest: Iterable[PartitionLog], steps: Steps[T]) -> Steps[T]:
+        await self.open(at_rest)
+        return steps
 
 
 def _open(log: PartitionLog) -> None:

@@ -351,6 +351,13 @@ class ReplicaManager:
         partition.check_leader(current_leader_epoch)
         return partition
 
+    def find_some(self, names: Iterable[tuple[str, int]]) -> Iterator[Partition]:
+        """Those of the partitions that are here; what is wrong with the others, `find` says."""
+        for name in names:
+            partition = self._by_name.get(name)
+            if partition is not None:
+                yield partition
+
     def partitions(self) -> Iterator[Partition]:
         return iter(self._by_id.values())
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.partition import ACKS_ALL
 from tidelog.client.errors import ClientError, error_code
+from tidelog.common.steps import with_pauses
 from tidelog.coordinator.actions import TopicPartition, TxnMarker
 from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.protocol import ErrorCode, KafkaError
@@ -36,6 +37,9 @@ MarkerErrors = Mapping[TopicPartition, ErrorCode]
 _TIMEOUT_MS: Final = 30_000
 """How long replicas may take. What is not confirmed by then is sent again."""
 
+_PARTITIONS_AT_ONCE_MAX: Final = 64
+"""More are written with pauses, in which others are served: a marker takes some 30 microseconds."""
+
 _MARKERS_PER_REQUEST_MAX: Final = 500
 """So that a coordinator that takes over thousands of decided transactions does not send them as one huge request."""
 
@@ -55,9 +59,20 @@ class LocalMarkerWriter:
         self._replicas = replicas
 
     def write(self, marker: TxnMarker, partitions: Sequence[TopicPartition]) -> MarkerErrors | Awaitable[MarkerErrors]:
+        here = self._replicas.find_some(partitions)
+        is_idle = self._replicas.log_opening.is_idle
+        if len(partitions) > _PARTITIONS_AT_ONCE_MAX or not (is_idle or all(each.log.is_open for each in here)):
+            return self._write_patiently(marker, partitions)
         pending: list[PendingAppend[TopicPartition]] = []
         errors = {partition: self._write(marker, partition, pending) for partition in partitions}
         return self._wait(errors, pending) if pending else errors
+
+    async def _write_patiently(self, marker: TxnMarker, partitions: Sequence[TopicPartition]) -> MarkerErrors:
+        """As `write`, for many partitions, or for logs that a thread has to open first."""
+        await self._replicas.log_opening.open(each.log for each in self._replicas.find_some(partitions))
+        pending: list[PendingAppend[TopicPartition]] = []
+        errors = {partition: self._write(marker, partition, pending) async for partition in with_pauses(partitions)}
+        return await self._wait(errors, pending) if pending else errors
 
     def _write(
         self, marker: TxnMarker, name: TopicPartition, pending: list[PendingAppend[TopicPartition]]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
+from tidelog.broker import half_closed
 from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
 from tidelog.protocol.messages.k01_fetch import FETCH, FetchResponse
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataResponse
@@ -75,6 +79,41 @@ def test_a_reset_in_a_long_poll_cancels_it(broker: Broker, wait_until: WaitUntil
     with RawClient(broker.port) as client:
         client.ask(PRODUCE, produce_request("orders", b"x"), ProduceResponse, 7)
         assert client.ask(FETCH, fetch_request("orders", 0), FetchResponse, 11).responses
+
+
+def test_a_reset_of_a_half_closed_client_cancels_its_long_poll(broker: Broker, wait_until: WaitUntil) -> None:
+    broker.create_topic("orders")
+    files_before = _open_files()
+    clients = [RawClient(broker.port) for _ in range(50)]
+    connections = broker.server.connections
+    for client in clients:
+        client.send(FETCH, fetch_request("orders", 0, max_wait_ms=600_000), 11)
+        client.end_sending()
+    wait_until(lambda: len(connections.half_closed) == 50, "all have closed their side")
+    assert _is_parked(broker, 50)
+    for client in clients:
+        client.reset()
+    wait_until(lambda: len(connections) == 0, "all connections are forgotten")
+    wait_until(lambda: _open_files() <= files_before, "all sockets are closed")
+
+
+def test_a_client_that_closed_its_socket_is_found_to_be_gone(
+    broker: Broker, connect: Connect, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its system answers the probes of the connection until it has forgotten it; those of a client that reads go on."""
+    monkeypatch.setattr(half_closed, "PROBE_INTERVAL_S", 1)
+    broker.create_topic("orders")
+    reading, gone = connect(broker), connect(broker)
+    gone.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_LINGER2, 1)  # a second instead of a minute
+    for client in (reading, gone):
+        client.send(FETCH, fetch_request("orders", 0, max_wait_ms=600_000), 11)
+    wait_until(lambda: _is_parked(broker, 2), "both fetches are parked")
+    gone.close()
+    reading.end_sending()
+    wait_until(lambda: len(broker.server.connections) == 1, "the client that is gone is forgotten")
+    with RawClient(broker.port) as other:
+        other.ask(PRODUCE, produce_request("orders", b"x"), ProduceResponse, 7)
+    assert reading.receive(FETCH, FetchResponse, 11)[1].responses
 
 
 def test_a_reset_in_the_middle_of_a_large_answer_lets_go_of_the_file(broker: Broker, wait_until: WaitUntil) -> None:

@@ -268,7 +268,7 @@ class _Appending:
                 records = _kept(records, context)
                 if is_long:
                     partition.check_writable()
-                    check = checks.start(partition, records)
+                    check = checks.start(context.session, partition, records)
             turn = checks.take_turn(context.session, partition)
             if transaction is not None:
                 replicas.transactions.take_turn(transaction)
@@ -410,7 +410,7 @@ async def _append_deferred(
     until_s = monotonic() + _LOOP_S_MAX
     for item in deferred:
         try:
-            item.answers[item.slot] = await _append_in_turn(replicas, item, acks, version, pending)
+            item.answers[item.slot] = await _append_in_turn(context, item, acks, pending)
         except KafkaError as refusal:
             if acks == ACKS_NONE:
                 raise CloseConnection(f"sent records with acks=0 that failed: {refusal}") from refusal
@@ -429,13 +429,14 @@ async def _append_deferred(
 
 
 async def _append_in_turn(
-    replicas: ReplicaManager, item: Deferred, acks: int, version: int, pending: list[Pending]
+    context: RequestContext, item: Deferred, acks: int, pending: list[Pending]
 ) -> PartitionProduceResponse:
+    replicas = context.services.replicas
     guard = None
     await item.turn.wait()
     if item.transaction is not None:
         await item.transaction.wait_for_turn()
-        error = produce_error(item.transaction.error, version)
+        error = produce_error(item.transaction.error, context.version)
         if error is not None:
             raise error
         guard = item.transaction.guard
@@ -444,7 +445,7 @@ async def _append_in_turn(
         return _produce(replicas, item.partition, item.index, records, acks, pending, guard)
     except LongCheckError:
         assert isinstance(records, memoryview)  # a validated batch is not checked again
-        item.check = replicas.checks.start(item.partition, records)
+        item.check = replicas.checks.start(context.session, item.partition, records)
         return _produce(replicas, item.partition, item.index, await item.check, acks, pending, guard)
 
 

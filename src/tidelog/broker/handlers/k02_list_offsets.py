@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Coroutine
-from contextlib import suppress
 
 from tidelog.broker.partition import ListedOffset
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.steps import Steps
-from tidelog.log import PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k02_list_offsets import (
     LIST_OFFSETS,
@@ -51,40 +49,27 @@ _LEADER_EPOCH_FROM = 4
 @handles(LIST_OFFSETS, "1-11")
 def handle_list_offsets(
     request: ListOffsetsRequest, context: RequestContext
-) -> Steps[ListOffsetsResponse] | Coroutine[None, None, Steps[ListOffsetsResponse]]:
-    opening = context.services.replicas.log_opening
-    if not opening.is_idle:
-        at_rest = _at_rest(context.services.replicas, request)
-        if at_rest:
-            return _list_when_open(request, context, at_rest)
-    return _list(request, context)
-
-
-async def _list_when_open(
-    request: ListOffsetsRequest, context: RequestContext, at_rest: list[PartitionLog]
-) -> Steps[ListOffsetsResponse]:
-    await context.services.replicas.log_opening.open(at_rest)
-    return _list(request, context)
-
-
-def _at_rest(replicas: ReplicaManager, request: ListOffsetsRequest) -> list[PartitionLog]:
-    """The logs in which something is looked up by its time, and which must be opened for that."""
-    logs: dict[PartitionLog, None] = {}
-    for topic in request.topics:
-        for wanted in topic.partitions:
-            if wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP:
-                with suppress(KafkaError):
-                    log = replicas.find(topic.name, wanted.partition_index).log
-                    if not log.is_open:
-                        logs[log] = None
-    return list(logs)
+) -> Steps[ListOffsetsResponse | Coroutine[None, None, Steps[ListOffsetsResponse]]]:
+    replicas = context.services.replicas
+    # A log must be open where something is looked up by its time.
+    by_time = (
+        (topic.name, wanted.partition_index)
+        for topic in request.topics
+        for wanted in topic.partitions
+        if wanted.timestamp >= 0 or wanted.timestamp == MAX_TIMESTAMP
+    )
+    return replicas.log_opening.once_open(replicas.find_some(by_time), _list(request, context))
 
 
 def _list(request: ListOffsetsRequest, context: RequestContext) -> Steps[ListOffsetsResponse]:
     replicas = context.services.replicas
     response = ListOffsetsResponse()
     # A look-up by time may open a batch, so asking for the same partition thousands of times is refused, as in Kafka.
-    asked = Counter((topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions)
+    asked: Counter[tuple[str, int]] = Counter()
+    for topic in request.topics:
+        for wanted in topic.partitions:
+            asked[topic.name, wanted.partition_index] += 1
+            yield 0
     for topic in request.topics:
         answer = ListOffsetsTopicResponse(name=topic.name)
         for wanted in topic.partitions:

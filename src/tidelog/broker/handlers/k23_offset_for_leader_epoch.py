@@ -6,6 +6,9 @@ largest epoch not above the one asked for and the offset at which it ended, or -
 
 from __future__ import annotations
 
+from collections.abc import Coroutine, Iterator
+
+from tidelog.broker.partition import Partition
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
@@ -24,8 +27,21 @@ from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
 @handles(OFFSET_FOR_LEADER_EPOCH, "2-4")
 def handle_offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: RequestContext
-) -> Steps[OffsetForLeaderEpochResponse]:
+) -> Steps[OffsetForLeaderEpochResponse | Coroutine[None, None, Steps[OffsetForLeaderEpochResponse]]]:
     replicas = context.services.replicas
+    return replicas.log_opening.once_open(_with_earlier_epochs(request, replicas), _look_up(request, replicas))
+
+
+def _with_earlier_epochs(request: OffsetForLeaderEpochRequest, replicas: ReplicaManager) -> Iterator[Partition]:
+    """The partitions asked about another epoch than the latest, which alone is known of a log at rest."""
+    for topic in request.topics:
+        for wanted in topic.partitions:
+            for partition in replicas.find_some([(topic.topic, wanted.partition)]):
+                if partition.log.latest_epoch != wanted.leader_epoch:
+                    yield partition
+
+
+def _look_up(request: OffsetForLeaderEpochRequest, replicas: ReplicaManager) -> Steps[OffsetForLeaderEpochResponse]:
     response = OffsetForLeaderEpochResponse()
     for topic in request.topics:
         answer = OffsetForLeaderTopicResult(topic=topic.topic)

@@ -35,11 +35,24 @@ _TIMEOUT_MS = 30_000
 Pending = PendingAppend[WritableTxnMarkerPartitionResult]
 
 
+Written = WriteTxnMarkersResponse | Coroutine[None, None, WriteTxnMarkersResponse]
+
+
 @handles(WRITE_TXN_MARKERS, "1-2")
 def handle_write_txn_markers(
     request: WriteTxnMarkersRequest, context: RequestContext
-) -> Steps[WriteTxnMarkersResponse | Coroutine[None, None, WriteTxnMarkersResponse]]:
+) -> Steps[Written | Coroutine[None, None, Steps[Written]]]:
     replicas = context.services.replicas
+    names = (
+        (topic.name, index)
+        for marker in request.markers
+        for topic in marker.topics
+        for index in topic.partition_indexes
+    )
+    return replicas.log_opening.once_open(replicas.find_some(names), _write_all(request, replicas))
+
+
+def _write_all(request: WriteTxnMarkersRequest, replicas: ReplicaManager) -> Steps[Written]:
     pending: list[Pending] = []
     response = WriteTxnMarkersResponse()
     for marker in request.markers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
@@ -21,8 +23,13 @@ from tidelog.protocol.messages.k61_describe_producers import (
 @handles(DESCRIBE_PRODUCERS, "0")
 def handle_describe_producers(
     request: DescribeProducersRequest, context: RequestContext
-) -> Steps[DescribeProducersResponse]:
+) -> Steps[DescribeProducersResponse | Coroutine[None, None, Steps[DescribeProducersResponse]]]:
     replicas = context.services.replicas
+    names = ((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
+    return replicas.log_opening.once_open(replicas.find_some(names), _describe(request, replicas))
+
+
+def _describe(request: DescribeProducersRequest, replicas: ReplicaManager) -> Steps[DescribeProducersResponse]:
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

@@ -16,6 +16,7 @@ import pytest
 from crc32c import crc32c
 
 from damaged_batches import RawBatch
+from tidelog.broker import record_checks
 from tidelog.broker.handlers.k00_produce import handle_produce
 from tidelog.broker.memory import HeldRequest, Holder, ReceiveMemory, is_unshared
 from tidelog.broker.partition import Partition
@@ -55,13 +56,15 @@ class Gate:
         self._start = node.replicas.checks.start
         patch.setattr(node.replicas.checks, "start", self.start)
 
-    def start(self, partition: Partition, records: memoryview) -> asyncio.Future[ValidatedBatch]:
+    def start(
+        self, session: ClientSession, partition: Partition, records: memoryview
+    ) -> asyncio.Future[ValidatedBatch]:
         self.started += 1
-        return asyncio.ensure_future(self._later(partition, records))
+        return asyncio.ensure_future(self._later(session, partition, records))
 
-    async def _later(self, partition: Partition, records: memoryview) -> ValidatedBatch:
+    async def _later(self, session: ClientSession, partition: Partition, records: memoryview) -> ValidatedBatch:
         await self.is_open.wait()
-        return await self._start(partition, records)
+        return await self._start(session, partition, records)
 
 
 async def prepare(node: Node, partitions: int = 1) -> None:
@@ -308,13 +311,39 @@ class TestMemory:
             may_go_on = threading.Event()
             blockers = [checks._threads.submit(may_go_on.wait) for _ in range(CHECK_THREADS)]
             batch = long(node)
-            check = checks.start(partition, memoryview(batch))
+            check = checks.start(ClientSession(), partition, memoryview(batch))
             assert not is_unshared(batch)
             check.cancel()
             await asyncio.wait([check])
             assert is_unshared(batch)
             may_go_on.set()
             assert all(blocker.result() for blocker in blockers)
+
+        run(scenario)
+
+    def test_connections_take_turns(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A connection that sent many batches at once delays the others by one of them."""
+        monkeypatch.setattr(record_checks, "CHECK_THREADS", 1)
+        checked: list[bytes] = []
+        may_begin = threading.Event()
+
+        def note(records: memoryview, *_: object) -> ValidatedBatch:
+            assert may_begin.wait(20)
+            checked.append(bytes(records))
+            raise KafkaError(ErrorCode.INVALID_RECORD)
+
+        monkeypatch.setattr(record_checks, "validate_batch", note)
+
+        async def scenario(node: Node) -> None:
+            await prepare(node)
+            checks, partition = node.replicas.checks, node.replicas.find("topic", 0)
+            greedy, modest, gone = ClientSession(), ClientSession(), ClientSession()
+            sent = [(greedy, b"g1"), (greedy, b"g2"), (greedy, b"g3"), (gone, b"x"), (modest, b"m1"), (modest, b"m2")]
+            started = {batch: checks.start(session, partition, memoryview(batch)) for session, batch in sent}
+            started[b"x"].cancel()
+            may_begin.set()
+            await asyncio.wait(started.values())
+            assert checked == [b"g1", b"g2", b"m1", b"g3", b"m2"]
 
         run(scenario)
 
@@ -372,7 +401,7 @@ def test_a_refusal_lets_go_of_what_was_opened(run: Run) -> None:
         await prepare(node)
         batch = RawBatch(codec=Compression.GZIP, inside=bytes(1 << 20)).encode()
         with pytest.raises((KafkaError, CorruptBatchError)) as refused:
-            await node.replicas.checks.start(node.replicas.find("topic", 0), memoryview(batch))
+            await node.replicas.checks.start(ClientSession(), node.replicas.find("topic", 0), memoryview(batch))
         assert (refused.value.__cause__, refused.value.__context__) == (None, None)
         files = {Path(frame.f_code.co_filename).name for frame, _ in traceback.walk_tb(refused.tb)}
         assert "record_checks.py" in files
