@@ -27,7 +27,7 @@ kept=
 IFS=:
 for place in $PYTHONPATH; do
     case "$place" in
-        {home}/python/lib/*.zip) ;;
+        {zips}) ;;
         *) kept="$kept${{kept:+:}}$place" ;;
     esac
 done
@@ -56,7 +56,9 @@ def _script() -> Path | None:
     home = Path(pyspark.__file__).parent
     if not (home / "python" / "lib" / "pyspark.zip").exists():
         return None
-    text = _SCRIPT.format(home=shlex.quote(str(home)), python=shlex.quote(sys.executable))
+    # Spark resolves symbolic links, for instance if the virtual environment is one.
+    zips = "|".join(f"{shlex.quote(str(place))}/python/lib/*.zip" for place in dict.fromkeys((home, home.resolve())))
+    text = _SCRIPT.format(zips=zips, python=shlex.quote(sys.executable))
     name = f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError if the user has no home directory
         file = cache_directory() / name

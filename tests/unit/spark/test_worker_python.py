@@ -36,6 +36,18 @@ def test_the_installed_pyspark_is_found_before_the_copy_that_spark_ships(tmp_pat
     assert told == [sys.prefix, str(HOME / "__init__.py")]
 
 
+def test_the_copy_is_left_out_by_any_of_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Spark resolves symbolic links on the way to it."""
+    link = tmp_path / "packages"
+    link.symlink_to(HOME.resolve().parent)
+    monkeypatch.setattr(pyspark, "__file__", str(link / "pyspark" / "__init__.py"))
+    for place in (link / "pyspark", HOME.resolve()):
+        zips = [str(place / "python" / "lib" / Path(each).name) for each in ZIPS]
+        told = run("import sys; print(*sys.path, sep=chr(10))", [*zips, str(tmp_path)])
+        assert str(tmp_path) in told
+        assert not set(told) & set(zips)
+
+
 def test_the_rest_of_the_path_is_kept(tmp_path: Path) -> None:
     places = [str(tmp_path / "with a blank"), str(tmp_path / "other.zip")]
     told = run("import sys; print(*sys.path, sep=chr(10))", [ZIPS[0], places[0], *ZIPS[1:], places[1]])
