@@ -1,4 +1,4 @@
-"""Three brokers as processes that share one metadata store, to be killed one by one; and a comparison of their files."""
+"""Brokers as processes that share a metadata store, to be killed one by one; and a comparison of their files."""
 
 from __future__ import annotations
 

@@ -33,7 +33,11 @@ def conclude(
     """
     draft = _complete_reassignment(draft, rules)
     draft = _with_elr(before, draft, rules, unsure)
-    draft = elect(draft, rules, preferred=preferred)
+    # An election may leave the leader alone in the ISR, which is all that some reassignments wait for.
+    draft = _complete_reassignment(elect(draft, rules, preferred=preferred), rules)
+    if draft.elr and _may_commit(draft, rules):
+        # Elected from the ELR, and enough on its own: the others will lack what it commits.
+        draft = replace(draft, elr=())
     is_replica_removed = not set(before.replicas) <= set(draft.replicas)
     if draft.leader != before.leader or is_replica_removed or new_leader_epoch:
         draft = replace(draft, leader_epoch=before.leader_epoch + 1)
@@ -190,7 +194,7 @@ def _with_elr(before: PartitionState, draft: PartitionState, rules: Rules, unsur
 
     Nothing is committed with so few members, so whoever leaves then, or left since, has all that ever was.
     """
-    if len(draft.isr) >= min(rules.min_insync_replicas, len(draft.replicas)):
+    if _may_commit(draft, rules):
         return replace(draft, elr=()) if draft.elr else draft
     elr = tuple(
         node_id
@@ -198,6 +202,11 @@ def _with_elr(before: PartitionState, draft: PartitionState, rules: Rules, unsur
         if node_id not in draft.isr and node_id not in unsure and (node_id in draft.elr or node_id in before.isr)
     )
     return draft if set(elr) == set(draft.elr) else replace(draft, elr=elr)
+
+
+def _may_commit(state: PartitionState, rules: Rules) -> bool:
+    """Whether the ISR is large enough for records to be committed."""
+    return len(state.isr) >= min(rules.min_insync_replicas, len(state.replicas))
 
 
 def _without_unsure_member(state: PartitionState, node_id: int, *, same_disks: bool) -> PartitionState:
