@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.testing import Broker
 
-SPARK_DEADLINE_S = 240.0
+SPARK_DEADLINE_S = 600.0
 
 
 @pytest.mark.xdist_group("spark")

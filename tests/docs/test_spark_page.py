@@ -24,7 +24,7 @@ def test_the_page_of_options_is_what_the_table_says() -> None:
 @pytest.mark.xdist_group("spark")
 def test_the_examples_of_the_spark_page(examples: Callable[[str], list[Any]], runner: Any, broker: Broker) -> None:
     runner.bootstrap = broker.bootstrap
-    runner.deadline_s = 300  # Spark is slow to start on a busy machine
+    runner.deadline_s = 600  # Spark is slow to start on a busy machine
     parts = examples("docs/spark.md")
     assert {part.language for part in parts} == {"python"}
     program = replace(

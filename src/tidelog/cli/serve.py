@@ -28,6 +28,7 @@ def add_to(app: App) -> None:
 def serve(
     listen: Annotated[str | None, _option("listen", show_default="127.0.0.1:9092")] = None,
     data: Annotated[Path, _option("data")] = Path("tidelog-data"),
+    brokers: Annotated[str | None, _option("brokers")] = None,
     node_id: Annotated[int | None, _option("node_id", show_default="1")] = None,
     metadata: Annotated[str | None, _option("metadata", show_default="sqlite")] = None,
     config: Annotated[Path | None, _option("config")] = None,
@@ -37,9 +38,17 @@ def serve(
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    It prints a line when it is ready for clients.
+    It prints a line when it is ready for clients. With --brokers it runs a cluster of several.
     """
     arguments = ServeArguments(
-        listen, data, config, overrides or [], log_level.value, log_json, node_id=node_id, metadata=metadata
+        listen,
+        data,
+        config,
+        overrides or [],
+        log_level.value,
+        log_json,
+        node_id=node_id,
+        metadata=metadata,
+        brokers=brokers,
     )
     raise typer.Exit(start(arguments))

@@ -38,6 +38,9 @@ class LogLevel(enum.StrEnum):
 SERVE_OPTIONS = {
     "listen": ServeOption("--listen", "HOST:PORT", "Address to listen on; port 0 picks a free one."),
     "data": ServeOption("--data", "DIR", "Data directory; created if it doesn't exist.", convert=Path),
+    "brokers": ServeOption(
+        "--brokers", "N", "Run a cluster of this many brokers, a process each; auto: one a core. Ports count up."
+    ),
     "node_id": ServeOption("--node-id", "N", "This broker's id in its cluster; 1 unless set.", convert=int),
     "metadata": ServeOption(
         "--metadata",
@@ -65,6 +68,7 @@ class ServeArguments:
     log_json: bool = False
     node_id: int | None = None
     metadata: str | None = None
+    brokers: str | None = None
 
 
 def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
@@ -99,11 +103,58 @@ def parse_plain(arguments: Sequence[str]) -> ServeArguments | None:
 
 
 def start(arguments: ServeArguments) -> int:
-    """Run a broker until it stops, and return the exit code. Raises SettingError for unusable settings."""
+    """Run one broker or several until they stop; returns the exit code. Raises SettingError for unusable settings."""
     from tidelog.server.serve import run
     from tidelog.server.settings_load import load
 
+    if arguments.brokers is not None:
+        return _start_cluster(arguments, arguments.brokers)
     given = {"listeners": arguments.listen, "node.id": arguments.node_id, "tidelog.metadata": arguments.metadata}
     options: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     settings = load(arguments.config, os.environ, arguments.overrides, options=options)
     return run(settings, data_dir=arguments.data, log_level=arguments.log_level, log_json=arguments.log_json)
+
+
+def _start_cluster(arguments: ServeArguments, brokers: str) -> int:
+    """Run several brokers of one machine under a supervisor."""
+    import asyncio
+    import sys
+
+    from tidelog.common.endpoint import parse_endpoint
+    from tidelog.common.settings import SettingError
+    from tidelog.server.logging_setup import set_up_logging
+    from tidelog.server.settings_load import load
+    from tidelog.server.supervisor import BrokerPlan, Supervisor, brokers_count, supervise
+
+    try:
+        count = brokers_count(brokers)
+    except ValueError as error:
+        raise SettingError(str(error)) from error
+    if arguments.node_id is not None:
+        raise SettingError("--brokers numbers the brokers by itself; leave out --node-id")
+    # Mistakes are told once, and not by every broker.
+    options: dict[str, object] = {} if arguments.listen is None else {"listeners": arguments.listen}
+    listeners = load(arguments.config, os.environ, arguments.overrides, options=options)["listeners"]
+    if len(listeners) != 1:
+        raise SettingError("--brokers counts the ports of one listener up, and several are given")
+    first = parse_endpoint(listeners[0])
+    plans = []
+    for node_id in range(1, count + 1):
+        listener = first._replace(port=first.port and first.port + node_id - 1)
+        command = [sys.executable, "-m", "tidelog", "serve", "--node-id", str(node_id), "--listen", str(listener)]
+        command += ["--data", str(arguments.data), "--log-level", arguments.log_level]
+        if arguments.metadata is not None:
+            command += ["--metadata", arguments.metadata]
+        if arguments.config is not None:
+            command += ["--config", str(arguments.config)]
+        for override in arguments.overrides:
+            command += ["--set", override]
+        if arguments.log_json:
+            command.append("--log-json")
+        plans.append(BrokerPlan(node_id, command))
+    set_up_logging(arguments.log_level, as_json=arguments.log_json)
+
+    async def run_all() -> int:
+        return await supervise(Supervisor(plans, prefix_logs=not arguments.log_json))
+
+    return asyncio.run(run_all())

@@ -20,10 +20,12 @@ from tidelog.common.settings import SettingError, Settings
 from tidelog.server.garbage import GarbagePauses
 from tidelog.server.logging_setup import set_up_logging
 from tidelog.server.server import DEFAULT_DATA_DIR, BrokerServer, StartError
+from tidelog.server.supervision import SUPERVISOR_PID
 
 EXIT_OK = 0
 EXIT_CANNOT_START = 2
 _EXIT_AT_ONCE = 130
+_PARENT_CHECK_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +62,23 @@ async def _serve(settings: Settings, data_dir: Path) -> None:
     endpoint = server.endpoint
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     print(f"tidelog broker {server.node_id} ready on {host}:{endpoint.port}", flush=True)
+    orphaned = asyncio.create_task(_stop_without_supervisor(stop))
     await stop.wait()
+    orphaned.cancel()
     logger.info("shutting down")
     await server.stop()
     logger.info("shut down cleanly")
+
+
+async def _stop_without_supervisor(stop: asyncio.Event) -> None:
+    """A broker of a supervised cluster does not outlive its supervisor: nobody would know of it any more."""
+    supervisor_pid = os.environ.get(SUPERVISOR_PID)
+    while supervisor_pid is not None:
+        if os.getppid() != int(supervisor_pid):
+            logger.warning("the supervisor of this broker is gone")
+            stop.set()
+            return
+        await asyncio.sleep(_PARENT_CHECK_S)
 
 
 def _stop_on_signals() -> asyncio.Event:

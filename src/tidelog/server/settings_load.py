@@ -17,10 +17,11 @@ from tidelog.common.endpoint import parse_endpoint
 from tidelog.common.settings import SettingError, Settings, SettingScope, SettingsTable, nearest_name
 from tidelog.server.properties_file import parse_properties
 from tidelog.server.settings_table import TABLE
+from tidelog.server.supervision import SUPERVISOR_PID
 
 ENVIRONMENT_PREFIX = "TIDELOG_"
 # Variables of the command line itself, which share the prefix but are not broker settings.
-OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG", "TIDELOG_PIPELINES"})
+OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG", "TIDELOG_PIPELINES", SUPERVISOR_PID})
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 

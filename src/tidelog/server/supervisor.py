@@ -21,10 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-logger = logging.getLogger(__name__)
+from tidelog.server.supervision import SUPERVISOR_PID
 
-SUPERVISOR_PID: Final = "TIDELOG_SUPERVISOR_PID"
-"""The environment variable by which a broker knows that it is not to outlive its supervisor."""
+logger = logging.getLogger(__name__)
 
 RESTART_PAUSE_S_MIN: Final = 0.1
 """A broker that died once, such as by kill -9, is back within a second."""

@@ -28,21 +28,19 @@ from tidelog.protocol.messages.k21_delete_records import (
 _NO_LOW_WATERMARK = -1
 
 Deleted = tuple[PendingDelete, DeleteRecordsPartitionResult]
-
-
-Deleted = DeleteRecordsResponse | Coroutine[None, None, DeleteRecordsResponse]
+Answer = DeleteRecordsResponse | Coroutine[None, None, DeleteRecordsResponse]
 
 
 @handles(DELETE_RECORDS, "0-2")
 def handle_delete_records(
     request: DeleteRecordsRequest, context: RequestContext
-) -> Steps[Deleted | Coroutine[None, None, Steps[Deleted]]]:
+) -> Steps[Answer | Coroutine[None, None, Steps[Answer]]]:
     replicas = context.services.replicas
     names = ((topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions)
     return replicas.log_opening.once_open(replicas.find_some(names), _delete_all(request, replicas))
 
 
-def _delete_all(request: DeleteRecordsRequest, replicas: ReplicaManager) -> Steps[Deleted]:
+def _delete_all(request: DeleteRecordsRequest, replicas: ReplicaManager) -> Steps[Answer]:
     response = DeleteRecordsResponse()
     deleted: list[Deleted] = []
     for wanted in request.topics:

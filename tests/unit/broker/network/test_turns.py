@@ -144,7 +144,7 @@ def test_long_work_goes_on_however_much_short_work_comes() -> None:
 def test_steps_that_take_too_long_do_not_take_it_from_longer_work() -> None:
     """So does every step of a process that has to wait for a core."""
 
-    async def scenario(turns: Turns, work: _Work, _: AnswerMemory) -> None:
+    async def scenario(turns: Turns, work: _Work, answers: AnswerMemory) -> None:
         long = turns.start(work.steps("long", 20))
         short = turns.start(work.steps("short", 3, step_s=FRESH_WORK_S))
         while not (long.done() and short.done()):

@@ -1,0 +1,8 @@
+"""What a supervisor tells the brokers that it starts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SUPERVISOR_PID: Final = "TIDELOG_SUPERVISOR_PID"
+"""The environment variable by which a broker knows that it is not to outlive its supervisor."""
