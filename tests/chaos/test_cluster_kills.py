@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from tidelog import Admin, Consumer, Producer
 from tidelog.client.admin import NewTopic
 from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
+from zookeeper_ensemble import Ensemble
 
 PARTITIONS = 3
 TOPIC = "kills"
@@ -109,32 +113,74 @@ def check(found: dict[int, list[bytes]], writers: list[Writer]) -> None:
         assert not writer.failed, writer.failed[:3]
 
 
+@contextmanager
+def written_to(cluster: BrokerProcesses) -> Iterator[list[Writer]]:
+    """Two producers that write all the time; in the end, all that they wrote is there once, in all replicas."""
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)]).raise_for_errors()
+    writers = [Writer(cluster.bootstrap, f"writer{number}") for number in range(2)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield writers
+    finally:
+        for writer in writers:
+            writer.finish()
+    check(read_all(cluster.bootstrap), writers)
+    wait_until_in_sync(cluster)
+    cluster.stop()
+    ends = cluster.compare_replicas(TOPIC, PARTITIONS)
+    assert sum(ends.values()) >= sum(len(writer.acknowledged) for writer in writers)
+
+
 @pytest.mark.parametrize(
     ("seed", "kills"),
     [(1, 6), pytest.param(2, 100, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
 def test_nothing_is_lost_when_brokers_are_killed(tmp_path: Path, seed: int, kills: int) -> None:
     rng = random.Random(seed)
-    with broker_processes(tmp_path) as cluster:
-        with Admin(bootstrap_servers=cluster.bootstrap) as admin:
-            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)]).raise_for_errors()
-        writers = [Writer(cluster.bootstrap, f"writer{number}") for number in range(2)]
-        for writer in writers:
-            writer.start()
-        try:
-            for _ in range(kills):
-                wait_for_progress(writers, rng.randrange(50, 500))
-                broker = cluster.brokers[rng.choice(sorted(cluster.brokers))]
-                broker.kill()
-                # Two of three are enough for min.insync.replicas.
-                wait_for_progress(writers, rng.randrange(50, 300))
-                broker.start()
-                wait_until_in_sync(cluster)
-        finally:
-            for writer in writers:
-                writer.finish()
-        check(read_all(cluster.bootstrap), writers)
+    with broker_processes(tmp_path) as cluster, written_to(cluster) as writers:
+        for _ in range(kills):
+            wait_for_progress(writers, rng.randrange(50, 500))
+            broker = cluster.brokers[rng.choice(sorted(cluster.brokers))]
+            broker.kill()
+            # Two of three are enough for min.insync.replicas.
+            wait_for_progress(writers, rng.randrange(50, 300))
+            broker.start()
+            wait_until_in_sync(cluster)
+
+
+def test_brokers_restart_one_after_another_and_producers_see_no_error(tmp_path: Path) -> None:
+    with broker_processes(tmp_path) as cluster, written_to(cluster) as writers:
+        for broker in cluster.brokers.values():
+            wait_for_progress(writers, 100)
+            broker.stop()
+            wait_for_progress(writers, 100)
+            broker.start()
+            wait_until_in_sync(cluster)
+
+
+def test_a_broker_comes_back_with_an_empty_disk(tmp_path: Path) -> None:
+    with broker_processes(tmp_path) as cluster, written_to(cluster) as writers:
+        wait_for_progress(writers, 500)
+        broker = cluster.brokers[2]
+        broker.kill()
+        shutil.rmtree(broker.log_dir)
+        wait_for_progress(writers, 100)
+        broker.start()
         wait_until_in_sync(cluster)
-        cluster.stop()
-        ends = cluster.compare_replicas(TOPIC, PARTITIONS)
-        assert sum(ends.values()) >= sum(len(writer.acknowledged) for writer in writers)
+
+
+@pytest.mark.xdist_group("zookeeper")
+def test_brokers_whose_metadata_is_in_zookeeper(tmp_path: Path) -> None:
+    with (
+        Ensemble(tmp_path / "zookeeper", servers=1) as ensemble,
+        broker_processes(tmp_path, metadata=f"{ensemble.address}/kills") as cluster,
+        written_to(cluster) as writers,
+    ):
+        for node_id in cluster.brokers:
+            wait_for_progress(writers, 100)
+            cluster.brokers[node_id].kill()
+            wait_for_progress(writers, 100)
+            cluster.brokers[node_id].start()
+            wait_until_in_sync(cluster)

@@ -67,8 +67,11 @@ class IsrManager:
             return
         self._waiting[partition] = None
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._send_all(), name="alter partitions")
-            self._task.add_done_callback(self._on_sent)
+            self._start()
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._send_all(), name="alter partitions")
+        self._task.add_done_callback(self._on_sent)
 
     async def close(self) -> None:
         """Send nothing more; what was asked for stays pending."""
@@ -79,6 +82,9 @@ class IsrManager:
 
     def _on_sent(self, task: asyncio.Task[None]) -> None:
         self._task = None
+        if self._waiting and not self._is_closed:
+            # It came after the task had looked for the last time, and before the task was seen to have ended.
+            self._start()
         if not task.cancelled():
             task.result()
 

@@ -430,6 +430,7 @@ def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -
 
     A disk that is not mounted looks like an empty directory. What gives it away is that a directory id of the last
     registration is missing. That id stays registered as long as partitions are missing, across any number of restarts.
+    Partitions of which other brokers have in-sync replicas are copied from those again.
     """
     there = [directory.directory_id for directory in logs.directories.online if directory.directory_id is not None]
     registered = image.brokers[node_id].directories if node_id in image.brokers else ()
@@ -441,7 +442,8 @@ def _withhold_unreachable(logs: LogManager, image: ClusterImage, node_id: int) -
     withheld: Counter[str] = Counter()
     for topic in image.topics.values():
         for index, state in enumerate(topic.partitions):
-            if node_id in state.replicas and not logs.has(topic.name, index):
+            is_last_copy = not any(member != node_id for member in state.isr)
+            if node_id in state.replicas and is_last_copy and not logs.has(topic.name, index):
                 logs.withhold(topic.name, index, reason)
                 withheld[topic.name] += 1
     if not withheld:

@@ -358,6 +358,31 @@ def test_changes_are_sent_together_and_again_until_they_are_decided() -> None:
     asyncio.run(scenario())
 
 
+def test_a_change_that_comes_as_the_last_one_ends_is_sent() -> None:
+    async def scenario() -> None:
+        first, second = Leader((NODE,)), Leader((NODE,))
+        both_decided = asyncio.Event()
+
+        def on_changed(partition: Partition) -> None:
+            if partition is first.partition:
+                # Before the loop hears that the task that sent the first one has ended.
+                asyncio.get_running_loop().call_soon(manager.submit, second.partition)
+            else:
+                both_decided.set()
+
+        manager = IsrManager(NODE, first.terms, Controller(agree, agree), on_changed)
+        for leader in (first, second):
+            leader.fetch(2, 0)
+            assert leader.partition.propose_expansion()
+        manager.submit(first.partition)
+        async with asyncio.timeout(10):
+            await both_decided.wait()
+        assert second.partition.isr == (NODE, 2)
+        await manager.close()
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_asked_for_before_the_broker_is_registered() -> None:
     async def scenario() -> None:
         leader = Leader((NODE,))
