@@ -190,7 +190,7 @@ class Controller:
     async def shut_down_broker(self, node_id: int, broker_epoch: int) -> bool:
         """Prepare a broker's controlled shutdown; True once it may stop.
 
-        Ask again while False: it leads partitions for which no other replica is in sync yet,. A
+        Ask again while False: it leads partitions for which no other replica is in sync yet. A
         broker that stops all the same leaves these offline until another one of their replicas may lead. Raises
         KafkaError NOT_CONTROLLER or STALE_BROKER_EPOCH.
         """
