@@ -95,7 +95,7 @@ class Shop:
                     key = f"k{random_.randrange(KEYS)}".encode()
                     producer.send_nowait(plain_version.INPUT, b"%d" % random_.randrange(100), key)
                 producer.flush()
-                self._stop_sending.wait(0.05)
+                self._stop_sending.wait(0.01)
 
     def stop_orders(self) -> None:
         self._stop_sending.set()

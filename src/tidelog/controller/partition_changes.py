@@ -216,7 +216,10 @@ def _without_unsure_member(state: PartitionState, node_id: int, *, same_disks: b
     and without it the partition would never come back. With new disks it has nothing, and others may have old records.
     """
     isr, elr = _without(state.isr, {node_id}), _without(state.elr, {node_id})
-    if (len(isr) == len(state.isr) and len(elr) == len(state.elr)) or (same_disks and not (isr or elr)):
+    if len(isr) == len(state.isr) and len(elr) == len(state.elr):
+        return state
+    # A sole replica knows itself which of its files are missing: nobody else could have them.
+    if (same_disks or state.replicas == (node_id,)) and not (isr or elr):
         return state
     return replace(state, isr=isr, elr=elr)
 

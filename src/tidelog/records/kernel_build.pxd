@@ -129,7 +129,7 @@ cdef class RecordAppender:
 cdef class RecordSender:
     cdef RecordAppender appender
 
-    cpdef int set_appender(self, RecordAppender appender) except -1
+    cpdef int _set_appender(self, RecordAppender appender) except -1
 
 
 @cython.locals(partitions=Py_ssize_t, number=Py_ssize_t)

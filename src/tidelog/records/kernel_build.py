@@ -474,7 +474,7 @@ class RecordSender:
 
     appender: RecordAppender | None
 
-    def set_appender(self, appender: RecordAppender) -> None:
+    def _set_appender(self, appender: RecordAppender) -> None:
         self.appender = appender
 
     def send_nowait(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -20,7 +21,7 @@ from simulated_clock import SimulatedClock
 from simulated_kill import KillSwitch
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import SimulatedNetwork
-from tidelog.broker import turns
+from tidelog.broker import half_closed, turns
 from tidelog.broker.handlers import k00_produce
 from tidelog.common import steps
 from tidelog.controller.requests import NewTopic
@@ -131,6 +132,8 @@ class SimulatedBroker:
             mock.patch.object(turns, "SHORT_WORK_S", _FOR_EVER_S),
             mock.patch.object(steps, "_PAUSE_AFTER_S", _FOR_EVER_S),
             mock.patch.object(k00_produce, "_LOOP_S_MAX", _FOR_EVER_S),
+            # The kernel knows nothing of simulated sockets.
+            mock.patch.object(half_closed, "select", SimpleNamespace()),
             self._kills.installed(),
         ):
             yield

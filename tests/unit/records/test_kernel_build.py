@@ -288,7 +288,7 @@ def test_a_sender_leaves_to_its_subclass_what_can_not_be_appended(scene: Scene) 
             slow.append(record)
 
     producer = Producer()
-    producer.set_appender(scene.appender)
+    producer._set_appender(scene.appender)
     producer.send_nowait("t", b"v")
     assert isinstance(producer.send("t", b"v", on_delivery=slow.append), scene.receipt_class)
     assert slow == []

@@ -51,7 +51,7 @@ class Producer(RecordSender, TransactionCalls, Closing):
         self._core = make_core(ProducerSettings.read(settings, options), "Producer", may_send_from_callers=True)
         self._thread = LoopThread("tidelog-producer")
         self._thread.post(self._core.start)
-        self.set_appender(self._core.callers_appender())
+        self._set_appender(self._core.callers_appender())
         self._is_open = True
 
     # Sending
