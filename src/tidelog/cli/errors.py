@@ -62,6 +62,8 @@ def report_warnings() -> None:
         last = ""
 
         def emit(self, record: logging.LogRecord) -> None:
+            if record.name.endswith(".failure_log"):
+                return  # the command itself says what was not delivered
             message = record.getMessage()
             if message != self.last:  # a retry that fails the same way is reported once
                 self.last = message
