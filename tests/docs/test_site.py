@@ -13,6 +13,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+# Two builds at once would be in each other's way.
+pytestmark = pytest.mark.xdist_group("site")
+
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "docs" / "_site" / "build.py"
 
