@@ -18,8 +18,8 @@ from tidelog.broker.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
 from tidelog.broker.partition import ACKS_ALL, Partition
 from tidelog.coordinator.actions import Action, AppendInTransaction
 from tidelog.coordinator.config import GroupConfig
-from tidelog.coordinator.memory import GroupMemory
 from tidelog.coordinator.shard import GroupShard
+from tidelog.coordinator.shard_state import group_memory
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import Compression, encode_batch
@@ -55,6 +55,7 @@ _GROUP_SETTINGS: Final = (
     "offsets.retention.minutes",
     "tidelog.group.coordinator.max.bytes",
     "tidelog.group.max.bytes",
+    "tidelog.group.offsets.max.bytes",
 )
 
 
@@ -84,7 +85,7 @@ class GroupService(CoordinatorService[GroupShard]):
         )
         self._settings = settings
         self._config = group_config(settings)
-        self._memory = GroupMemory(self._config.tidelog_group_coordinator_max_bytes)
+        self._memory = group_memory(self._config)
         self._load_buffer_bytes = settings.get_int("offsets.load.buffer.size")
         self._topics = ClusterTopics(cluster.image)
         self._unsubscribe: Callable[[], None] | None = None

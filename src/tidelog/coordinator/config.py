@@ -29,6 +29,7 @@ class GroupConfig:
     # What the members of one group, and of all groups, may make the coordinator remember.
     tidelog_group_max_bytes: int = 8 * 1024 * 1024
     tidelog_group_coordinator_max_bytes: int = 256 * 1024 * 1024
+    tidelog_group_offsets_max_bytes: int = 256 * 1024 * 1024
     # Groups of the new consumer protocol (KIP-848).
     group_consumer_session_timeout_ms: int = 45_000
     group_consumer_heartbeat_interval_ms: int = 5_000

@@ -101,6 +101,6 @@ class GroupRequests:
 
     def _forget(self, group_id: str) -> list[Action]:
         """The group's tombstones are committed."""
-        self._state.offsets.pop(group_id, None)
+        self._state.drop_offsets(group_id)
         group = self._state.drop_group(group_id)
         return [] if group is None else group.on_deleted()

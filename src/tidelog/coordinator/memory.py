@@ -1,8 +1,8 @@
 """How much memory coordinators keep for clients, and how much they may.
 
 Whoever can reach a broker can make it remember things: members with whatever they say about themselves, ids that were
-given out and never used, transactional ids. All of it is counted, by an estimate that is rather too high, and refused
-when a group or all groups together would grow too large.
+given out and never used, offsets of groups that nobody is a member of, transactional ids. All of it is counted, by an
+estimate that is rather too high, and refused when a group or all groups together would grow too large.
 
 What always holds: a budget is the sum of what its shards hold. A shard is counted once it is loaded, because loading
 runs in a thread; what it finds in its log is counted even if that exceeds the limit.
@@ -10,9 +10,12 @@ runs in a thread; what it finds in its log is counted even if that exceeds the l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from sys import getsizeof
 from typing import Final
+
+logger = logging.getLogger(__name__)
 
 GROUP_BYTES: Final = 4_000
 """A group without members: the object, its members' tables and its history."""
@@ -24,9 +27,19 @@ TRANSACTION_BYTES: Final = 1_000
 """A transactional id without its name and its partitions."""
 PARTITION_BYTES: Final = 200
 """A partition of a transaction."""
+OFFSETS_BYTES: Final = 1_000
+"""A group's table of offsets without their topics, and the group's name apart."""
+OFFSETS_TOPIC_BYTES: Final = 400
+"""A topic in that table, without its name."""
+OFFSET_BYTES: Final = 250
+"""A committed offset without its metadata."""
+PENDING_OFFSET_BYTES: Final = 400
+"""An offset in an open transaction, without its metadata and its topic."""
 
 _PENDING_SHARE: Final = 4
 """Ids that nobody has joined with yet may take a quarter of the memory, as clients use theirs at once."""
+_MEMBERS_SHARE: Final = 4
+"""A quarter of the memory for offsets is kept for groups with members: to commit for any other group costs nothing."""
 
 
 def text_bytes(texts: Iterable[str | None]) -> int:
@@ -42,8 +55,9 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def has_room(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self.limit_bytes
+    def has_room(self, size_bytes: int, *, kept_bytes: int = 0) -> bool:
+        """Whether it may grow by so much; `kept_bytes` are for others."""
+        return self.used_bytes + size_bytes <= self.limit_bytes - kept_bytes
 
 
 class ShardMemory:
@@ -131,8 +145,29 @@ class PendingIds:
 
 
 class GroupMemory:
-    """What all groups of a broker may hold: members in one budget, ids that were given out in another."""
+    """What all groups of a broker may hold: members, ids that were given out, and offsets, each in its own budget."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, offsets_limit_bytes: int) -> None:
         self.groups = MemoryBudget(limit_bytes)
         self.pending_ids = MemoryBudget(limit_bytes // _PENDING_SHARE)
+        self.offsets = MemoryBudget(offsets_limit_bytes)
+        self._warned_at_bytes: int | None = None
+
+    def has_room_for_offsets(self, size_bytes: int, *, has_members: bool) -> bool:
+        """Whether a group may commit so many bytes more."""
+        kept_bytes = 0 if has_members else self.offsets.limit_bytes // _MEMBERS_SHARE
+        has_room = self.offsets.has_room(size_bytes, kept_bytes=kept_bytes)
+        if not has_room:
+            self._warn()
+        return has_room
+
+    def _warn(self) -> None:
+        """Once, and again when a tenth of it has been free meanwhile."""
+        used_bytes = self.offsets.used_bytes
+        if self._warned_at_bytes is None or used_bytes < self._warned_at_bytes * 0.9:
+            logger.warning(
+                "committed offsets take %d bytes: offsets of further partitions are refused. "
+                "Delete groups that nobody uses, or raise tidelog.group.offsets.max.bytes",
+                used_bytes,
+            )
+        self._warned_at_bytes = used_bytes

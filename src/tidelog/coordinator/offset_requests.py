@@ -2,7 +2,9 @@
 
 What always holds: one request is one batch in the log, so all its offsets take effect or none; an offset is
 acknowledged when it is committed, in the order of the requests. A member's group decides whether it may commit. When a
-topic is deleted, so are its offsets; a topic recreated under the same name does not inherit them.
+topic is deleted, so are its offsets; a topic recreated under the same name does not inherit them. When the memory for
+offsets is used up, those that exist can still be moved, but no more are committed (INVALID_COMMIT_OFFSET_SIZE, which
+clients report instead of retrying).
 """
 
 from __future__ import annotations
@@ -17,7 +19,15 @@ from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.config import GroupImage
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue
-from tidelog.coordinator.offsets import NO_EXPIRATION, CommittedOffset, GroupOffsets, offset_tombstone
+from tidelog.coordinator.offsets import (
+    NO_EXPIRATION,
+    CommittedOffset,
+    GroupOffsets,
+    offset_bytes,
+    offset_tombstone,
+    pending_bytes,
+    topic_bytes,
+)
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
@@ -49,7 +59,50 @@ _TIMESTAMP_MS_MAX: Final = 2**63 - 1
 NO_PRODUCER_ID: Final = -1
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
-Commits = list[tuple[str, int, CommittedOffset]]
+
+class Commits:
+    """The offsets that one request commits; the memory that they will take is reserved while they are written."""
+
+    __slots__ = ("_growth_bytes", "_is_transactional", "_new_topics", "_offsets", "_state", "has_members", "rows")
+
+    def __init__(self, state: ShardState, group_id: str, *, is_transactional: bool = False) -> None:
+        self.rows: list[tuple[str, int, CommittedOffset]] = []
+        group = state.groups.get(group_id)
+        self.has_members = group is not None and not group.is_empty
+        self._state = state
+        self._is_transactional = is_transactional
+        self._offsets = state.offsets.get(group_id)
+        self._growth_bytes = 0 if self._offsets is not None else GroupOffsets(group_id).footprint.size_bytes
+        self._new_topics: set[str] = set()
+
+    def add(self, topic: str, partition: int, offset: CommittedOffset) -> bool:
+        """Commit this offset, too; False if there is no memory for it."""
+        more_bytes = self._more_bytes(topic, partition, offset.metadata)
+        if more_bytes > 0:
+            growth_bytes = self._growth_bytes + more_bytes
+            if not self._state.shared_memory.has_room_for_offsets(growth_bytes, has_members=self.has_members):
+                return False
+            self._growth_bytes = growth_bytes
+        self.rows.append((topic, partition, offset))
+        return True
+
+    def _more_bytes(self, topic: str, partition: int, metadata: str) -> int:
+        if self._is_transactional:
+            return pending_bytes(topic, metadata)
+        before = None
+        if self._offsets is not None and self._offsets.of_topic(topic):
+            before = self._offsets.get(topic, partition)
+        elif topic not in self._new_topics:
+            self._new_topics.add(topic)
+            return topic_bytes(topic) + offset_bytes(metadata)
+        return offset_bytes(metadata) - (0 if before is None else offset_bytes(before.metadata))
+
+    def reserve(self) -> None:
+        self._state.offsets_memory.add(self._growth_bytes)
+
+    def release(self) -> None:
+        """Their write is decided; what counts from now on is what is kept."""
+        self._state.offsets_memory.add(-self._growth_bytes)
 
 
 class OffsetRequests:
@@ -89,7 +142,7 @@ class OffsetRequests:
             if offsets is not None:
                 offsets.end_transaction(producer_id, committed=committed)
                 if not offsets:
-                    del self._state.offsets[group_id]
+                    self._state.drop_offsets(group_id)
 
     def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]], *, keep_group: bool = False) -> None:
         offsets = self._state.offsets.get(group_id)
@@ -98,32 +151,34 @@ class OffsetRequests:
         for topic, partition in partitions:
             offsets.remove(topic, partition)
         if not offsets and not keep_group:
-            del self._state.offsets[group_id]
+            self._state.drop_offsets(group_id)
 
     # Commit
 
     def commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
         error = self._check_commit(request, client.api_version)
-        commits: Commits = []
+        group_id = request.group_id
+        commits = Commits(self._state, group_id)
         response = OffsetCommitResponse(
             topics=[self.prepare(topic, request, client, now, error, commits) for topic in request.topics]
         )
-        if not commits:
+        if not commits.rows:
             return [Answer(exchange, response)]
-        group_id = request.group_id
+        commits.reserve()
         group = self._state.groups.get(group_id)
         actions = [] if group is None else group.on_offset_commit(request.member_id, now)
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
+            commits.release()
             if error:
                 fail_commit(response, error)
             else:
                 offsets = self._state.offsets_of(group_id)
-                for topic, partition, offset in commits:
+                for topic, partition, offset in commits.rows:
                     offsets.put(topic, partition, offset)
             return [Answer(exchange, response)]
 
-        records = [offset.record(group_id, topic, partition) for topic, partition, offset in commits]
+        records = [offset.record(group_id, topic, partition) for topic, partition, offset in commits.rows]
         actions.append(self._state.appends.start(records, finish))
         return actions
 
@@ -180,7 +235,8 @@ class OffsetRequests:
                     expire_ms,
                     topic_id,
                 )
-                commits.append((name, index, offset))
+                if not commits.add(name, index, offset):
+                    error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
             answers.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
         return OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=answers)
 
@@ -316,7 +372,7 @@ class OffsetRequests:
             if offsets:
                 actions += self._remove(group_id, self._expired(group_id, offsets, now))
             else:
-                del self._state.offsets[group_id]
+                self._state.drop_offsets(group_id)
         for group_id, group in tuple(self._state.groups.items()):
             if group_id not in self._state.offsets and group.is_empty and not group.check_delete():
                 actions += self._remove_group(group_id)

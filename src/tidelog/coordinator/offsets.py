@@ -1,7 +1,7 @@
 """The offsets that one group has committed, and those that are pending in a transaction.
 
 What always holds: nobody reads a pending offset until its transaction is committed; if a partition has several commits,
-the one written last counts.
+the one written last counts; all that is kept here is in the group's footprint.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterator
+from sys import getsizeof
 from typing import NamedTuple
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.coordinator.actions import GroupRecord
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, encode_record
+from tidelog.coordinator.memory import (
+    OFFSET_BYTES,
+    OFFSETS_BYTES,
+    OFFSETS_TOPIC_BYTES,
+    PENDING_OFFSET_BYTES,
+    Footprint,
+    text_bytes,
+)
 from tidelog.protocol.wire import write_uvarint
 
 NO_EXPIRATION = -1
@@ -106,15 +115,30 @@ class _Pending(NamedTuple):
     before: CommittedOffset | None
 
 
+def topic_bytes(topic: str) -> int:
+    """What the first offset of a topic takes besides its own bytes."""
+    return OFFSETS_TOPIC_BYTES + getsizeof(topic)
+
+
+def offset_bytes(metadata: str) -> int:
+    return OFFSET_BYTES + getsizeof(metadata) if metadata else OFFSET_BYTES
+
+
+def pending_bytes(topic: str, metadata: str) -> int:
+    """More than the offset takes once it is committed, so the end of a transaction always has room."""
+    return PENDING_OFFSET_BYTES + topic_bytes(topic) + (getsizeof(metadata) if metadata else 0)
+
+
 class GroupOffsets:
     """All offsets of one group, by topic and partition."""
 
-    __slots__ = ("_committed", "_pending")
+    __slots__ = ("_committed", "_pending", "footprint")
 
-    def __init__(self) -> None:
+    def __init__(self, group_id: str = "") -> None:
         self._committed: dict[str, dict[int, CommittedOffset]] = {}
         # By the producer id of the open transaction.
         self._pending: dict[int, dict[tuple[str, int], _Pending]] = {}
+        self.footprint = Footprint(OFFSETS_BYTES + text_bytes((group_id,)))
 
     def __bool__(self) -> bool:
         """Whether there is any reason to keep the group."""
@@ -142,17 +166,26 @@ class GroupOffsets:
         partitions = self._committed.get(topic)
         if partitions is None:
             partitions = self._committed[topic] = {}
+            self.footprint.add(topic_bytes(topic))
+        before = partitions.get(partition)
         partitions[partition] = offset
+        if before is None:
+            self.footprint.add(offset_bytes(offset.metadata))
+        elif before.metadata or offset.metadata:
+            self.footprint.add(offset_bytes(offset.metadata) - offset_bytes(before.metadata))
 
     def remove(self, topic: str, partition: int) -> None:
         """Forget an offset, including one pending in a transaction."""
         partitions = self._committed.get(topic)
         if partitions is not None:
-            partitions.pop(partition, None)
+            before = partitions.pop(partition, None)
+            if before is not None:
+                self.footprint.add(-offset_bytes(before.metadata))
             if not partitions:
                 del self._committed[topic]
+                self.footprint.add(-topic_bytes(topic))
         for producer_id, pending in tuple(self._pending.items()):
-            pending.pop((topic, partition), None)
+            self._release(topic, pending.pop((topic, partition), None))
             if not pending:
                 del self._pending[producer_id]
 
@@ -163,8 +196,14 @@ class GroupOffsets:
         return {name for pending in self._pending.values() for name in pending}
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
-        pending = _Pending(offset, self.get(topic, partition))
-        self._pending.setdefault(producer_id, {})[topic, partition] = pending
+        of_producer = self._pending.setdefault(producer_id, {})
+        self._release(topic, of_producer.get((topic, partition)))
+        of_producer[topic, partition] = _Pending(offset, self.get(topic, partition))
+        self.footprint.add(pending_bytes(topic, offset.metadata))
+
+    def _release(self, topic: str, pending: _Pending | None) -> None:
+        if pending is not None:
+            self.footprint.add(-pending_bytes(topic, pending.offset.metadata))
 
     def is_pending(self, topic: str, partition: int) -> bool:
         """Whether an open transaction may change this offset, so that its reader should wait (KIP-447)."""
@@ -172,10 +211,11 @@ class GroupOffsets:
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's offsets, except where a later one was committed, or drop them."""
-        pending = self._pending.pop(producer_id, {})
-        if not committed:
-            return
-        for (topic, partition), (offset, before) in pending.items():
+        for (topic, partition), pending in self._pending.pop(producer_id, {}).items():
+            self._release(topic, pending)
+            if not committed:
+                continue
+            offset, before = pending
             other = self.get(topic, partition)
             if other is before or other is None or other.record_offset < offset.record_offset:
                 self.put(topic, partition, offset)

@@ -92,6 +92,7 @@ class GroupShard:
     def on_loaded(self, now: Now) -> list[Action]:
         """All records have been replayed: start the timers."""
         self.state.memory.count()
+        self.state.offsets_memory.count()
         self.state.pending_ids.count()
         actions = self._offsets.on_topics_deleted()
         for group in tuple(self.state.groups.values()):
@@ -105,6 +106,7 @@ class GroupShard:
         for group in self.state.groups.values():
             actions += group.on_unloaded(error)
         self.state.memory.release()
+        self.state.offsets_memory.release()
         self.state.pending_ids.release()
         return actions
 

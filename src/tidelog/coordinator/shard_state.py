@@ -15,6 +15,11 @@ from tidelog.coordinator.offsets import GroupOffsets
 from tidelog.protocol import ErrorCode
 
 
+def group_memory(config: GroupConfig) -> GroupMemory:
+    """What the groups of a broker with these settings may hold."""
+    return GroupMemory(config.tidelog_group_coordinator_max_bytes, config.tidelog_group_offsets_max_bytes)
+
+
 class ShardState:
     """What `shard` and the parts it is made of read and change; `image` is replaced when topics change."""
 
@@ -29,8 +34,10 @@ class ShardState:
         # Offsets outlive group objects: a group may be loaded after its offsets, or become one of another kind.
         self.offsets: dict[str, GroupOffsets] = {}
         self.appends = Appends()
-        shared = memory or GroupMemory(config.tidelog_group_coordinator_max_bytes)
+        shared = memory or group_memory(config)
+        self.shared_memory = shared
         self.memory = ShardMemory(shared.groups)
+        self.offsets_memory = ShardMemory(shared.offsets)
         self.pending_ids = PendingIds(shared.pending_ids)
 
     def put_group(self, group: Group) -> None:
@@ -63,8 +70,15 @@ class ShardState:
         """The offsets of a group, to be added to."""
         offsets = self.offsets.get(group_id)
         if offsets is None:
-            offsets = self.offsets[group_id] = GroupOffsets()
+            offsets = self.offsets[group_id] = GroupOffsets(group_id)
+            offsets.footprint.charge_to(self.offsets_memory)
         return offsets
+
+    def drop_offsets(self, group_id: str) -> None:
+        """Forget all offsets of a group, and that it had any."""
+        offsets = self.offsets.pop(group_id, None)
+        if offsets is not None:
+            offsets.footprint.charge_to(None)
 
     def is_known(self, group_id: str) -> bool:
         return group_id in self.groups or group_id in self.offsets

@@ -51,15 +51,16 @@ class TxnOffsetRequests:
     def commit(self, request: TxnOffsetCommitRequest, permit: object, now: Now, exchange: int) -> list[Action]:
         error = self._check(request)
         plain = _as_plain(request)
-        commits: Commits = []
+        commits = Commits(self._state, request.group_id, is_transactional=True)
         response = OffsetCommitResponse(
             topics=[self._offsets.prepare(topic, plain, _BY_NAME, now, error, commits) for topic in plain.topics]
         )
-        if not commits:
+        if not commits.rows:
             return [Answer(exchange, _as_transactional(response))]
         group = self._state.groups.get(request.group_id)
         actions = [] if group is None else group.on_offset_commit(request.member_id, now)
-        records = tuple(offset.record(request.group_id, topic, partition) for topic, partition, offset in commits)
+        records = tuple(offset.record(request.group_id, topic, partition) for topic, partition, offset in commits.rows)
+        commits.reserve()
         token = self._next_token
         self._next_token += 1
         self._waiting[token] = _Waiting(request, commits, response, exchange)
@@ -79,9 +80,10 @@ class TxnOffsetRequests:
 
     def finish(self, token: int, error: ErrorCode, first_offset: int) -> list[Action]:
         request, commits, response, exchange = self._waiting.pop(token)
+        commits.release()
         if error:
             fail_commit(response, error)
-        for index, (topic, partition, offset) in enumerate(() if error else commits):
+        for index, (topic, partition, offset) in enumerate(() if error else commits.rows):
             written = offset._replace(record_offset=first_offset + index)
             self._offsets.put_pending(request.group_id, request.producer_id, topic, partition, written)
         return [Answer(exchange, _as_transactional(response))]

@@ -141,7 +141,16 @@ def _memory_rows() -> Iterator[Setting]:
         256 * 1024 * 1024,
         at_least(1),
         "Maximum memory for all groups and their members. Beyond that, new members get COORDINATOR_NOT_AVAILABLE and "
-        "retry; existing members stay. Offsets are not counted.",
+        "retry; existing members stay. Offsets are counted by tidelog.group.offsets.max.bytes.",
+    )
+    yield _row(
+        "tidelog.group.offsets.max.bytes",
+        SettingType.LONG,
+        256 * 1024 * 1024,
+        at_least(1),
+        "Maximum memory for all committed offsets, about 250 bytes each and their metadata. Beyond that, commits of "
+        "new partitions get INVALID_COMMIT_OFFSET_SIZE; offsets that exist can still be moved. A quarter of it is kept "
+        "for groups that have members.",
     )
 
 

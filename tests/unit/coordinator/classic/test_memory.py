@@ -123,7 +123,7 @@ def test_all_groups_together_have_room_for_so_much(new_coordinator: type[Coordin
 
 
 def test_shards_share_the_memory_and_give_it_back(new_coordinator: type[Coordinator]) -> None:
-    memory = GroupMemory(1 * MB)
+    memory = GroupMemory(1 * MB, 1 * MB)
     coordinator = new_coordinator(GroupConfig(), {"t": 4})
     coordinator.form(3)
     coordinator.new_id()
