@@ -38,6 +38,8 @@ _READ_BYTES = 64 * 1024
 
 _VERSION = "0"
 _LOG_END_NUMBERS = 8
+# The first row of that file, followed by the broker epoch that stopped.
+_STOP = "stop"
 _COUNT = re.compile(r"[0-9]{1,10}")
 Row = TypeVar("Row")
 PartitionKey = tuple[str, int]
@@ -178,8 +180,10 @@ class LogEnd:
     latest_epoch: int = -1
 
 
-def write_log_ends(path: Path, ends: Mapping[PartitionKey, LogEnd]) -> None:
-    rows = (
+def write_log_ends(path: Path, ends: Mapping[PartitionKey, LogEnd], broker_epoch: int) -> None:
+    """The broker epoch names the stop, as it does in the clean-shutdown marker."""
+    rows = [f"{_STOP} {broker_epoch}"]
+    rows += (
         f"{topic} {partition} {end.end_offset} {end.segments_count} {end.active_size_bytes} {end.size_bytes} "
         f"{-1 if end.first_unstable_offset is None else end.first_unstable_offset} {end.oldest_timestamp} "
         f"{end.start_epoch} {end.latest_epoch}"
@@ -188,8 +192,15 @@ def write_log_ends(path: Path, ends: Mapping[PartitionKey, LogEnd]) -> None:
     write_atomically(path, encode_rows(rows))
 
 
-def read_log_ends(path: Path) -> dict[PartitionKey, LogEnd]:
-    return dict(read_rows(path, _parse_log_end_row) or ())
+def read_log_ends(path: Path, broker_epoch: int) -> dict[PartitionKey, LogEnd]:
+    """How the logs ended at that stop; nothing if the file is from another one, since which they may have changed."""
+    rows = read_rows(path, str)
+    if not rows or rows[0] != f"{_STOP} {broker_epoch}":
+        return {}
+    try:
+        return dict(map(_parse_log_end_row, rows[1:]))
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path} has a row that can't be read: {error}") from error
 
 
 def _parse_log_end_row(row: str) -> tuple[PartitionKey, LogEnd]:

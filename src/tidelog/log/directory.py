@@ -164,9 +164,9 @@ class LogDirectory:
         log_start_offsets = self._read(LOG_START_OFFSET_FILE)
         high_watermarks = self._read(HIGH_WATERMARK_FILE)
         log_ends: dict[PartitionKey, LogEnd] = {}
-        if is_clean:
+        if is_clean and self.clean_shutdown_epoch is not None:
             try:
-                log_ends = read_log_ends(self.path / LOG_END_FILE)
+                log_ends = read_log_ends(self.path / LOG_END_FILE, self.clean_shutdown_epoch)
             except CorruptCheckpointError as error:
                 logger.warning("%s", error)
         is_machine_blamed = was_machine_down(self.path)
@@ -256,7 +256,7 @@ class LogDirectory:
     def write_clean_marker(self, log_ends: Mapping[PartitionKey, LogEnd], broker_epoch: int) -> None:
         """The last step of a clean stop."""
         try:
-            write_log_ends(self.path / LOG_END_FILE, log_ends)
+            write_log_ends(self.path / LOG_END_FILE, log_ends, broker_epoch)
             write_clean_shutdown(self.path, broker_epoch)
         except OSError as error:
             self.fail(f"the clean-shutdown marker can't be written: {error}")

@@ -237,9 +237,10 @@ def flushed_offset_of(directory: Path) -> int:
     if key is None:
         return 0
     flushed_offset = _read_offsets(directory.parent / RECOVERY_POINT_FILE).get(key, 0)
-    if read_clean_shutdown(directory.parent) is not None:
+    broker_epoch = read_clean_shutdown(directory.parent)
+    if broker_epoch is not None:
         try:
-            log_end = read_log_ends(directory.parent / LOG_END_FILE).get(key)
+            log_end = read_log_ends(directory.parent / LOG_END_FILE, broker_epoch).get(key)
         except (CorruptCheckpointError, OSError):
             log_end = None
         flushed_offset = max(flushed_offset, log_end.end_offset if log_end else 0)

@@ -20,6 +20,7 @@ from tidelog.log.checkpoints import (
     META_PROPERTIES_FILE,
     RECOVERY_POINT_FILE,
     fsync_directory,
+    read_clean_shutdown,
     read_log_ends,
     read_offsets,
     write_log_ends,
@@ -197,12 +198,15 @@ def _correct_checkpoints(plan: PartitionPlan) -> None:
             write_offsets(parent / LOG_START_OFFSET_FILE, log_starts | {key: plan.start_offset})
     except CorruptCheckpointError:
         write_offsets(parent / LOG_START_OFFSET_FILE, {})
+    broker_epoch = read_clean_shutdown(parent)
+    if broker_epoch is None:
+        return  # ends of logs count only after a clean stop
     try:
-        log_ends = read_log_ends(parent / LOG_END_FILE)
+        log_ends = read_log_ends(parent / LOG_END_FILE, broker_epoch)
         if log_ends.pop(key, None) is not None:
-            write_log_ends(parent / LOG_END_FILE, log_ends)
+            write_log_ends(parent / LOG_END_FILE, log_ends, broker_epoch)
     except CorruptCheckpointError:
-        write_log_ends(parent / LOG_END_FILE, {})
+        write_log_ends(parent / LOG_END_FILE, {}, broker_epoch)
 
 
 def _sync(path: Path) -> None:

@@ -184,12 +184,34 @@ def test_a_checkpoint_of_an_earlier_version_opens_everything(rested: Store, capl
     rested.stop(clean=True)
     path = rested.path / "log-end-checkpoint"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], " ".join(lines[2].split()[:6]), ""]))
+    path.write_text("\n".join([*lines[:3], " ".join(lines[3].split()[:6]), ""]))
     with caplog.at_level(logging.WARNING):
         rested.start()
     assert "expected 8" in caplog.text
     assert rested.log.is_open
     assert rested.log.log_end_offset == 5
+
+
+@pytest.mark.parametrize("segments_kept", [1, 2, 9])
+def test_a_checkpoint_of_an_earlier_stop_condemns_no_log(
+    rested: Store, make_batch: MakeBatch, read_log: ReadLog, segments_kept: int
+) -> None:
+    """The file may come from a backup, or another program stopped the log cleanly since."""
+    rested.stop(clean=True)
+    stale = (rested.path / "log-end-checkpoint").read_bytes()
+    rested.start()
+    if segments_kept < len(rested.log.segments):
+        rested.log.truncate_to(rested.log.segments[segments_kept].base_offset)
+        rested.log.advance_high_watermark(rested.log.log_end_offset)
+    else:
+        rested.log.append_as_leader(make_batch([b"more"]), leader_epoch=4)
+        rested.log.advance_high_watermark(6)
+    expected = [record.offset for record in read_log(rested.log)]
+    rested.manager.close(broker_epoch=99)
+    (rested.path / "log-end-checkpoint").write_bytes(stale)
+    rested.start()
+    assert not rested.manager.offline_partitions
+    assert [record.offset for record in read_log(rested.log)] == expected
 
 
 def test_two_threads_open_it_once(rested: Store) -> None:
