@@ -27,6 +27,12 @@ def store_problem(text: str) -> str | None:
     return f"{text!r} names no metadata store; expected sqlite, sqlite:PATH or zookeeper://HOST:PORT,HOST:PORT/PATH"
 
 
+def metadata_file(text: str, data_dir: str | os.PathLike[str]) -> Path | None:
+    """The file that holds the metadata; None if they are not in a file."""
+    scheme, _, rest = text.partition(":")
+    return Path(rest or Path(data_dir) / _FILE_NAME) if scheme == SQLITE else None
+
+
 def make_store(text: str, data_dir: str | os.PathLike[str]) -> Store:
     """The store of `sqlite` (a file in the data directory), `sqlite:PATH` or `zookeeper://HOST:PORT,.../PATH`.
 
@@ -34,7 +40,7 @@ def make_store(text: str, data_dir: str | os.PathLike[str]) -> Store:
     """
     scheme, colon, rest = text.partition(":")
     if scheme == SQLITE and (rest or not colon):
-        return SqliteStore(rest or Path(data_dir) / _FILE_NAME)
+        return SqliteStore(metadata_file(text, data_dir) or "")
     if scheme == ZOOKEEPER and rest.startswith("//"):
         try:
             from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address

@@ -49,9 +49,10 @@ from tidelog.coordinator.transaction import TRANSACTION_VERSION_2
 from tidelog.log import DataDirectoryError, LogManager
 from tidelog.log.checkpoints import PARTITION_METADATA_FILE
 from tidelog.metadata import MetadataStoreError, Store
-from tidelog.metadata.opening import make_store
+from tidelog.metadata.opening import make_store, metadata_file
 from tidelog.protocol import KafkaError
 from tidelog.server.dynamic_settings import DynamicSettings
+from tidelog.server.foreign_data import foreign_data_problem
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +209,10 @@ class BrokerServer:
             log_dirs = [Path(text) for text in self.settings["log.dirs"]]
         else:
             log_dirs = [self.data_dir / f"broker-{self.node_id}"]
+        stored = metadata_file(self.settings["tidelog.metadata"], self.data_dir)
+        problem = foreign_data_problem(self.data_dir, log_dirs, stored)
+        if problem is not None:
+            raise StartError(problem)
         logs = LogManager(log_dirs, self.settings, self.clock)
         self._open.callback(logs.directories.unlock)
         logs.directories.lock()

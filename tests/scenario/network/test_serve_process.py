@@ -177,3 +177,19 @@ def test_start_time_and_idle_memory_are_reported(serve: Serve, capsys: pytest.Ca
     with capsys.disabled():
         print(f"\nfirst ApiVersions and Metadata after {first_answer_s:.3f} s; idle memory {resident_mb:.1f} MB")
     assert _stop(process)[0] == 0
+
+
+def test_a_data_directory_of_kafka_is_refused_and_left_untouched(serve: Serve, tmp_path: Path) -> None:
+    data = tmp_path / "kraft-combined-logs"
+    log = data / "orders-0" / "00000000000000000000.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"records")
+    (data / "meta.properties").write_text("cluster.id=MkU3OEVBNTcwNTJENDM2Qg\nnode.id=1\nversion=1\n")
+    before = {path: path.lstat().st_mtime_ns for path in [data, *data.rglob("*")]}
+    process = serve("listeners=127.0.0.1:0", data=data)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    lines = errors.splitlines()
+    assert len(lines) == 1, lines
+    assert "perhaps of Apache Kafka" in lines[0]
+    assert {path: path.lstat().st_mtime_ns for path in [data, *data.rglob("*")]} == before
