@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tidelog import Admin
 from tidelog.bench.brokers import TidelogBroker, free_port
 from tidelog.records import iter_headers
 
 REPLICATED: Mapping[str, object] = {"default.replication.factor": 3, "min.insync.replicas": 2}
+# No ISR of a healthy cluster stays short for this long, however busy the machine.
+IN_SYNC_S_MAX = 120.0
 
 
 class ClusterBroker(TidelogBroker):
@@ -58,6 +62,27 @@ class BrokerProcesses:
     def stop(self) -> None:
         for broker in self.brokers.values():
             broker.stop()
+
+    def wait_until_in_sync(self, topics: Iterable[str]) -> None:
+        """Wait until all replicas are in the ISR again; gives up when no ISR has changed for long."""
+        seen: object = None
+        moved_s = time.monotonic()
+        with Admin(bootstrap_servers=self.bootstrap) as admin:
+            while True:
+                found = admin.describe_topics(topics)
+                found.raise_for_errors()
+                partitions = [(name, each) for name in found for each in found[name].partitions]
+                waiting = [
+                    (name, each.partition, each.leader_id, each.isr)
+                    for name, each in partitions
+                    if each.leader_id < 0 or sorted(each.isr) != sorted(each.replicas)
+                ]
+                if not waiting:
+                    return
+                if waiting != seen:
+                    seen, moved_s = waiting, time.monotonic()
+                assert time.monotonic() - moved_s < IN_SYNC_S_MAX, f"never in sync again: {waiting}"
+                time.sleep(0.05)
 
     def compare_replicas(self, topic: str, partitions: int) -> dict[int, int]:
         """Assert that all replicas hold the same batches, byte by byte; returns the end offset of each partition.

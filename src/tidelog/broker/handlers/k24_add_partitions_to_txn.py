@@ -5,13 +5,15 @@ Versions served: 0-5.
 - 4: from brokers: many transactions at once, and requests that only verify. 5: TRANSACTION_ABORTABLE (KIP-890).
 
 All partitions of a transaction are added or none: where one is refused, the others are OPERATION_NOT_ATTEMPTED. A
-partition that does not exist is refused, and so is one of an internal topic, which only coordinators write to.
+partition that does not exist is refused, and so is one of an internal topic, which only coordinators write to: from
+version 4 on the coordinator of a group may be the one that asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tidelog.broker.offsets_topic import OFFSETS_TOPIC
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.steps import with_pauses
@@ -73,7 +75,9 @@ async def _add(
 
 def _check(partition: TopicPartition, context: RequestContext) -> ErrorCode:
     name, index = partition
-    if name in INTERNAL_TOPICS:
+    # Offsets become part of a transaction by the coordinator of their group, which may be on another broker.
+    is_asked_by_coordinator = name == OFFSETS_TOPIC and context.version >= _BATCHED_FROM_VERSION
+    if name in INTERNAL_TOPICS and not is_asked_by_coordinator:
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     topic = context.services.cluster.image.topics.get(name)
     exists = topic is not None and 0 <= index < len(topic.partitions)
