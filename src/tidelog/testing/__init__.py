@@ -1,4 +1,5 @@
-"""For tests of programs that talk to a broker: `with Broker() as broker:` gives a real one inside the test process."""
+"""For tests of programs that talk to Kafka: real brokers inside the test process, as `with Broker() as broker:` or
+`with Cluster(brokers=3) as cluster:`."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidelog.common.clock import VirtualClock
     from tidelog.testing.broker import Broker
+    from tidelog.testing.cluster import Cluster
 
-__all__ = ["Broker", "VirtualClock"]
+__all__ = ["Broker", "Cluster", "VirtualClock"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +19,10 @@ def __getattr__(name: str) -> object:
         from tidelog.testing.broker import Broker
 
         return Broker
+    if name == "Cluster":
+        from tidelog.testing.cluster import Cluster
+
+        return Cluster
     if name == "VirtualClock":
         from tidelog.common.clock import VirtualClock
 

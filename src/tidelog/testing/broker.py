@@ -68,6 +68,10 @@ class Broker(Closing):
         return f"127.0.0.1:{self.port}"
 
     @property
+    def is_running(self) -> bool:
+        return self._thread is not None
+
+    @property
     def server(self) -> BrokerServer:
         """The broker's inside; use `call` to touch it on its own thread."""
         if self._server is None:

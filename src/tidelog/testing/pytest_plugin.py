@@ -1,4 +1,4 @@
-"""The pytest fixtures for brokers, which pytest finds once tidelog is installed.
+"""The pytest fixtures for brokers and clusters, which pytest finds once tidelog is installed.
 
 What always holds: importing this costs next to nothing, because every pytest run on the machine does it; the broker is
 imported when a test asks for one.
@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tidelog.testing.broker import Broker
+    from tidelog.testing.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +52,21 @@ def make_tidelog_broker(tidelog_broker_settings: Mapping[str, object]) -> Iterat
             return brokers.enter_context(Broker(settings={**tidelog_broker_settings, **(settings or {})}))
 
         yield make
+
+
+@pytest.fixture
+def tidelog_cluster(tidelog_broker_settings: Mapping[str, object]) -> Iterator[Cluster]:
+    """A new cluster of three brokers for each test, which the test may stop, kill and start."""
+    from tidelog.testing.cluster import Cluster
+
+    with Cluster(settings=tidelog_broker_settings) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def tidelog_session_cluster(tidelog_broker_settings: Mapping[str, object]) -> Iterator[Cluster]:
+    """One cluster of three brokers for the whole session; tests share it and leave all of its brokers running."""
+    from tidelog.testing.cluster import Cluster
+
+    with Cluster(settings=tidelog_broker_settings) as cluster:
+        yield cluster
