@@ -150,14 +150,10 @@ class IsrManager:
             error = ErrorCode.UNKNOWN_SERVER_ERROR
         before = partition.isr
         outcome = partition.decide_isr(
-            pending,
-            error,
-            isr=tuple(row.isr),
-            leader_epoch=row.leader_epoch,
-            partition_epoch=row.partition_epoch,
+            pending, error, leader_epoch=row.leader_epoch, partition_epoch=row.partition_epoch
         )
         if outcome is IsrOutcome.DECIDED:
-            logger.info("%s-%d: the ISR %s is now %s", partition.topic, partition.partition, before, partition.isr)
+            logger.info("%s-%d: the ISR %s becomes %s", partition.topic, partition.partition, before, tuple(row.isr))
         elif error is not ErrorCode.NONE:
             logger.info(
                 "%s-%d: the ISR %s could not become %s: %s",

@@ -2,9 +2,10 @@
 
 What always holds: only the leader appends, and its log records an epoch and its start offset before the epoch's first
 batch (KIP-101). The high watermark is the smallest log end offset in the maximal ISR, which is the ISR with those who
-are about to join it, and never goes back within one leadership; below min.insync.replicas it stays. The leader's own
-offset counts only as far as its flush settings allow acknowledgement. One change of the ISR is under way at a time, and
-until the controller has decided, both outcomes count as possible (KIP-497). The same code serves one replica and many.
+are about to join it, and never goes back within one leadership; below min.insync.replicas it stays, and so it does while
+there are eligible leader replicas (KIP-966). The leader's own offset counts only as far as its flush settings allow
+acknowledgement. One change of the ISR is under way at a time, and until an image shows what the controller has decided,
+both outcomes count as possible (KIP-497). The same code serves one replica and many.
 All I/O goes through its log; it starts no threads and wakes nobody: the replica manager does.
 """
 
@@ -79,6 +80,7 @@ class PendingIsr:
 class IsrOutcome(enum.Enum):
     """What the controller's answer means for the change that was asked for."""
 
+    # It was carried out; the image that shows it makes it count.
     DECIDED = "decided"
     # It was not carried out, and may be asked for again when something has changed.
     REFUSED = "refused"
@@ -112,6 +114,7 @@ class Partition:
         "_is_sole_replica",
         "_maximal_isr",
         "_terms",
+        "elr",
         "flush_is_running",
         "followers",
         "is_internal",
@@ -149,6 +152,7 @@ class Partition:
         self.is_internal = topic in INTERNAL_TOPICS
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
+        self.elr: tuple[int, ...] = ()
         self.leader = -1
         self.leader_epoch = NO_EPOCH
         self.partition_epoch = -1
@@ -184,6 +188,7 @@ class Partition:
             self.followers = {}
         self.replicas = state.replicas
         self._take_isr(state.isr)
+        self.elr = state.elr
         self.leader = state.leader
         self.leader_epoch = state.leader_epoch
         self.partition_epoch = state.partition_epoch
@@ -412,25 +417,19 @@ class Partition:
         self.pending_isr = PendingIsr(tuple(members), self.leader_epoch, self.partition_epoch)
 
     def decide_isr(
-        self,
-        pending: PendingIsr,
-        error: ErrorCode,
-        *,
-        isr: tuple[int, ...] = (),
-        leader_epoch: int = NO_EPOCH,
-        partition_epoch: int = -1,
+        self, pending: PendingIsr, error: ErrorCode, *, leader_epoch: int = NO_EPOCH, partition_epoch: int = -1
     ) -> IsrOutcome:
-        """The controller has answered a change that was asked for: with an error, or with the state that holds now."""
+        """The controller has answered a change that was asked for: with an error, or with the epochs that hold now.
+
+        Its ISR counts only once an image shows it, together with the ELR and the min.insync.replicas that go with it:
+        a leader that knew an older minimum could commit records which an eligible replica outside of the ISR lacks.
+        """
         if self.pending_isr is not pending:
             # An image has decided it meanwhile.
             return IsrOutcome.OUTDATED
         if error is ErrorCode.NONE:
-            if leader_epoch != self.leader_epoch or partition_epoch <= self.partition_epoch:
-                return IsrOutcome.OUTDATED
-            self._take_isr(isr)
-            self.partition_epoch = partition_epoch
-            self.advance_high_watermark()
-            return IsrOutcome.DECIDED
+            is_next = leader_epoch == self.leader_epoch and partition_epoch > self.partition_epoch
+            return IsrOutcome.DECIDED if is_next else IsrOutcome.OUTDATED
         if error in _REFUSED:
             self._take_isr(self.isr)
             self.advance_high_watermark()
@@ -444,7 +443,8 @@ class Partition:
         log = self.log
         end_offset = self.acknowledgeable_end_offset
         if not self._is_sole_replica:
-            if len(self.isr) < min(log.config.min_insync_replicas, len(self.replicas)):
+            # The controller counts on the ELR to have all that is committed, whatever minimum it went by (KIP-966).
+            if self.elr or len(self.isr) < min(log.config.min_insync_replicas, len(self.replicas)):
                 return False
             for replica_id, follower in self.followers.items():
                 if follower.log_end_offset < end_offset and (

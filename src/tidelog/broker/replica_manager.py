@@ -245,6 +245,9 @@ class ReplicaManager:
         elif self._fetching is not None and partition.is_follower:
             self._fetching.follow(partition)
         self._progress(partition)
+        if partition.is_leader and len(partition.isr) < len(partition.replicas):
+            # Only one change of an ISR is under way at a time; another may be due by now.
+            self.on_caught_up(partition)
 
     def _on_leadership_changed(self, partition: Partition) -> None:
         """Copy the partition from its new leader, and wake whoever waits for it or depends on its leadership."""
@@ -617,7 +620,6 @@ class ReplicaManager:
 
     def _on_isr_answer(self, partition: Partition) -> None:
         self._progress(partition)
-        # Only one change is under way at a time; another may be due by now.
         self.on_caught_up(partition)
 
     async def _check_isrs(self) -> None:

@@ -65,12 +65,13 @@ class Leader:
     def decide(self, error: ErrorCode = ErrorCode.NONE, pending: PendingIsr | None = None) -> IsrOutcome:
         pending = pending or self.pending
         return self.partition.decide_isr(
-            pending,
-            error,
-            isr=tuple(member.node_id for member in pending.members),
-            leader_epoch=pending.leader_epoch,
-            partition_epoch=pending.partition_epoch + 1,
+            pending, error, leader_epoch=pending.leader_epoch, partition_epoch=pending.partition_epoch + 1
         )
+
+    def show(self, *isr: int, elr: tuple[int, ...] = ()) -> None:
+        """An image with the next state of the partition has come."""
+        before = state(self.partition)
+        self.partition.apply(replace(before, isr=isr, elr=elr, partition_epoch=before.partition_epoch + 1))
 
 
 def _as_log(log: object) -> PartitionLog:
@@ -124,12 +125,20 @@ def test_a_follower_joins_when_it_reaches_the_high_watermark() -> None:
 
 def test_a_follower_joins_only_with_all_that_its_leader_started_with() -> None:
     """Below that, records may be committed although this leader's high watermark doesn't say so yet."""
-    leader = Leader((NODE,), log=CountingLog(log_end_offset=10, flushed_offset=10, high_watermark=4))
-    leader.log.high_watermark = 4
+    leader = Leader((NODE, 3), log=CountingLog(log_end_offset=10, flushed_offset=10, high_watermark=4))
     leader.fetch(2, 9)
+    assert leader.log.high_watermark == 4
     assert not leader.partition.propose_expansion()
     leader.fetch(2, 10)
     assert leader.partition.propose_expansion()
+
+
+def test_a_new_leadership_forgets_what_followers_fetched() -> None:
+    leader = Leader((NODE, 2))
+    leader.append()
+    leader.fetch(2, 1)
+    leader.partition.apply(replace(state(leader.partition), leader_epoch=4, partition_epoch=6))
+    assert leader.partition.followers[2].log_end_offset == UNKNOWN_OFFSET
 
 
 def test_who_is_about_to_join_holds_back_the_high_watermark() -> None:
@@ -144,6 +153,7 @@ def test_who_is_about_to_join_holds_back_the_high_watermark() -> None:
     leader.clock.advance(ms=LAG_MS + 1)
     assert not leader.partition.advance_high_watermark()
     assert leader.decide() is IsrOutcome.DECIDED
+    leader.show(NODE, 2)
     assert leader.partition.isr == (NODE, 2)
     assert leader.fetch(2, 1)
     assert leader.log.high_watermark == 1
@@ -204,7 +214,28 @@ def test_a_follower_that_does_not_keep_up_leaves() -> None:
     # Until the controller agrees, the follower is in the ISR, and may be elected from it.
     assert not leader.partition.advance_high_watermark()
     assert leader.decide() is IsrOutcome.DECIDED
+    assert leader.log.high_watermark == 0
+    leader.show(NODE, 2)
     assert (leader.partition.isr, leader.log.high_watermark) == ((NODE, 2), 1)
+
+
+def test_only_an_image_makes_a_decision_count() -> None:
+    """The controller may know another min.insync.replicas, and have kept who leaves as an eligible leader (KIP-966)."""
+    leader = Leader((NODE, 2))
+    leader.append()
+    leader.clock.advance(ms=LAG_MS + 1)
+    assert leader.partition.propose_shrink()
+    assert leader.decide() is IsrOutcome.DECIDED
+    assert not leader.partition.advance_high_watermark()
+    # One change at a time, until the image is there.
+    assert not leader.partition.propose_shrink()
+    leader.show(NODE, elr=(2,))
+    assert leader.partition.pending_isr is None
+    assert not leader.partition.advance_high_watermark()
+    leader.append()
+    assert leader.log.high_watermark == 0
+    leader.show(NODE)
+    assert leader.log.high_watermark == 2
 
 
 def test_a_follower_that_never_fetched_leaves_as_well() -> None:
@@ -234,7 +265,7 @@ def test_an_answer_older_than_the_image_changes_nothing() -> None:
     answers: list[tuple[int, int]] = [(2, 6), (4, 6), (3, 5)]
     for leader_epoch, partition_epoch in answers:
         outcome = leader.partition.decide_isr(
-            pending, ErrorCode.NONE, isr=(NODE, 2), leader_epoch=leader_epoch, partition_epoch=partition_epoch
+            pending, ErrorCode.NONE, leader_epoch=leader_epoch, partition_epoch=partition_epoch
         )
         assert outcome is IsrOutcome.OUTDATED
     assert leader.partition.isr == (NODE,)
@@ -249,7 +280,7 @@ def test_below_min_insync_replicas_pending_members_do_not_count() -> None:
     assert leader.log.high_watermark == 0
     with fails(ErrorCode.NOT_ENOUGH_REPLICAS):
         leader.partition.append(BATCH, ACKS_ALL)
-    leader.decide()
+    leader.show(NODE, 2)
     assert leader.log.high_watermark == 1
 
 
@@ -344,7 +375,7 @@ def test_changes_are_sent_together_and_again_until_they_are_decided() -> None:
             manager.submit(leader.partition)
         while len(decided) < 2:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
-        assert [leader.partition.isr for leader in leaders] == [(NODE, 2), (NODE, 2), (NODE,)]
+        assert [leader.partition.isr for leader in leaders] == [(NODE,)] * 3
         assert [len(request.topics) for request in controller.requests] == [2, 2, 2, 2]
         assert {request.broker_epoch for request in controller.requests} == {10}
         leaders[2].fetch(3, 0)
@@ -352,7 +383,8 @@ def test_changes_are_sent_together_and_again_until_they_are_decided() -> None:
         manager.submit(leaders[2].partition)
         while len(decided) < 3:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
-        assert leaders[2].partition.isr == (NODE, 3)
+        # None is asked for again while the image is on its way.
+        assert len(controller.requests) == 5
         await manager.close()
 
     asyncio.run(scenario())
@@ -377,7 +409,6 @@ def test_a_change_that_comes_as_the_last_one_ends_is_sent() -> None:
         manager.submit(first.partition)
         async with asyncio.timeout(10):
             await both_decided.wait()
-        assert second.partition.isr == (NODE, 2)
         await manager.close()
 
     asyncio.run(scenario())
