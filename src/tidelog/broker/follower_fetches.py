@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from tidelog.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, PartitionFetch
 from tidelog.broker.follower_state import ReplicationTerms
 from tidelog.broker.partition import NO_EPOCH, Partition, PartitionRead
+from tidelog.broker.replication_throttle import ReplicationQuota
 from tidelog.common.steps import Steps
 from tidelog.log import LogStorageError, NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError
@@ -67,11 +68,13 @@ class FollowerSession:
     """The partitions that one fetcher of one follower copies."""
 
     __slots__ = (
+        "_held_timer",
         "_news_timer",
         "_waiting",
         "due",
         "epoch",
         "fetches",
+        "held",
         "is_hurried",
         "replica_epoch",
         "replica_id",
@@ -86,10 +89,13 @@ class FollowerSession:
         self.fetches: dict[FollowerKey, FollowerFetch] = {}
         # What has to be looked at, in this order; True: a fetch need not wait any longer.
         self.due: dict[FollowerKey, bool] = {}
+        # Throttled partitions whose records wait until the quota has room again.
+        self.held: set[FollowerKey] = set()
         # The follower has sent another request, which has to wait for the answer to this one.
         self.is_hurried = False
         self._waiting: asyncio.Future[None] | None = None
         self._news_timer: asyncio.TimerHandle | None = None
+        self._held_timer: asyncio.TimerHandle | None = None
 
     def mark(self, key: FollowerKey, *, is_urgent: bool) -> None:
         self.due[key] = is_urgent or self.due.get(key, False)
@@ -97,6 +103,18 @@ class FollowerSession:
             self.end_wait()
         elif self._waiting is not None and self._news_timer is None:
             self._news_timer = asyncio.get_running_loop().call_later(NEWS_DELAY_S, self.end_wait)
+
+    def hold(self, key: FollowerKey, pause_s: float) -> None:
+        """Look at a partition again after a pause, whatever is appended to it meanwhile."""
+        self.held.add(key)
+        if self._held_timer is None:
+            self._held_timer = asyncio.get_running_loop().call_later(pause_s, self._release)
+
+    def _release(self) -> None:
+        self._held_timer = None
+        held, self.held = self.held, set()
+        for key in held:
+            self.mark(key, is_urgent=True)
 
     def end_wait(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -128,9 +146,10 @@ class FollowerSession:
 class FollowerFetches:
     """The sessions of all followers of the partitions that this broker leads."""
 
-    def __init__(self, leaders: Leaders, terms: ReplicationTerms) -> None:
+    def __init__(self, leaders: Leaders, terms: ReplicationTerms, quota: ReplicationQuota) -> None:
         self._leaders = leaders
         self._terms = terms
+        self._quota = quota
         self._sessions: dict[int, FollowerSession] = {}
         self._followers: dict[Partition, dict[FollowerSession, FollowerKey]] = {}
         self._random = random.SystemRandom()
@@ -143,7 +162,7 @@ class FollowerFetches:
     def on_changed(self, partition: Partition) -> None:
         """Records were appended, the log's start moved, or this broker no longer leads the partition as before."""
         for session, key in self._followers.get(partition, {}).items():
-            if not session.fetches[key].is_sent:
+            if not session.fetches[key].is_sent and not _stays_held(session, key, partition):
                 session.mark(key, is_urgent=True)
 
     def on_high_watermark(self, partition: Partition) -> None:
@@ -211,6 +230,7 @@ class FollowerFetches:
         for key in keys:
             fetch = session.fetches.pop(key, None)
             session.due.pop(key, None)
+            session.held.discard(key)
             if fetch is not None:
                 self._unlink(session, key)
 
@@ -234,6 +254,7 @@ class FollowerFetches:
             fetch.sent_log_start_offset = known.sent_log_start_offset
         session.fetches[key] = fetch
         session.due.pop(key, None)
+        session.held.discard(key)
         try:
             partition = self._leaders.find_by_id(*key)
             if session.session_id != INVALID_SESSION_ID:
@@ -308,6 +329,10 @@ class FollowerFetches:
             if fetch.is_sent:
                 return partition.describe()
             has_records = fetch.fetch_offset < partition.log.log_end_offset
+            is_throttled = has_records and self._is_throttled(session, partition)
+            if is_throttled and (pause_s := self._quota.pause_s()):
+                session.hold((fetch.topic_id, fetch.partition), pause_s)
+                return partition.describe()
             if has_records and max_bytes <= 0 and not min_one_batch:
                 return None
             read = partition.read(
@@ -318,12 +343,26 @@ class FollowerFetches:
                 min_one_batch=min_one_batch,
                 in_memory=True,
             )
+            if is_throttled:
+                self._quota.record(read.size_bytes)
             return None if has_records and not read.size_bytes else read
         except LogStorageError as error:
             self._leaders.check_storage(partition)
             return PartitionRead(error=error.code)
         except KafkaError as error:
             return PartitionRead(error=error.code)
+
+    def _is_throttled(self, session: FollowerSession, partition: Partition) -> bool:
+        """Whether what this follower gets counts towards the quota, and waits for it (KIP-73)."""
+        return self._quota.applies_to(partition.topic, partition.partition) and not partition.waits_for(
+            session.replica_id
+        )
+
+
+def _stays_held(session: FollowerSession, key: FollowerKey, partition: Partition) -> bool:
+    """Whether records wait for the quota; that this broker no longer leads is told at once."""
+    epoch = session.fetches[key].current_leader_epoch
+    return key in session.held and partition.is_leader and partition.leader_epoch == epoch
 
 
 def _check_leader(partition: Partition, session: FollowerSession, fetch: FollowerFetch) -> None:

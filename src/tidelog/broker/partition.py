@@ -466,6 +466,13 @@ class Partition:
             self.log.log_end_offset, terms.clock.monotonic_ms(), terms.lag_max_ms
         )
 
+    def waits_for(self, replica_id: int) -> bool:
+        """Whether the high watermark waits for this follower, which therefore must not be throttled."""
+        follower = self.followers.get(replica_id)
+        return replica_id in self._maximal_isr or (
+            follower is not None and self._is_about_to_join(replica_id, follower)
+        )
+
     # Reading
 
     def visible_end_offset(self, replica_id: int, read_committed: bool) -> int:

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
 from tidelog.broker.partition import NO_EPOCH, Partition
+from tidelog.broker.replication_throttle import ReplicationQuota
 from tidelog.client.errors import ClientError, InvalidResponseError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
@@ -129,7 +130,18 @@ class FetcherConfig:
 class Followed:
     """A partition that is copied, in one leader epoch."""
 
-    __slots__ = ("failures", "is_busy", "key", "leader_epoch", "named_by", "named_offset", "partition", "timer")
+    __slots__ = (
+        "failures",
+        "is_busy",
+        "is_held",
+        "key",
+        "lags",
+        "leader_epoch",
+        "named_by",
+        "named_offset",
+        "partition",
+        "timer",
+    )
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
@@ -140,6 +152,9 @@ class Followed:
         self.named_offset = -1
         # Something is done to its log, after which it is named again.
         self.is_busy = False
+        # Whether it lacks records that are committed, and whether `timer` is a pause for the quota.
+        self.lags = True
+        self.is_held = False
         self.failures = 0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -154,12 +169,14 @@ class ReplicaFetching:
         peers: PeerConnections,
         terms: ReplicationTerms,
         config: FetcherConfig,
+        quota: ReplicationQuota,
     ) -> None:
         self.node_id = node_id
         self.followers = followers
         self.peers = peers
         self.terms = terms
         self.config = config
+        self.quota = quota
         self._fetchers: dict[tuple[int, int], ReplicaFetcher] = {}
         self._by_partition: dict[Partition, ReplicaFetcher] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -212,6 +229,7 @@ class ReplicaFetcher:
         self._owner = owner
         self._leader_id = leader_id
         self._config = owner.config
+        self._quota = owner.quota
         self._followed: dict[FollowedKey, Followed] = {}
         # What the next request says: partitions to fetch, and those that are no longer fetched.
         self._to_name: dict[FollowedKey, None] = {}
@@ -238,6 +256,10 @@ class ReplicaFetcher:
         followed = self._followed.get(key)
         if followed is not None:
             if followed.leader_epoch == partition.leader_epoch and followed.partition is partition:
+                if followed.is_held and followed.timer is not None:
+                    # It may have joined the ISR, and is throttled no longer.
+                    followed.timer.cancel()
+                    self._retry(followed)
                 return
             self._drop(followed)
         self._followed[key] = Followed(partition)
@@ -424,6 +446,8 @@ class ReplicaFetcher:
         records = row.records
         log = followed.partition.log
         if isinstance(records, memoryview) and len(records):
+            if self._is_throttled(followed):
+                self._quota.record(len(records))
             if not log.is_open:
                 self._start(followed, self._owner.followers.open_log(followed.partition))
                 return
@@ -453,6 +477,7 @@ class ReplicaFetcher:
     def _take_watermarks(self, followed: Followed, row: PartitionData) -> None:
         log = followed.partition.log
         followed.failures = 0
+        followed.lags = log.log_end_offset < row.high_watermark
         log.advance_high_watermark(row.high_watermark)
         is_start_moved = log.log_start_offset < row.log_start_offset <= log.high_watermark
         if is_start_moved:
@@ -465,12 +490,30 @@ class ReplicaFetcher:
             # What is not flushed does not count yet: the leader may acknowledge it once it is named.
             self._start(followed, _wait_for(flush))
         elif is_start_moved or log.log_end_offset != followed.named_offset:
-            self._name(followed.key)
+            self._go_on(followed)
 
     async def _open_and_start_at(self, followed: Followed, offset: int) -> None:
         await self._owner.followers.open_log(followed.partition)
         if self._followed.get(followed.key) is followed:
             followed.partition.log.set_log_start_offset(offset)
+
+    def _is_throttled(self, followed: Followed) -> bool:
+        """Whether what is copied counts towards the quota, and waits for it (KIP-73): never for replicas in sync."""
+        partition = followed.partition
+        return (
+            self._quota.applies_to(partition.topic, partition.partition)
+            and followed.lags
+            and self._owner.node_id not in partition.isr
+        )
+
+    def _go_on(self, followed: Followed) -> None:
+        """Name it to the leader, once the quota has room for it."""
+        pause_s = self._quota.pause_s() if self._is_throttled(followed) else 0.0
+        if pause_s:
+            followed.is_held = True
+            followed.timer = self._loop.call_later(pause_s, self._retry, followed)
+        else:
+            self._name(followed.key)
 
     def _name(self, key: FollowedKey) -> None:
         self._to_name[key] = None
@@ -502,8 +545,9 @@ class ReplicaFetcher:
 
     def _retry(self, followed: Followed) -> None:
         followed.timer = None
+        followed.is_held = False
         if self._followed.get(followed.key) is followed and not followed.is_busy:
-            self._name(followed.key)
+            self._go_on(followed)
 
     def _start(self, followed: Followed, work: Awaitable[None]) -> None:
         """Do something to the partition's log that takes a while, and name it again afterwards."""
@@ -529,7 +573,7 @@ class ReplicaFetcher:
         else:
             followed.is_busy = False
             if self._followed.get(followed.key) is followed:
-                self._name(followed.key)
+                self._go_on(followed)
 
     # Logs that differ from the leader's
 

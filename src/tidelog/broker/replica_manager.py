@@ -28,6 +28,7 @@ from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
 from tidelog.broker.record_checks import RecordChecks
+from tidelog.broker.replication_throttle import ReplicationThrottles
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.broker.txn_verification import TransactionVerification
 from tidelog.common.clock import Clock
@@ -114,7 +115,8 @@ class ReplicaManager:
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
         self._settings = settings
         self._terms = ReplicationTerms(clock, settings.get_int("replica.lag.time.max.ms"))
-        self.follower_fetches = FollowerFetches(self, self._terms)
+        self._throttles = ReplicationThrottles(settings, clock)
+        self.follower_fetches = FollowerFetches(self, self._terms, self._throttles.leader)
         # There from `start_replication` on.
         self._isr_manager: IsrManager | None = None
         self._fetching: ReplicaFetching | None = None
@@ -145,7 +147,7 @@ class ReplicaManager:
 
         self._isr_manager = IsrManager(self.node_id, self._terms, channel, self._on_isr_answer)
         config = FetcherConfig.from_settings(self._settings)
-        self._fetching = ReplicaFetching(self.node_id, self, peers, self._terms, config)
+        self._fetching = ReplicaFetching(self.node_id, self, peers, self._terms, config, self._throttles.follower)
 
     def on_registered(self, broker_epoch: int) -> None:
         """The controller knows this process under this broker epoch: from now on it may copy from leaders."""
@@ -178,6 +180,8 @@ class ReplicaManager:
         wait for: see `wait_until_opened`.
         """
         self.image = new
+        if old.configs is not new.configs:
+            self._throttles.follow(new)
         if old.brokers is not new.brokers:
             self._apply_brokers(new)
         if old.topics_by_id is not new.topics_by_id:

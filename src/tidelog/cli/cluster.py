@@ -21,11 +21,13 @@ from tidelog.cli.options import (
     Timeout,
     Yes,
     administration,
+    checked,
     optional_topic_name,
 )
 from tidelog.cli.output import confirm, print_json, print_line, print_table
 from tidelog.cli.progress import is_watched, progress
-from tidelog.cli.text import count_text, plural, size_text
+from tidelog.cli.reassignment_throttle import Throttle, remove_throttle, set_throttle, shown_throttle
+from tidelog.cli.text import count_text, parse_size, plural, rate_text, size_text
 from tidelog.common.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -256,7 +258,23 @@ def reassign(
         Path | None, typer.Option("--save", metavar="FILE", help="Write the plan to a file and change nothing.")
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Cancel all moves that are under way.")] = False,
-    show: Annotated[bool, typer.Option("--status", help="Only show the moves that are under way.")] = False,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--status",
+            "--verify",
+            help="Show the moves that are under way; once all have ended, remove what --throttle has set.",
+        ),
+    ] = False,
+    throttle: Annotated[
+        str | None,
+        typer.Option(
+            "--throttle",
+            metavar="SIZE",
+            help="Copy at most this much per second to and from each broker, as in 50MB. Alone, it changes the "
+            "throttle of the moves that are under way.",
+        ),
+    ] = None,
     wait: Wait = True,
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -267,14 +285,21 @@ def reassign(
 
     To empty one, to fill a new one, or by a plan of your own. It shows what would move and how much that is, asks,
     begins, and waits until everything has moved. Replicas are copied before the old ones are removed, so nothing is
-    lost however it ends; it goes on if this command is stopped.
+    lost however it ends; it goes on if this command is stopped. --throttle slows down only the copies that this makes,
+    and ends with them; after --no-wait or Ctrl-C, run it with --status to remove the throttle.
     """
     chosen = sum((bool(drain), balance, plan_file is not None, cancel, show))
-    if chosen != 1:
+    if chosen > 1 or (chosen == 0 and throttle is None):
         raise typer.BadParameter("choose one of --drain, --balance, --plan, --cancel and --status")
+    if throttle is not None and (show or cancel or save is not None):
+        raise typer.BadParameter("belongs to --drain, --balance or --plan", param_hint="'--throttle'")
+    rate = None if throttle is None else checked(_rate, throttle, "--throttle")
     with Interruption().caught() as interruption, administration(bootstrap, timeout, topics=topic or ()) as admin:
         if show or cancel:
             _show_or_cancel(admin, cancel=cancel, as_json=json)
+            return
+        if chosen == 0:
+            _change_throttle(admin, rate or 0, as_json=json)
             return
         moves = _plan(admin, drain or [], plan_file, topic)
         sizes = _sizes(admin, moves)
@@ -291,23 +316,70 @@ def reassign(
             return
         if not yes and not confirm(f"Move {plural(len(moves), 'partition')}, copying {size_text(copied)}?"):
             raise CommandError("nothing was changed")
+        if rate is not None:
+            # First, so that nothing is copied without it.
+            set_throttle(admin, rate, moves)
         results = admin.alter_partition_reassignments({move.partition: move.after for move in moves})
         results.raise_for_errors()
         if wait:
-            _wait(admin, moves, interruption)
+            _wait(admin, moves, sizes, interruption)
+        removed = remove_throttle(admin) if wait and rate is not None else None
         if json:
-            print_json({**_document(moves), "bytes": copied, "done": wait})
-        else:
-            print_line(f"{'moved' if wait else 'moving'} {plural(len(moves), 'partition')}")
+            document = {**_document(moves), "bytes": copied, "done": wait}
+            print_json(document if rate is None else {**document, "throttle": rate, "throttle_removed": bool(removed)})
+            return
+        print_line(f"{'moved' if wait else 'moving'} {plural(len(moves), 'partition')}")
+        if removed is not None:
+            _print_removed(removed)
+        elif rate is not None:
+            print_line("the throttle stays until: tidelog cluster reassign --status")
+
+
+def _rate(text: str) -> int:
+    rate = parse_size(text)
+    if rate < 1:
+        raise ValueError("a throttle of less than a byte per second would stop the moves")
+    return rate
+
+
+def _change_throttle(admin: Admin, rate: int, *, as_json: bool) -> None:
+    from tidelog.client.admin.placement import Move
+
+    under_way = admin.list_partition_reassignments()
+    moves = []
+    for key, moving in under_way.items():
+        before = tuple(node_id for node_id in moving.replicas if node_id not in moving.adding)
+        after = tuple(node_id for node_id in moving.replicas if node_id not in moving.removing)
+        moves.append(Move(key, before, after))
+    if moves:
+        set_throttle(admin, rate, moves)
+    if as_json:
+        print_json({"throttle": rate, "moves": len(moves)})
+    else:
+        print_line(
+            f"throttled {plural(len(moves), 'move')} to {rate_text(rate)}" if moves else "nothing is being moved"
+        )
+
+
+def _print_removed(throttle: Throttle | None) -> None:
+    if throttle is not None:
+        print_line(f"removed the throttle of {rate_text(throttle.rate)}")
 
 
 def _show_or_cancel(admin: Admin, *, cancel: bool, as_json: bool) -> None:
     under_way = admin.list_partition_reassignments()
     if cancel and under_way:
         admin.alter_partition_reassignments(dict.fromkeys(under_way)).raise_for_errors()
+    is_over = cancel or not under_way
+    removed = remove_throttle(admin) if is_over else None
+    current = None if is_over else shown_throttle(admin)
     if as_json:
+        throttle: dict[str, object] = {} if removed is None else {"throttle_removed": True}
+        if current is not None:
+            throttle = {"throttle": current.rate}
         print_json(
             {
+                **throttle,
                 "cancelled" if cancel else "moving": [
                     {
                         "topic": key.topic,
@@ -317,7 +389,7 @@ def _show_or_cancel(admin: Admin, *, cancel: bool, as_json: bool) -> None:
                         "removing": moving.removing,
                     }
                     for key, moving in under_way.items()
-                ]
+                ],
             }
         )
     elif not under_way:
@@ -326,6 +398,11 @@ def _show_or_cancel(admin: Admin, *, cancel: bool, as_json: bool) -> None:
         print_line(f"cancelled {plural(len(under_way), 'move')}")
     else:
         _print_under_way(under_way)
+    if as_json:
+        return
+    if current is not None:
+        print_line(f"copying at most {rate_text(current.rate)} to and from each broker")
+    _print_removed(removed)
 
 
 def _print_under_way(under_way: Mapping[TopicPartition, PartitionReassignment]) -> None:
@@ -428,15 +505,49 @@ def _ids(node_ids: Iterable[int]) -> str:
     return ",".join(map(str, node_ids)) or "-"
 
 
-def _wait(admin: Admin, moves: Sequence[Move], interruption: Interruption) -> None:
-    """Show how many partitions have moved, until all have. Moves go on when this is interrupted."""
+def _wait(admin: Admin, moves: Sequence[Move], sizes: Mapping[TopicPartition, int], interruption: Interruption) -> None:
+    """Show how much has been copied, until all partitions have moved. Moves go on when this is interrupted."""
     wanted = [move.partition for move in moves]
-    with progress("moving partitions", len(wanted), shown=is_watched()) as advance:
+    total = sum(sizes.get(move.partition, 0) * len(move.adding) for move in moves)
+    is_shown = is_watched()
+    with progress("moving partitions", total or None, shown=is_shown, in_bytes=True) as advance:
         while under_way := admin.list_partition_reassignments(wanted):
-            done = len(wanted) - len(under_way)
-            advance(done, f"moved {done} of {plural(len(wanted), 'partition')}")
+            if is_shown:
+                done = len(wanted) - len(under_way)
+                copied = copied_bytes(moves, sizes, under_way, _held(admin, under_way))
+                advance(copied, f"moved {done} of {plural(len(wanted), 'partition')}")
             interruption.wait(_LOOK_AGAIN_S)
             interruption.check()
+
+
+def copied_bytes(
+    moves: Iterable[Move],
+    sizes: Mapping[TopicPartition, int],
+    under_way: Iterable[TopicPartition],
+    held: Mapping[tuple[int, TopicPartition], int],
+) -> int:
+    """How much of the moves has been copied: all of those that have ended, and what the new replicas hold of others."""
+    unfinished = set(under_way)
+    copied = 0
+    for move in moves:
+        size = sizes.get(move.partition, 0)
+        for node_id in move.adding:
+            is_over = move.partition not in unfinished
+            copied += size if is_over else min(size, held.get((node_id, move.partition), 0))
+    return copied
+
+
+def _held(admin: Admin, partitions: Iterable[TopicPartition]) -> dict[tuple[int, TopicPartition], int]:
+    """The size of each replica of these partitions, by broker; of brokers that don't answer now, none."""
+    described = admin.describe_log_dirs(partitions=list(partitions))
+    # A bar that stands still for a moment is no reason to complain.
+    _ = described.errors
+    return {
+        (node_id, replica.topic_partition): replica.size_bytes
+        for node_id, directories in described.succeeded.items()
+        for directory in directories
+        for replica in directory.replicas
+    }
 
 
 # Brokers that are gone

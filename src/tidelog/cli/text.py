@@ -6,6 +6,7 @@ import datetime
 import re
 
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?i?)b?(?:/s)?", re.IGNORECASE)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
@@ -18,6 +19,26 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def rate_text(bytes_per_second: int) -> str:
+    """In the units that throttles are given in: 50000000 is '50 MB/s'."""
+    rate = float(bytes_per_second)
+    for unit in ("B", "kB", "MB", "GB"):
+        if rate < 1000 or unit == "GB":
+            break
+        rate /= 1000
+    return f"{rate:.4g} {unit}/s"
+
+
+def parse_size(text: str) -> int:
+    """'50MB' is 50,000,000, '50MiB' 52,428,800, and so is either with '/s' behind it; raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or match[2].lower() == "i":
+        raise ValueError(f"{text!r} is not a size, as in 500kB, 50MB or 1GiB")
+    prefix = match[2].lower()
+    base = 1024 if prefix.endswith("i") else 1000
+    return int(float(match[1]) * base ** (" kmgt".index(prefix[0]) if prefix else 0))
 
 
 def count_text(count: int) -> str:

@@ -428,6 +428,33 @@ def _replication_rows() -> Iterator[Setting]:
     )
 
 
+def _throttle_rows() -> Iterator[Setting]:
+    for side, what in (("leader", "sends to followers that are"), ("follower", "copies while it is")):
+        yield _row(
+            f"{side}.replication.throttled.rate",
+            SettingType.LONG,
+            _LONG_MAX,
+            f"How many bytes per second a broker {what} not in sync, of all replicas together that topics name in "
+            f"{side}.replication.throttled.replicas. `tidelog cluster reassign --throttle` sets both.",
+            at_least(0),
+            dynamic=True,
+        )
+    yield _row(
+        "replication.quota.window.num",
+        SettingType.INT,
+        11,
+        "Over how many samples the rate of throttled replication is measured.",
+        at_least(1),
+    )
+    yield _row(
+        "replication.quota.window.size.seconds",
+        SettingType.INT,
+        1,
+        "How many seconds each of these samples covers.",
+        at_least(1),
+    )
+
+
 def broker_rows() -> Iterator[Setting]:
     yield from _identity_rows()
     yield from _topic_creation_rows()
@@ -435,3 +462,4 @@ def broker_rows() -> Iterator[Setting]:
     yield from _network_rows()
     yield from _log_rows()
     yield from _replication_rows()
+    yield from _throttle_rows()

@@ -323,7 +323,8 @@ def _replication_rows() -> Iterator[Setting]:
             f"{side}.replication.throttled.replicas",
             SettingType.LIST,
             [],
-            f"Replicas throttled on the {side}'s side: PARTITION:BROKER,... or *." + _NOT_ACTED_ON,
+            f"Replicas of the topic that {side}.replication.throttled.rate applies to: PARTITION:BROKER,... or * for "
+            "all. Replicas in sync are never slowed down.",
             _throttled_replicas,
         )
 

@@ -7,8 +7,10 @@ import pytest
 from tidelog.cli.text import (
     duration_text,
     parse_pair,
+    parse_size,
     parse_timestamp,
     plural,
+    rate_text,
     size_text,
     timestamp_text,
     unescape,
@@ -28,6 +30,34 @@ from tidelog.cli.text import (
 )
 def test_sizes(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("50MB", 50_000_000),
+        ("50m", 50_000_000),
+        ("1.5 GiB/s", 1536 * 1024**2),
+        ("10kB", 10_000),
+        ("12345", 12_345),
+        ("7b", 7),
+    ],
+)
+def test_sizes_that_people_type(text: str, size_bytes: int) -> None:
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1MB", "5 apples", "5iB", "1e6"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size, as in 500kB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(999, "999 B/s"), (50_000_000, "50 MB/s"), (1_500, "1.5 kB/s"), (3 * 10**12, "3000 GB/s")]
+)
+def test_rates(rate: int, text: str) -> None:
+    assert rate_text(rate) == text
 
 
 def test_counts() -> None:
