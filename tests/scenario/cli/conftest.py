@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from warm_commands import WarmCommands
+
 if TYPE_CHECKING:
     from tidelog.testing.broker import Broker
 
@@ -50,8 +52,9 @@ class Result:
 class Command:
     """Runs `tidelog` in processes of its own against one broker."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, warm: WarmCommands) -> None:
         self.bootstrap = bootstrap
+        self._warm = warm
         self._started = ExitStack()
 
     def environment(self) -> dict[str, str]:
@@ -59,22 +62,12 @@ class Command:
         return inherited | {"TIDELOG_BOOTSTRAP": self.bootstrap, "COLUMNS": "100"}
 
     def __call__(self, *arguments: str, stdin: bytes | int = b"") -> Result:
-        with subprocess.Popen(
-            [sys.executable, "-m", "tidelog", *arguments],
-            env=self.environment(),
-            stdin=subprocess.PIPE if isinstance(stdin, bytes) else stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        ) as process:
-            try:
-                out, err = process.communicate(stdin if isinstance(stdin, bytes) else None, timeout=DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-        return Result(process.returncode, out, err.decode())
+        """A command to its end, in a process that need not import anything first."""
+        code, out, err = self._warm.run(arguments, self.environment(), stdin, DEADLINE_S)
+        return Result(code, out, err.decode())
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A command that goes on; killed after the test when it still runs."""
+        """A command that goes on, started as users do; killed after the test when it still runs."""
         process = subprocess.Popen(
             [sys.executable, "-m", "tidelog", *arguments],
             env=self.environment(),
@@ -95,6 +88,13 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """What commands are forked from."""
+    with WarmCommands() as warm:
+        yield warm
+
+
 @pytest.fixture(scope="module")
 def shared_broker() -> Iterator[Broker]:
     """One broker for a module; tests use topics of their own, with records as old as they like."""
@@ -105,20 +105,20 @@ def shared_broker() -> Iterator[Broker]:
 
 
 @pytest.fixture
-def tidelog(shared_broker: Broker) -> Iterator[Command]:
+def tidelog(shared_broker: Broker, warm_commands: WarmCommands) -> Iterator[Command]:
     """The command against the module's broker."""
-    command = Command(shared_broker.bootstrap)
+    command = Command(shared_broker.bootstrap, warm_commands)
     yield command
     command.close()
 
 
 @pytest.fixture
-def make_command() -> Iterator[Callable[[str], Command]]:
+def make_command(warm_commands: WarmCommands) -> Iterator[Callable[[str], Command]]:
     """The command against a broker of the test's choice."""
     with ExitStack() as commands:
 
         def make(bootstrap: str) -> Command:
-            command = Command(bootstrap)
+            command = Command(bootstrap, warm_commands)
             commands.callback(command.close)
             return command
 
