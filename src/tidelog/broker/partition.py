@@ -2,8 +2,8 @@
 
 What always holds: only the leader appends, and its log records an epoch and its start offset before the epoch's first
 batch (KIP-101). The high watermark is the smallest log end offset in the maximal ISR, which is the ISR with those who
-are about to join it, and never goes back within one leadership; below min.insync.replicas it stays, and so it does while
-there are eligible leader replicas (KIP-966). The leader's own offset counts only as far as its flush settings allow
+are about to join it, and never goes back within one leadership; below min.insync.replicas, or while there are eligible
+leader replicas (KIP-966), it stays. The leader's own offset counts only as far as its flush settings allow
 acknowledgement. One change of the ISR is under way at a time, and until an image shows what the controller has decided,
 both outcomes count as possible (KIP-497). The same code serves one replica and many.
 All I/O goes through its log; it starts no threads and wakes nobody: the replica manager does.

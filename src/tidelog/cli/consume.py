@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +25,7 @@ from tidelog.cli.options import (
 )
 from tidelog.cli.progress import is_watched, progress
 from tidelog.cli.text import parse_timestamp
+from tidelog.common.interruption import ended_by_signals
 
 if TYPE_CHECKING:
     from tidelog.cli.record_format import LinesWriter
@@ -130,26 +131,27 @@ def consume(
     if json and format_ not in (DEFAULT_FORMAT, "json"):
         raise typer.BadParameter("--json and --format TEMPLATE exclude each other")
     write = checked(lambda text: compile_lines(text, null_marker), "json" if json else format_, "--format")
-    partitions = _partitions(bootstrap, timeout, topic, partition)
     options = client_options(bootstrap, timeout)
     reset = "earliest" if from_beginning else "latest"
-    with Consumer(
-        {} if group is None else {"group.id": group},
-        **options,
-        auto_offset_reset=reset,
-        isolation_level=isolation_level.value,
-        max_poll_records=min(RECORDS_AT_ONCE, max_messages or RECORDS_AT_ONCE),
-        allow_auto_create_topics=False,
-    ) as consumer:
-        ends = consumer.end_offsets(partitions) if exit_at_end else None
-        if group is not None:
-            consumer.subscribe([topic])
-        else:
-            consumer.assign(partitions)
-            _seek(consumer, partitions, from_beginning, start, time_ms)
-        if sys.stderr.isatty() and sys.stdout.isatty() and not (from_beginning or offset or timestamp):
-            print(f"waiting for new records in {topic}; --from-beginning shows older ones", file=sys.stderr)
-        _print_records(consumer, topic, write, max_messages, ends)
+    with ended_by_signals() as check_interruption:
+        partitions = _partitions(bootstrap, timeout, topic, partition)
+        with Consumer(
+            {} if group is None else {"group.id": group},
+            **options,
+            auto_offset_reset=reset,
+            isolation_level=isolation_level.value,
+            max_poll_records=min(RECORDS_AT_ONCE, max_messages or RECORDS_AT_ONCE),
+            allow_auto_create_topics=False,
+        ) as consumer:
+            ends = consumer.end_offsets(partitions) if exit_at_end else None
+            if group is not None:
+                consumer.subscribe([topic])
+            else:
+                consumer.assign(partitions)
+                _seek(consumer, partitions, from_beginning, start, time_ms)
+            if sys.stderr.isatty() and sys.stdout.isatty() and not (from_beginning or offset or timestamp):
+                print(f"waiting for new records in {topic}; --from-beginning shows older ones", file=sys.stderr)
+            _print_records(consumer, topic, write, max_messages, ends, check_interruption)
 
 
 # The names of both ends: Kafka's, and kcat's.
@@ -210,6 +212,7 @@ def _print_records(
     write: LinesWriter,
     max_messages: int | None,
     ends: Mapping[TopicPartition, int] | None,
+    check_interruption: Callable[[], None],
 ) -> None:
     printed = 0
     remaining = max_messages if max_messages is not None else sys.maxsize
@@ -218,7 +221,7 @@ def _print_records(
         progress(f"consuming {topic}", max_messages, shown=is_watched(prints=True)) as advance,
         open(sys.stdout.fileno(), "wb", closefd=False) as output,
     ):
-        for records in _polled(consumer, ends):
+        for records in _polled(consumer, ends, check_interruption):
             try:
                 shown = records[:remaining]
                 output.write(write(shown))
@@ -235,14 +238,18 @@ def _print_records(
                 return
 
 
-def _polled(consumer: Consumer, ends: Mapping[TopicPartition, int] | None) -> Iterator[list[ConsumerRecord]]:
+def _polled(
+    consumer: Consumer, ends: Mapping[TopicPartition, int] | None, check_interruption: Callable[[], None]
+) -> Iterator[list[ConsumerRecord]]:
     """What the polls return, for ever or up to these ends."""
     if ends is None:
         while True:
+            check_interruption()
             # A poll commits what the group has read before it.
             if records := consumer.poll(POLL_S):
                 yield records
     while not _is_at(consumer, ends):
+        check_interruption()
         records = consumer.poll(POLL_S)
         if any(consumer.position(key) > ends.get(key, 0) for key in consumer.assignment()):
             # Some arrived after the ends were looked up; a partition that was added since has none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn, Self
@@ -56,19 +56,29 @@ class Interruption:
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let a signal raise where the command is, so that its `finally` blocks run; later ones do not disturb those."""
-    has_come = False
+def ended_by_signals() -> Iterator[Callable[[], None]]:
+    """Let a signal raise where the command is, so that its `finally` blocks run; later ones do not disturb those.
+
+    Gives a function that a command which runs on and on has to call now and then. It raises once a signal has come:
+    Python drops what is raised while it happens to be in a finalizer or in a callback. SIGINT counts even where the
+    shell has it ignored, as for a command in the background of a script; an ignored SIGHUP stays ignored, for nohup.
+    """
+    came: int | None = None
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        nonlocal has_come
-        if not has_come:
-            has_come = True
+        nonlocal came
+        if came is None:
+            came = number
             _raise_for(number)
 
-    before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
+    def check() -> None:
+        if came is not None:
+            _raise_for(came)
+
+    numbers = [each for each in _SIGNALS if each != signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -115,18 +115,21 @@ class ImageFeed:
             if snapshot is not None and (snapshot.revision, snapshot.position) == (revision, position):
                 return self._next_page(node_id, snapshot, max_bytes)
         elif is_same_epoch and revision >= self._history_start:
-            return await self._changes_since(revision, max_bytes, max_wait_s)
+            try:
+                async with asyncio.timeout(max_wait_s):
+                    news = await self._image.wait_for(lambda image: image is None or image.revision > revision)
+            except TimeoutError:
+                return Page(revision, False, True, ())
+            image = self._image.value
+            if news is None or image is None:
+                return None
+            if revision >= self._history_start:
+                return self._changes_since(revision, max_bytes)
+            # So much came at once that part of it is forgotten already.
         snapshot = _Snapshot(image.revision, records_of(image, self._deleted_topics))
         return self._next_page(node_id, snapshot, max_bytes)
 
-    async def _changes_since(self, revision: int, max_bytes: int, max_wait_s: float) -> Page | None:
-        try:
-            async with asyncio.timeout(max_wait_s):
-                image = await self._image.wait_for(lambda image: image is None or image.revision > revision)
-        except TimeoutError:
-            return Page(revision, False, True, ())
-        if image is None:
-            return None
+    def _changes_since(self, revision: int, max_bytes: int) -> Page:
         changes: list[KeyValue] = []
         size_bytes = 0
         for committed, values, change_bytes in self._history:

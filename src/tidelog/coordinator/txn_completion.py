@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tidelog.coordinator.actions import Action, Now, SendMarkers, SetTimer, TopicPartition, TxnMarker
-from tidelog.coordinator.transaction import Transaction
+from tidelog.coordinator.transaction import TRANSACTION_VERSION_2, Transaction
 from tidelog.coordinator.txn_state import HeldTransaction, TransactionShardState
 from tidelog.protocol import ErrorCode
 
@@ -81,7 +81,9 @@ class TransactionCompletion:
             producer_epoch=transaction.producer_epoch,
             coordinator_epoch=self._state.coordinator_epoch,
             committed=transaction.state.is_commit,
-            transaction_version=transaction.client_version,
+            # The markers of a kept transaction have another epoch than it has in every version, and the next
+            # transaction may have that one: those who get a marker late must be able to tell.
+            transaction_version=TRANSACTION_VERSION_2 if transaction.is_kept else transaction.client_version,
         )
         token = self._next_token
         self._next_token += 1

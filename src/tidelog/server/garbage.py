@@ -1,9 +1,10 @@
 """Keeps the pauses of Python's garbage collector short in a process with many long-lived objects.
 
 What always holds: an object that survives a full collection is not scanned by later ones, so their time depends on what
-is new, not on all that the broker holds. (A hundred thousand objects take about ten milliseconds, and nobody is served
-meanwhile.) Cycles that become garbage after that are found by a scan of everything, at most once an hour. Nearly all of
-the broker's objects are freed by their reference counts and don't need the collector.
+is new, not on all that the broker holds; so does when the next one is due. (A hundred thousand objects take about ten
+milliseconds, and nobody is served meanwhile.) Cycles that become garbage after that are found by a scan of everything,
+at most once an hour. Nearly all of the broker's objects are freed by their reference counts and don't need the
+collector.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class GarbagePauses:
     def start(self) -> None:
         gc.collect()
         gc.freeze()
+        _forget_size()
         gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
@@ -47,4 +49,15 @@ class GarbagePauses:
 
 def _look_at_all() -> None:
     gc.unfreeze()
+    # Its end freezes what is left.
+    gc.collect()
+    _forget_size()
+
+
+def _forget_size() -> None:
+    """Have the collector know that hardly anything is left to look at, once all is frozen.
+
+    It puts a full collection off until a quarter as much is new as the last one looked at. After one of everything that
+    would be a quarter of all that the broker holds, which may never come together.
+    """
     gc.collect()

@@ -181,6 +181,20 @@ def test_follows_until_ctrl_c(tidelog: Command, topic: str) -> None:
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
+def test_ctrl_c_ends_it_where_the_shell_has_it_ignored(tidelog: Command, topic: str) -> None:
+    """As a script does for its commands in the background."""
+    fill(tidelog, topic, 1)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = tidelog.start("consume", topic, "--from-beginning")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"0\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE_S) == 130
+
+
 def test_a_reader_that_has_enough_is_no_drama(tidelog: Command, topic: str) -> None:
     fill(tidelog, topic, 50_000)
     process = tidelog.start("consume", topic, "--from-beginning")

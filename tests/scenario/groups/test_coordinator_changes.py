@@ -69,10 +69,12 @@ def commit(client: RawClient, offset: int) -> int:
 
 
 def fetch(client: RawClient) -> tuple[int, int | None]:
-    """The error of the group, and the offset if there is none."""
+    """The error of the group, which its partition repeats, and the offset if there is none."""
     request = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequestTopic(name="t", partition_indexes=[0])])
     answer = client.ask(OFFSET_FETCH, request, OffsetFetchResponse, 7)
-    return answer.error_code, answer.topics[0].partitions[0].committed_offset if answer.topics else None
+    row = answer.topics[0].partitions[0]
+    assert row.error_code == answer.error_code, "some clients look only at one of the two"
+    return answer.error_code, None if answer.error_code else row.committed_offset
 
 
 def test_while_groups_are_loaded_nobody_is_told_that_there_are_none(

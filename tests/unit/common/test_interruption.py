@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
@@ -74,3 +75,29 @@ def test_a_signal_waits_for_what_must_not_be_disturbed() -> None:
         work()
     assert done == ["started"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_interruption_that_python_drops_is_noticed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+
+    class Interrupted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    with ended_by_signals() as check:
+        check()
+        Interrupted()
+        assert dropped
+        with pytest.raises(KeyboardInterrupt):
+            check()
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals() as check:
+            signal.raise_signal(signal.SIGHUP)
+            check()
+    finally:
+        signal.signal(signal.SIGHUP, before)

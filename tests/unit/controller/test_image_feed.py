@@ -189,6 +189,21 @@ async def test_a_page_that_was_lost_starts_the_snapshot_over() -> None:
     assert again.changes == first.changes
 
 
+async def test_who_waits_misses_nothing_of_much_that_comes_at_once() -> None:
+    """The first of the changes is forgotten before the follower has its turn."""
+    feed = ImageFeed(history_bytes_max=600)
+    source, follower = Source(feed), Follower(feed)
+    await follower.catch_up()
+    waiting = asyncio.create_task(follower.read(max_wait_s=60))
+    await asyncio.sleep(0)
+    for number in range(4):
+        source.create(number)
+    page = await waiting
+    assert page.is_snapshot
+    await follower.catch_up()
+    assert follower.image == source.image
+
+
 async def test_reading_waits_for_news_and_for_the_end_of_the_controller() -> None:
     feed = ImageFeed()
     source, follower = Source(feed), Follower(feed)

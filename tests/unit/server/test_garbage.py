@@ -67,6 +67,39 @@ def test_new_garbage_goes_at_once_and_old_garbage_within_an_hour() -> None:
     asyncio.run(main())
 
 
+def test_a_full_collection_is_due_by_what_is_new() -> None:
+    """However much was in memory at the start, or when all of it was looked at last."""
+    now_s = 0.0
+
+    def full_collections() -> int:
+        return int(gc.get_stats()[2]["collections"])
+
+    def collects_soon() -> bool:
+        before = full_collections()
+        new: list[list[int]] = []
+        while full_collections() == before and len(new) < 120_000:
+            new.append([])
+        return full_collections() > before
+
+    async def main() -> None:
+        nonlocal now_s
+        held: list[list[int]] = [[] for _ in range(600_000)]
+        pauses = GarbagePauses(asyncio.get_running_loop(), lambda: now_s)
+        pauses.start()
+        try:
+            assert collects_soon()
+            now_s += 3601.0
+            gc.collect()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert collects_soon()
+            assert len(held) == 600_000
+        finally:
+            pauses.stop()
+
+    asyncio.run(main())
+
+
 def test_after_the_stop_nothing_is_set_aside() -> None:
     async def main() -> None:
         pauses = GarbagePauses(asyncio.get_running_loop())

@@ -8,6 +8,9 @@ Versions served: 1-10.
 
 A partition without a committed offset is answered with -1 and no error, whether its group exists or not. A partition
 that is named twice is answered once, and a group that is named twice is refused the second time.
+
+While a coordinator moves or loads, versions 2 to 7 say so for each partition, too, which Kafka does not: aiokafka and
+others read nothing else, take an answer without partitions for a group that has committed nothing, and start over.
 """
 
 from __future__ import annotations
@@ -32,6 +35,13 @@ from tidelog.protocol.messages.k09_offset_fetch import (
 _GROUPS_FROM = 8
 _TOPIC_IDS_FROM = 10
 _GROUP_ERROR_FROM = 2
+_NOT_HERE_NOW = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
 
 
 @handles(OFFSET_FETCH, "1-10")
@@ -82,7 +92,7 @@ def _as_one_group(group: OffsetFetchResponseGroup, request: OffsetFetchRequest, 
             for topic in group.topics
         ],
     )
-    if group.error_code and version < _GROUP_ERROR_FROM:
+    if group.error_code and (version < _GROUP_ERROR_FROM or group.error_code in _NOT_HERE_NOW):
         response.topics = [
             OffsetFetchResponseTopic(
                 name=topic.name,

@@ -55,6 +55,7 @@ class World:
     steps: int = 0
     log: list[GroupRecord] = field(default_factory=list)
     markers: list[tuple[TopicPartition, ProducerIdentity, bool]] = field(default_factory=list)
+    marker_versions: set[int] = field(default_factory=set)
     ids: count[int] = field(default_factory=lambda: count(101))
     timers: set[object] = field(default_factory=set)
 
@@ -119,6 +120,7 @@ class World:
                 identity = ProducerIdentity(action.marker.producer_id, action.marker.producer_epoch)
                 dies = self._step()
                 if not dies or self.is_written_when_it_dies:
+                    self.marker_versions.add(action.marker.transaction_version)
                     self.markers += [(partition, identity, action.marker.committed) for partition in action.partitions]
                 if dies:
                     raise Died
@@ -180,6 +182,8 @@ def test_an_old_client_that_comes_back_keeps_its_epoch_when_it_ends(world: World
     assert world.end(ProducerIdentity(7, 6), version=0) == given(7, 6)
     assert world.end(ProducerIdentity(7, 6), version=0) == given(7, 6)
     assert {identity for _, identity, _ in world.markers} == {(7, 6)}
+    # The next transaction has that epoch, too. A late marker must not end it, so it says that it raised the epoch.
+    assert world.marker_versions == {2}
     assert world.add(ProducerIdentity(7, 6)) is ErrorCode.NONE
 
 
