@@ -135,13 +135,14 @@ def _start_cluster(arguments: ServeArguments, brokers: str) -> int:
     # Mistakes are told once, and not by every broker.
     options: dict[str, object] = {} if arguments.listen is None else {"listeners": arguments.listen}
     listeners = load(arguments.config, os.environ, arguments.overrides, options=options)["listeners"]
-    if len(listeners) != 1:
-        raise SettingError("--brokers counts the ports of one listener up, and several are given")
-    first = parse_endpoint(listeners[0])
+    endpoints = [parse_endpoint(text) for text in listeners]
+    ports = [each.port + number for each in endpoints if each.port for number in range(count)]
+    if len(set(ports)) != len(ports):
+        raise SettingError(f"--brokers counts ports up: those of the listeners must be at least {count} apart")
     plans = []
     for node_id in range(1, count + 1):
-        listener = first._replace(port=first.port and first.port + node_id - 1)
-        command = [sys.executable, "-m", "tidelog", "serve", "--node-id", str(node_id), "--listen", str(listener)]
+        listening = ",".join(str(each._replace(port=each.port and each.port + node_id - 1)) for each in endpoints)
+        command = [sys.executable, "-m", "tidelog", "serve", "--node-id", str(node_id), "--listen", listening]
         command += ["--data", str(arguments.data), "--log-level", arguments.log_level]
         if arguments.metadata is not None:
             command += ["--metadata", arguments.metadata]

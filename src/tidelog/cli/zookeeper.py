@@ -51,11 +51,13 @@ def zookeeper(
     on three machines survive the loss of one. It prints a line when it is ready; in an ensemble that takes a majority.
     Needs a Java runtime.
     """
-    from tidelog.common.endpoint import parse_endpoint
+    from tidelog.common.endpoint import PLAINTEXT, parse_endpoint
     from tidelog.server.zookeeper_process import ZooKeeperError, ZooKeeperPlan, ZooKeeperProcess
 
     try:
         endpoint = parse_endpoint(listen)
+        if endpoint.listener_name != PLAINTEXT:
+            raise ValueError(f"{listen!r}: a ZooKeeper server has no named listeners; write HOST:PORT")
         plan = ZooKeeperPlan(
             endpoint, data, server_id, tuple((servers or "").split(",")) if servers else (), jars, log_level
         )

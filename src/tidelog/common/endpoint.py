@@ -1,7 +1,7 @@
-"""Addresses that a broker listens on or tells clients: `HOST:PORT` or `PLAINTEXT://HOST:PORT`.
+"""Addresses that a broker listens on or tells clients: `HOST:PORT` or `NAME://HOST:PORT`, with a listener's name.
 
-What always holds: an Endpoint's port is 0 (any free one) to 65535, and an IPv6 host stands without its brackets. Names
-are not looked up here.
+What always holds: a listener's name is in capitals, and PLAINTEXT where none is given; an Endpoint's port is 0 (any
+free one) to 65535, and an IPv6 host stands without its brackets. Names are not looked up here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 PLAINTEXT = "PLAINTEXT"
+_OTHER_PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _ENDPOINT = re.compile(
     r"(?:(?P<listener>[A-Za-z0-9_.-]+)://)?(?P<host>\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\[\]:/\s]*):(?P<port>\d{1,5})"
 )
@@ -31,7 +32,7 @@ def parse_endpoint(text: str) -> Endpoint:
     if match is None:
         raise ValueError(f"{text!r} is not an address; expected HOST:PORT or PLAINTEXT://HOST:PORT")
     listener_name = (match["listener"] or PLAINTEXT).upper()
-    if listener_name != PLAINTEXT:
+    if listener_name in _OTHER_PROTOCOLS:
         raise ValueError(f"{text!r}: only PLAINTEXT listeners are served, not {listener_name}")
     port = int(match["port"])
     if port > 65535:

@@ -61,12 +61,7 @@ def environment_name(setting_name: str) -> str:
 
 def check_together(settings: Settings) -> None:
     """Check settings that depend on each other; raises SettingError."""
-    if settings["advertised.listeners"] is not None:
-        for text in settings["advertised.listeners"]:
-            if parse_endpoint(text).host in _WILDCARD_HOSTS:
-                raise SettingError(
-                    f"advertised.listeners={text}: clients can't connect to all interfaces; name one host"
-                )
+    _check_listeners(settings)
     queued_bytes, request_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
     if 0 < queued_bytes < request_bytes:
         raise SettingError(
@@ -78,6 +73,28 @@ def check_together(settings: Settings) -> None:
         raise SettingError(
             f"log.cleaner.min.compaction.lag.ms={lag_min}: it exceeds log.cleaner.max.compaction.lag.ms={lag_max}"
         )
+
+
+def _check_listeners(settings: Settings) -> None:
+    """Every name has a protocol, and what is advertised or used between brokers is a listener."""
+    protocols = {
+        item.strip().partition(":")[0].upper() for item in settings["listener.security.protocol.map"].split(",")
+    }
+    names = [parse_endpoint(text).listener_name for text in settings["listeners"]]
+    for name in names:
+        if name not in protocols:
+            raise SettingError(
+                f"listeners: {name} has no protocol yet; add {name}:PLAINTEXT to listener.security.protocol.map"
+            )
+    for text in settings["advertised.listeners"] or ():
+        name, host, _ = parse_endpoint(text)
+        if host in _WILDCARD_HOSTS:
+            raise SettingError(f"advertised.listeners={text}: clients can't connect to all interfaces; name one host")
+        if name not in names:
+            raise SettingError(f"advertised.listeners={text}: listeners has none of this name, only {', '.join(names)}")
+    between = settings["inter.broker.listener.name"]
+    if between is not None and between not in names:
+        raise SettingError(f"inter.broker.listener.name={between}: listeners has only {', '.join(names)}")
 
 
 def _set(settings: Settings, name: str, value: object, origin: str, place: str) -> None:

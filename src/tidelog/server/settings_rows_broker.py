@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tidelog.common.endpoint import parse_endpoint
+from tidelog.common.endpoint import PLAINTEXT, parse_endpoint
 from tidelog.common.settings import Check, Setting, SettingType, at_least, between
 from tidelog.metadata.opening import store_problem
 from tidelog.server.settings_rows_topic import unlimited_or_positive
@@ -21,7 +21,7 @@ _MIB = 1024 * 1024
 
 def _endpoints(items: list[str]) -> str | None:
     if not items:
-        return "expected HOST:PORT or PLAINTEXT://HOST:PORT"
+        return "expected HOST:PORT or NAME://HOST:PORT"
     try:
         for item in items:
             parse_endpoint(item)
@@ -33,6 +33,14 @@ def _endpoints(items: list[str]) -> str | None:
 def _whole_endpoints(items: list[str]) -> list[str]:
     """Add the listener's name, as Kafka's tools show and expect it."""
     return [str(parse_endpoint(item)) for item in items]
+
+
+def _protocols(text: str) -> str | None:
+    for item in text.split(","):
+        name, _, protocol = item.strip().partition(":")
+        if not name or protocol.upper() != PLAINTEXT:
+            return f"expected NAME:PLAINTEXT, comma-separated, got {item!r}"
+    return None
 
 
 def _directories(items: list[str]) -> str | None:
@@ -74,8 +82,10 @@ def _identity_rows() -> Iterator[Setting]:
         "listeners",
         SettingType.LIST,
         ["PLAINTEXT://127.0.0.1:9092"],
-        "Addresses to listen on, comma-separated: HOST:PORT or PLAINTEXT://HOST:PORT. Port 0 picks a free one. Kafka "
-        "listens on all interfaces by default; Tidelog only on loopback, since it has no authentication yet.",
+        "Addresses to listen on, comma-separated: HOST:PORT or NAME://HOST:PORT. Port 0 picks a free one. With several "
+        "names, as for a private network and for clients outside, clients are told the addresses of the listener that "
+        "they came in by. Kafka listens on all interfaces by default; Tidelog only on loopback, since it has no "
+        "authentication yet.",
         _endpoints,
         normalize=_whole_endpoints,
     )
@@ -83,15 +93,26 @@ def _identity_rows() -> Iterator[Setting]:
         "advertised.listeners",
         SettingType.LIST,
         None,
-        "Address that clients should connect to, if it differs from listeners (behind NAT or in a container).",
+        "Addresses that clients should connect to, one for each listener for which it differs from listeners (behind "
+        "NAT or in a container).",
         _endpoints,
         normalize=_whole_endpoints,
+    )
+    yield _row(
+        "listener.security.protocol.map",
+        SettingType.STRING,
+        "PLAINTEXT:PLAINTEXT",
+        "The protocol of each listener by its name, as in INTERNAL:PLAINTEXT,EXTERNAL:PLAINTEXT. There is only "
+        "PLAINTEXT so far.",
+        _protocols,
     )
     yield _row(
         "inter.broker.listener.name",
         SettingType.STRING,
         None,
-        "Name of the listener that brokers reach each other by. Tidelog takes the first of listeners unless it is set.",
+        "Name of the listener that brokers reach each other by; the same on all brokers. Tidelog takes the first of "
+        "listeners unless it is set.",
+        normalize=str.upper,
     )
     yield _row(
         "tidelog.metadata",

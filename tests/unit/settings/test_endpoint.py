@@ -11,6 +11,7 @@ from tidelog.common.endpoint import Endpoint, parse_endpoint
         ("127.0.0.1:9092", Endpoint("PLAINTEXT", "127.0.0.1", 9092)),
         ("PLAINTEXT://broker.example:0", Endpoint("PLAINTEXT", "broker.example", 0)),
         ("plaintext://:9092", Endpoint("PLAINTEXT", "", 9092)),
+        ("external://broker.example:9093", Endpoint("EXTERNAL", "broker.example", 9093)),
         ("[::1]:9092", Endpoint("PLAINTEXT", "::1", 9092)),
         (" PLAINTEXT://[fe80::1%eth0]:65535 ", Endpoint("PLAINTEXT", "fe80::1%eth0", 65535)),
     ],

@@ -149,6 +149,20 @@ def test_mistakes_on_the_command_line(override: str, message: str) -> None:
     ("overrides", "message"),
     [
         (["advertised.listeners=PLAINTEXT://0.0.0.0:9092"], "clients can't connect to all interfaces"),
+        (["listeners=EXTERNAL://:9092"], "add EXTERNAL:PLAINTEXT to listener.security.protocol.map"),
+        (
+            ["listener.security.protocol.map=PLAINTEXT:SSL"],
+            "expected NAME:PLAINTEXT, comma-separated, got 'PLAINTEXT:SSL'",
+        ),
+        (["inter.broker.listener.name=INTERNAL"], "listeners has only PLAINTEXT"),
+        (
+            [
+                "listener.security.protocol.map=A:PLAINTEXT,B:PLAINTEXT",
+                "listeners=A://h:1",
+                "advertised.listeners=B://h:1",
+            ],
+            "listeners has none of this name, only A",
+        ),
         (["queued.max.request.bytes=1000"], "at least one request of socket.request.max.bytes=104857600"),
         (["log.cleaner.min.compaction.lag.ms=9", "log.cleaner.max.compaction.lag.ms=8"], "it exceeds"),
     ],
