@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.client.address import Address
 from tidelog.client.errors import ClientError
 from tidelog.common.background import start_background, stop_background
-from tidelog.common.steps import with_pauses
+from tidelog.common.steps import run_with_pauses, with_pauses
 from tidelog.controller import layout
 from tidelog.controller.image_builder import ImageBuilder
 from tidelog.metadata.store import MetadataStoreError
@@ -118,7 +118,7 @@ class ClusterFollower:
                 await _add(builder, response)
                 position += len(response.changes)
             if position:
-                built = builder.build(revision, response.controller_id)
+                built = await run_with_pauses(builder.build(revision, response.controller_id))
                 self._epoch = epoch
                 self._peers.follow(built.image)
                 self._cluster.publish(built.image, built.deleted_topics)

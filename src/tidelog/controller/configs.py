@@ -19,6 +19,9 @@ from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigR
 _SCOPES = {ResourceType.TOPIC: SettingScope.TOPIC, ResourceType.BROKER: SettingScope.BROKER}
 
 
+_DELETED_UNSEEN = frozenset({"replica.alter.log.dirs.io.max.bytes.per.second"})
+"""Settings that don't exist here, but that Kafka's tool for reassignments deletes whether they are set or not."""
+
 _LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
@@ -70,6 +73,8 @@ def alter_configs(
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A setting may be changed only once in a request.")
     overrides = dict(image.configs.get(resource, {}))
     for change in changes:
+        if change.operation is AlterOperation.DELETE and change.name in _DELETED_UNSEEN:
+            continue
         row = _changeable_row(change.name, resource, settings.table)
         if change.operation is AlterOperation.DELETE:
             overrides.pop(change.name, None)

@@ -62,6 +62,9 @@ ELECTION_WAIT_S: Final = 10.0
 """How long a change waits for an election where its request sets no time-out: an election takes milliseconds, but a
 machine that has just been woken up may be slow."""
 
+PARTITIONS_IN_THREAD_MIN: Final = 500
+"""Changes to fewer partitions than this take some milliseconds at most, and the way to a thread and back is longer."""
+
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
 
@@ -364,7 +367,7 @@ class Controller:
             ledger = self._ledger
             if ledger is None:
                 raise _ResignedError
-            change = plan(self._image)
+            change = await self._plan(plan)
             if change.writes:
                 try:
                     written = await ledger.write(change.writes)
@@ -378,6 +381,13 @@ class Controller:
                 self.feed.add(self._image, written)
                 self.view.publish(self._image)
             return change.results
+
+    async def _plan(self, plan: Callable[[ClusterImage], Change[_T]]) -> Change[_T]:
+        """Compute a change of the current image; of a large one in a thread, as it may go through all partitions."""
+        image = self._image
+        if image.partitions_count < PARTITIONS_IN_THREAD_MIN:
+            return plan(image)
+        return await asyncio.to_thread(plan, image)
 
     # Elections
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tidelog.common.steps import Steps
 from tidelog.controller import layout
 from tidelog.controller.image import (
     INTERNAL_TOPICS,
@@ -82,13 +83,13 @@ class ImageBuilder:
         if deleted_topic_id is not None:
             self._deleted[deleted_topic_id] = name
 
-    def build(self, revision: int, controller_id: int) -> Built:
-        """The image at this revision. Raises MetadataStoreError for a topic that lacks partitions."""
+    def build(self, revision: int, controller_id: int) -> Steps[Built]:
+        """The image at this revision, in steps. Raises MetadataStoreError for a topic that lacks partitions."""
         image = replace(self._image, revision=revision, controller_id=controller_id, cluster_id=self._cluster_id)
         brokers = self._all_brokers()
         if brokers != image.brokers:
             image = replace(image, brokers=brokers)
-        changed, deleted = self._changed_topics(image)
+        changed, deleted = yield from self._changed_topics(image)
         if deleted:
             # First: a topic that was deleted and created anew has the same name.
             image = image.with_topics((), deleted)
@@ -105,7 +106,7 @@ class ImageBuilder:
             if broker is not None
         }
 
-    def _changed_topics(self, image: ClusterImage) -> tuple[list[TopicImage], list[TopicImage]]:
+    def _changed_topics(self, image: ClusterImage) -> Steps[tuple[list[TopicImage], list[TopicImage]]]:
         changed, deleted = [], []
         names = dict.fromkeys([*self._topics, *(image.topics if self._is_complete else ())])
         for topic_id in self._chunks:
@@ -118,6 +119,7 @@ class ImageBuilder:
                 deleted.append(old)
             if new is not None and new is not old:
                 changed.append(new)
+            yield 0
         return changed, deleted
 
     def _topic(self, name: str, old: TopicImage | None) -> TopicImage | None:

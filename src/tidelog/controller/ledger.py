@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tidelog.common.steps import with_pauses
 from tidelog.controller import layout
 from tidelog.controller.layout import ControllerLocation, Record
 from tidelog.metadata.store import (
@@ -127,7 +128,7 @@ class Ledger:
     async def read(self, prefix: str) -> dict[str, Record]:
         """All records under a prefix; remembers their tokens for later writes."""
         records = {}
-        for key, rec in (await self._store.list(prefix)).items():
+        async for key, rec in with_pauses((await self._store.list(prefix)).items()):
             self._tokens[key] = rec.token
             try:
                 records[key] = layout.decode(rec.value)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tidelog.common.steps import run_with_pauses, with_pauses
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, ClusterImage
 from tidelog.controller.image_builder import ImageBuilder
@@ -34,7 +35,7 @@ class Loaded:
 
 
 async def load(ledger: Ledger, controller_id: int) -> Loaded:
-    """Everything in the store."""
+    """Everything in the store, with pauses: the broker that was elected goes on serving its clients."""
     cluster = (await ledger.read(layout.CLUSTER)).get(layout.CLUSTER, {})
     if cluster.get("version", layout.LAYOUT_VERSION) > layout.LAYOUT_VERSION:
         raise MetadataStoreError(
@@ -44,9 +45,9 @@ async def load(ledger: Ledger, controller_id: int) -> Loaded:
     builder = ImageBuilder(EMPTY_IMAGE)
     builder.add(layout.CLUSTER, {"id": cluster.get("id", "")})
     for prefix in (layout.BROKERS, layout.BROKER_CONFIGS, layout.PARTITIONS, layout.TOPICS):
-        for key, record in (await ledger.read(prefix)).items():
+        async for key, record in with_pauses((await ledger.read(prefix)).items()):
             builder.add(key, record)
-    built = builder.build(ledger.elected_rev, controller_id)
+    built = await run_with_pauses(builder.build(ledger.elected_rev, controller_id))
     producer_ids = (await ledger.read(layout.PRODUCER_IDS)).get(layout.PRODUCER_IDS, {"next": 0})
     garbage = built.orphans
     if len(built.image.brokers) < 2 or len(built.deleted_topics) > TOMBSTONES_MAX:

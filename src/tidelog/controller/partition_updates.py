@@ -6,7 +6,7 @@ changed partitions is written once; topics without a change stay the same object
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tidelog.common.settings import Settings
@@ -32,6 +32,8 @@ class PartitionUpdates:
         self._active = frozenset(node_id for node_id, broker in image.brokers.items() if broker.is_active)
         self._unfenced = frozenset(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
         self._rules: dict[str, Rules] = {}
+        # Most topics have the same settings or none.
+        self._known_rules: dict[tuple[str | None, str | None], Rules] = {}
         # The changed partitions by topic name and index.
         self._states: dict[str, dict[int, PartitionState]] = {}
 
@@ -40,11 +42,18 @@ class PartitionUpdates:
         rules = self._rules.get(topic)
         if rules is None:
             overrides = self._image.topic_configs(topic)
-            min_isr, unclean = (
-                topic_value(name, overrides, self._image, self._settings) for name in (MIN_ISR_SETTING, UNCLEAN_SETTING)
-            )
-            rules = self._rules[topic] = Rules(self._active, self._unfenced, min_isr, unclean)
+            own = overrides.get(MIN_ISR_SETTING), overrides.get(UNCLEAN_SETTING)
+            rules = self._known_rules.get(own)
+            if rules is None:
+                rules = self._known_rules[own] = self._make_rules(overrides)
+            self._rules[topic] = rules
         return rules
+
+    def _make_rules(self, overrides: Mapping[str, str]) -> Rules:
+        min_isr, unclean = (
+            topic_value(name, overrides, self._image, self._settings) for name in (MIN_ISR_SETTING, UNCLEAN_SETTING)
+        )
+        return Rules(self._active, self._unfenced, min_isr, unclean)
 
     def state(self, topic: TopicImage, index: int) -> PartitionState:
         """The newest state of a partition that exists."""

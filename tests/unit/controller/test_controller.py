@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from tidelog.common.clock import VirtualClock
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, random_uuid
 from tidelog.common.settings import Settings
@@ -21,6 +23,7 @@ from tidelog.controller import (
     NewTopic,
     layout,
 )
+from tidelog.controller.controller import PARTITIONS_IN_THREAD_MIN
 from tidelog.controller.image import BrokerInfo
 from tidelog.metadata.memory import MemoryStore
 from tidelog.protocol import ErrorCode, KafkaError
@@ -325,3 +328,37 @@ async def test_writes_touch_only_what_changed(controller: Controller, store: Mem
     a_id = controller.image.topics["a"].topic_id
     changed = {key for key in after if after[key] != before.get(key)}
     assert changed == {layout.topic_key("a"), layout.chunk_key(a_id, 1_000 // 64)}
+
+
+class ThreadNotingClock(VirtualClock):
+    """Notes which thread asks for the time, as the plan of a new topic does."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        self.threads: list[int] = []
+
+    def now_ms(self) -> int:
+        self.threads.append(threading.get_ident())
+        return super().now_ms()
+
+
+async def test_changes_of_large_clusters_are_computed_in_a_thread(
+    store: MemoryStore, settings: Settings, closing: AsyncExitStack
+) -> None:
+    clock = ThreadNotingClock()
+    controller = Controller(store, clock, settings, node_id=0, session_ttl_ms=60_000)
+    closing.push_async_callback(controller.close)
+    await started(controller)
+    own = threading.get_ident()
+    (result,) = await controller.create_topics([NewTopic("a", PARTITIONS_IN_THREAD_MIN, 1)])
+    assert result.error is ErrorCode.NONE
+    assert set(clock.threads) == {own}
+    clock.threads.clear()
+    # What is refused there is refused here.
+    first, second = await controller.create_topics([NewTopic("b", 1, 1), NewTopic("a", 1, 1)])
+    assert (first.error, second.error) == (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+    assert own not in clock.threads
+    assert controller.image.partitions_count == PARTITIONS_IN_THREAD_MIN + 1
+    with pytest.raises(KafkaError) as caught:
+        await controller.unregister_broker(77)
+    assert caught.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
+from tidelog.common.steps import run_through
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.image_builder import ImageBuilder, records_of
@@ -40,7 +41,7 @@ def after(image: ClusterImage, *records: tuple[str, layout.Record | None], is_co
     builder = ImageBuilder(image, is_complete=is_complete)
     for key, record in records:
         builder.add(key, None if record is None else layout.decode(layout.encode(record)))
-    return builder.build(image.revision + 1, image.controller_id).image
+    return run_through(builder.build(image.revision + 1, image.controller_id)).image
 
 
 TOPICS = st.lists(
@@ -129,7 +130,7 @@ def test_deleted_topics_and_orphans_are_told() -> None:
     for key, record in layout.chunk_records(orphan.topic_id, orphan.partitions):
         builder.add(key, record)
     builder.add(layout.PRODUCER_IDS, {"next": 1000})
-    built = builder.build(8, 1)
+    built = run_through(builder.build(8, 1))
     assert built.image.topics == {}
     assert built.deleted_topics == {gone.topic_id: "a"}
     assert built.orphans == [layout.chunk_key(orphan.topic_id, 0)]

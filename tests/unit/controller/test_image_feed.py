@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
+from tidelog.common.steps import run_through
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.image_builder import ImageBuilder
@@ -103,7 +104,7 @@ class Follower:
                     self._add(builder, page)
                     position += len(page.changes)
                     pages += 1
-            built = builder.build(page.revision, 1)
+            built = run_through(builder.build(page.revision, 1))
             self.image = built.image
             self.deleted |= set(built.deleted_topics)
             self.is_same_epoch = True
