@@ -119,6 +119,21 @@ def test_regular_expressions_find_topics_made_later(bench: Any, make_consumer: A
     assert one.partitions == ORDERS | {("orders-eu", 0), ("orders-eu", 1)}
 
 
+@pytest.mark.parametrize("names", [None, []])
+def test_a_regular_expression_that_matches_nothing_yet_waits(
+    bench: Any, make_consumer: Any, names: list[str] | None
+) -> None:
+    one = make_consumer(bench, "one", regex="later.*")
+    request = one.request()
+    request.subscribed_topic_names = names
+    assert one.take(bench.ask(request)) is ErrorCode.NONE
+    assert one.beat() is ErrorCode.NONE
+    assert one.partitions == set()
+    bench.change_topics(lambda topics: topics.put("later-on", 2))
+    one.beat()
+    assert one.partitions == {("later-on", 0), ("later-on", 1)}
+
+
 def test_regular_expressions_match_internal_topics_too(bench: Any, make_consumer: Any) -> None:
     one = make_consumer(bench, "one", regex="__consumer_.*")
     one.beat()
