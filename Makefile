@@ -29,17 +29,30 @@ system-packages:
 		apt-get update -qq && apt-get install -y -qq $$missing || { echo "could not install them: as root, run apt-get install$$missing"; exit 1; }; \
 	fi
 
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(LINT)
 
 # A test that hangs where its own time limit can't end it ends its process, with the stacks of all threads.
 WATCHDOG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
-test: setup lint
-	$(PYTEST) -n 2 --dist loadgroup -m "not compat and not soak" $(WATCHDOG)
+# Tests wait for timers, sessions and processes as well as for the processor, so there are more workers than processors.
+WORKERS ?= $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 )))
+
+# Where /dev/shm has room and lets programs run, the tests' files are there: waiting for flushes of brokers' files would
+# take minutes. Tests about disks make disks of their own. Linting goes on beside the tests, and is told of at the end.
+test: setup
+	@room=$$(df --output=avail -m /dev/shm 2>/dev/null | tail -n 1); \
+	place=$$([ "$${room:-0}" -ge 4096 ] && mktemp -d /dev/shm/tidelog-tests-XXXXXX); \
+	if [ -n "$$place" ] && ! { cp /bin/true "$$place" && "$$place/true"; } 2>/dev/null; then rm -rf "$$place"; place=; fi; \
+	place=$${place:-$$(mktemp -d)}; chmod 1777 "$$place"; trap 'rm -rf "$$place"' EXIT; trap 'exit 130' INT TERM; \
+	echo "the tests' files are in $$place"; \
+	nice sh -c '$(LINT)' >"$$place/lint.log" 2>&1 & lint=$$!; \
+	TMPDIR="$$place" $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not compat and not soak" -o tmp_path_retention_policy=failed \
+		$(WATCHDOG); tests=$$?; \
+	wait $$lint; lint=$$?; cat "$$place/lint.log"; \
+	[ $$tests -eq 0 ] && [ $$lint -eq 0 ]
 
 # The Java clients, built once a version; Kafka's own tools and broker come through tidelog.bench, which the tests use.
 JAVA_VERSIONS := 3.9.2 4.3.1
