@@ -7,9 +7,9 @@ the value of a sensitive setting is never shown. It reads the image and the sett
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from tidelog.broker.topic_config import broker_value, topic_default
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Setting, Settings, SettingScope, SettingsTable
 from tidelog.controller.image import ClusterImage
 from tidelog.protocol.config_values import ConfigSource

@@ -13,7 +13,6 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from tidelog.broker.connection import Connection
 from tidelog.broker.dispatch import Dispatcher
@@ -22,6 +21,7 @@ from tidelog.broker.log_limit import LimitedLog
 from tidelog.broker.memory import ReceiveMemory
 from tidelog.broker.request_context import ClientSession
 from tidelog.common.congestion import stop_pacing_on_loopback
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ gets REQUEST_TIMED_OUT, though the leader has deleted its records.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from tidelog.broker.partition import Partition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 
 

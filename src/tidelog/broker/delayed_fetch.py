@@ -8,10 +8,10 @@ read after the wait.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.partition import Partition, PartitionRead
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import KafkaError
 
 

@@ -7,10 +7,10 @@ when the producer's timeout expires gets REQUEST_TIMED_OUT, though its records s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tidelog.broker.partition import Partition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 
 ResponseT = TypeVar("ResponseT")

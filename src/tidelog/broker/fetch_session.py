@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tidelog.common.clock import Clock
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode, KafkaError
 
 INVALID_SESSION_ID = 0

@@ -13,13 +13,13 @@ import asyncio
 import random
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidelog.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, PartitionFetch
 from tidelog.broker.follower_state import ReplicationTerms
 from tidelog.broker.partition import NO_EPOCH, Partition, PartitionRead
 from tidelog.broker.replication_throttle import ReplicationQuota
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import Steps
 from tidelog.log import LogStorageError, NotInMemoryError
 from tidelog.protocol import ErrorCode, KafkaError

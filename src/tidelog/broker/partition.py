@@ -14,10 +14,10 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.follower_state import FollowerState, ReplicationTerms
+from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import INTERNAL_TOPICS
 from tidelog.controller.requests import IsrMember
 from tidelog.log import AppendOrigin

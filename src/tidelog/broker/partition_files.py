@@ -16,9 +16,9 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import TopicImage
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError

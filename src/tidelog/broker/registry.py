@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import Api, Message, request_class, response_header_has_tags
 
 if TYPE_CHECKING:

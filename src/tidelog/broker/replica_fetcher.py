@@ -16,7 +16,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
@@ -25,6 +24,7 @@ from tidelog.broker.replication_throttle import ReplicationQuota
 from tidelog.client.errors import ClientError, InvalidResponseError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.log import BelowStartError, LogStorageError, PartitionLog
 from tidelog.protocol import Api, ErrorCode, KafkaError

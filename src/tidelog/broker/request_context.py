@@ -6,8 +6,10 @@ What always holds: a context belongs to one request; the session belongs to the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Final, Protocol
+
+from tidelog.common.light_dataclass import dataclass
 
 if TYPE_CHECKING:
     from tidelog.broker.memory import HeldRequest

@@ -6,10 +6,11 @@ stops; values that change (the cluster image, settings) change inside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from tidelog.broker.metadata_view import MetadataView
+from tidelog.common.light_dataclass import dataclass
 
 if TYPE_CHECKING:
     from tidelog.broker.auto_create import AutoTopicCreation

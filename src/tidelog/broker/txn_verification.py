@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tidelog.broker.arrival_order import ArrivalOrder, Place
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
+
+from tidelog.common.light_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

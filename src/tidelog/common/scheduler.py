@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from tidelog.common.light_dataclass import dataclass
 
 
 class SettingError(ValueError):

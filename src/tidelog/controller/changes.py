@@ -12,11 +12,12 @@ import itertools
 import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Generic, TypeVar
 
 from tidelog.common.checks import collision_key
 from tidelog.common.ids import random_uuid
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.controller import configs as config_rules
 from tidelog.controller import layout, partition_changes

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from tidelog.common.checks import collision_key, topic_name_problem
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.controller.configs import check_topic_configs
 from tidelog.controller.image import INTERNAL_TOPICS, ClusterImage, PartitionState, TopicImage

@@ -8,8 +8,9 @@ they are: `partition_changes` raises them once, for all that happens to a partit
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import NO_LEADER, LeaderRecoveryState, PartitionState
 
 

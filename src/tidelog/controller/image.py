@@ -10,13 +10,14 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final
 
 from tidelog.common.checks import collision_key
 from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol.config_values import ConfigResource, ResourceType
 
 NO_LEADER: Final = -1

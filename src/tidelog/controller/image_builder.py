@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import Steps
 from tidelog.controller import layout
 from tidelog.controller.image import (

@@ -12,9 +12,10 @@ import asyncio
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple, TypeAlias
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
 from tidelog.controller.image import ClusterImage

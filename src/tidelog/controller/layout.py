@@ -21,11 +21,11 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, uuid_from_text, uuid_to_text
+from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import BrokerInfo, LeaderRecoveryState, PartitionState, TopicImage
 
 LAYOUT_VERSION: Final = 1

@@ -14,9 +14,9 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import with_pauses
 from tidelog.controller import layout
 from tidelog.controller.layout import ControllerLocation, Record

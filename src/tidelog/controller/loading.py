@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import run_with_pauses, with_pauses
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, ClusterImage

@@ -11,11 +11,12 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from tidelog.common.background import start_background, stop_background
 from tidelog.common.ids import uuid_from_text, uuid_to_text
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
 from tidelog.metadata.store import ABSENT, Conflict, MetadataStoreError, Ok, Put, Rec, Session, SessionLost, Store

@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import LeaderRecoveryState, PartitionState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.config_values import ConfigChange, ConfigResource

@@ -11,8 +11,10 @@ from __future__ import annotations
 import heapq
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from tidelog.common.light_dataclass import dataclass
 
 Partitions = Mapping[uuid.UUID, frozenset[int]]
 """Partitions by topic id."""

@@ -6,12 +6,12 @@ What always holds: a member waits with at most one JoinGroup and one SyncGroup. 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - it is a class, though its name is not written like one
 from sys import getsizeof
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.coordinator.group import CONSUMER_PROTOCOL_TYPE
 from tidelog.coordinator.memory import MEMBER_BYTES, text_bytes
 from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigger

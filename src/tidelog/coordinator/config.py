@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Protocol
+
+from tidelog.common.light_dataclass import dataclass
 
 _INT_MAX = 2**31 - 1
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.coordinator.assignors import Partitions
 from tidelog.coordinator.group_records import (
     AssignedTopicPartitions,

@@ -9,10 +9,10 @@ It makes no decisions.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol.messages.rebalance_history import RebalanceEntry
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.coordinator.actions import TopicPartition
 
 NO_PRODUCER_ID: Final = -1

@@ -7,10 +7,10 @@ then the id is busy, and every request for it has to be retried.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from sys import getsizeof
 from typing import Final, NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.coordinator.actions import Action, Answer, Append, Now, SetTimer, TimerKey, TopicPartition
 from tidelog.coordinator.appends import Appends, coordinator_error
 from tidelog.coordinator.memory import PARTITION_BYTES, TRANSACTION_BYTES, MemoryBudget, ShardMemory

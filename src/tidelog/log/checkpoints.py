@@ -14,11 +14,11 @@ import os
 import re
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from tidelog.common.ids import uuid_from_text, uuid_to_text
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.errors import CorruptCheckpointError
 from tidelog.log.open_files import open_descriptor
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.cleaner_choice import Run
 from tidelog.log.cleaner_io import CleanedWriter, Pace, ReadBatch, SourceSegment, TakeSmallBatches, read_batches
 from tidelog.log.cleaner_transactions import CleanedTransactions, KeptAborts

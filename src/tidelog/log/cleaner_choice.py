@@ -8,9 +8,9 @@ records has waited longer than max.compaction.lag.ms. It inspects logs and chang
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.cleaner_io import SourceSegment
 from tidelog.log.config import FOREVER
 from tidelog.log.index import RELATIVE_OFFSET_MAX

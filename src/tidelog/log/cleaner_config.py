@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Self
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.log.manager_config import setting, values_of
 

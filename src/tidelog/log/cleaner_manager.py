@@ -17,11 +17,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
 
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import with_pauses
 from tidelog.log.checkpoints import PartitionKey, fsync_directory
 from tidelog.log.cleaner_choice import LogToClean, first_dirty_offset, measure

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from tidelog.common.light_dataclass import dataclass
 
 FOREVER = 2**63 - 1
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.checkpoints import LEADER_EPOCH_FILE, encode_rows, read_rows, write_unflushed
 
 UNDEFINED_EPOCH = -1

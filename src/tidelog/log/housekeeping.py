@@ -12,11 +12,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import with_pauses
 from tidelog.log.config import FOREVER
 from tidelog.log.errors import LogStorageError

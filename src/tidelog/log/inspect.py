@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name, partition_of_directory
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.checkpoints import (
     CLEANER_OFFSET_FILE,
     LEADER_EPOCH_FILE,

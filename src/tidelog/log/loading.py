@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.errors import LogStorageError
 from tidelog.log.partition_log import PartitionLog
 from tidelog.log.recovery import LastKnown, RecoveryProgress, bytes_to_check

@@ -16,11 +16,11 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.common.checks import partition_of_directory
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata
 from tidelog.log.cleaner_config import LogCleanerConfig

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import SettingError, Settings
 from tidelog.log.producer_limits import PER_PARTITION_MAX, TOTAL_MAX
 

@@ -16,11 +16,11 @@ import random
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.checkpoints import LogEnd, fsync_directory, sync_files, write_partition_metadata
 from tidelog.log.cleaning import LogCleaning
 from tidelog.log.cold_lookup import LogNotOpenError

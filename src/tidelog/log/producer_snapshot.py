@@ -13,9 +13,8 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from crc32c import crc32c
-
 from tidelog.common.checks import offset_in_file_name
+from tidelog.common.checksum import crc32c
 from tidelog.log.checkpoints import read_small_file
 from tidelog.log.errors import CorruptSnapshotError
 from tidelog.log.open_files import open_descriptor

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.cold_lookup import ColdSegmentError
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.scan import CorruptSegmentError

@@ -15,11 +15,11 @@ import mmap
 import os
 import shutil
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name
 from tidelog.common.clock import Clock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.checkpoints import (
     LEADER_EPOCH_FILE,
     PARTITION_METADATA_FILE,

@@ -10,10 +10,11 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from tidelog.common.checks import offset_in_file_name
+from tidelog.common.light_dataclass import dataclass
 from tidelog.log.checkpoints import LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, read_partition_metadata
 from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
 from tidelog.log.epochs import LeaderEpochs

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.metadata.store import (
     Check,
     MetadataStoreError,

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tidelog.common.clock import Clock, SystemClock
+from tidelog.common.light_dataclass import dataclass
 from tidelog.metadata.lease import Lease
 from tidelog.metadata.store import (
     ABSENT,

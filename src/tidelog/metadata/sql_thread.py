@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from tidelog.common.light_dataclass import dataclass
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal, Protocol, TypeAlias
+
+from tidelog.common.light_dataclass import dataclass
 
 VALUE_BYTES_MAX: Final = 512 * 1024
 """ZooKeeper accepts 1 MB per request by default; half of that leaves room for the rest of a transaction."""

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
@@ -40,6 +39,7 @@ from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.metadata.lease import HEARTBEATS_PER_TTL, Lease
 from tidelog.metadata.liveness import boot_time_ms
 from tidelog.metadata.sql_thread import SqlThread

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from tidelog.common.light_dataclass import dataclass
 
 
 class ResourceType(enum.IntEnum):

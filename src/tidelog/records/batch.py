@@ -11,8 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from tidelog.common.checksum import crc32c
 from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
 
 Buffer = bytes | bytearray | memoryview

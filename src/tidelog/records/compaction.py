@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import enum
 from array import array
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.records import kernel_compact, kernel_small
 from tidelog.records.batch import (
     BATCH_HEADER_SIZE,

@@ -18,9 +18,10 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from tidelog.common.light_dataclass import dataclass
 from tidelog.server.supervision import SUPERVISOR_PID
 
 logger = logging.getLogger(__name__)

@@ -14,12 +14,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from tidelog.common.endpoint import Endpoint
+from tidelog.common.light_dataclass import dataclass
 
 TICK_MS: Final = 500
 """ZooKeeper's unit of time. Sessions may last 2 to 20 of these."""

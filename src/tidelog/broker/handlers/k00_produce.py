@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
@@ -32,6 +31,7 @@ from tidelog.broker.registry import CloseConnection, handles
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.broker.request_context import RequestContext
 from tidelog.broker.txn_verification import BeginningTransaction, adds_partitions, first_sequence, produce_error
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.steps import Steps, run_with_pauses
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.log.validation import LOOP_PLAIN_BYTES_MAX, LongCheckError, ValidatedBatch, takes_long

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from tidelog.client.consumer.fetch_queue import ArrowRows, FetchedChunk, FetchQueue
 from tidelog.client.consumer.metrics import ConsumerCounts
 from tidelog.client.consumer.settings import ConsumerSettings, Deserializer
 from tidelog.client.consumer.subscription import SubscriptionState
 from tidelog.client.errors import ClientError, CorruptRecordError, RecordDeserializationError
 from tidelog.client.types import TopicPartition
+from tidelog.common.checksum import crc32c
 from tidelog.records.batch import Compression
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from tidelog.records.errors import CorruptBatchError

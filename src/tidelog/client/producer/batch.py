@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
 from tidelog.client.errors import BrokerError, ClientError
 from tidelog.client.types import RecordMetadata, TopicPartition
+from tidelog.common.checksum import crc32c
 from tidelog.protocol import ErrorCode
 from tidelog.records.batch import BATCH_HEADER_SIZE, LOG_OVERHEAD, MAGIC, TRANSACTIONAL_BIT, Compression
 from tidelog.records.compression import compress
