@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
 from tidelog.broker.partition import IsrOutcome, Partition, PendingIsr
 from tidelog.client.network.backoff import Backoff
+from tidelog.common.background import start_background
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k56_alter_partition import (
     ALTER_PARTITION,
@@ -70,7 +71,7 @@ class IsrManager:
             self._start()
 
     def _start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._send_all(), name="alter partitions")
+        self._task = start_background(self._send_all(), "alter partitions")
         self._task.add_done_callback(self._on_sent)
 
     async def close(self) -> None:
@@ -85,8 +86,6 @@ class IsrManager:
         if self._waiting and not self._is_closed:
             # It came after the task had looked for the last time, and before the task was seen to have ended.
             self._start()
-        if not task.cancelled():
-            task.result()
 
     async def _send_all(self) -> None:
         failures = 0

@@ -24,6 +24,7 @@ from tidelog.broker.replication_throttle import ReplicationQuota
 from tidelog.client.errors import ClientError, InvalidResponseError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
+from tidelog.common.background import report_failure, start_background
 from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
 from tidelog.log import BelowStartError, LogStorageError, PartitionLog
@@ -244,8 +245,7 @@ class ReplicaFetcher:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
-        self._task = self._loop.create_task(self._run(), name=f"fetcher of broker {leader_id}")
-        self._task.add_done_callback(_raise_error)
+        self._task = start_background(self._run(), f"fetcher of broker {leader_id}")
 
     @property
     def is_idle(self) -> bool:
@@ -558,7 +558,7 @@ class ReplicaFetcher:
 
     def _on_finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        _raise_error(task)
+        report_failure(task)
 
     async def _finish(self, followed: Followed, work: Awaitable[None]) -> None:
         try:
@@ -689,9 +689,3 @@ def _error(code: int) -> ErrorCode:
         return ErrorCode(code)
     except ValueError:
         return ErrorCode.UNKNOWN_SERVER_ERROR
-
-
-def _raise_error(task: asyncio.Task[None]) -> None:
-    """A broken invariant has to be seen: the loop's exception handler logs it."""
-    if not task.cancelled():
-        task.result()

@@ -1,19 +1,27 @@
-"""Tasks that run as long as their owner does, and must not end unseen."""
+"""Tasks that run as long as their owner does, and must not end unseen.
+
+What always holds: a task that fails, which is a bug, is in the log at once, and the loop's exception handler is told
+with `BACKGROUND_TASK` in its context. A broker's process ends then: a broker that goes on without one of its parts
+could lead for ever with what it knew when that part ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
+BACKGROUND_TASK: Final = "background_task"
+"""The key of the failed task's name in the context of an exception handler."""
+
 
 def start_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run this on the running loop until its owner cancels it; if it fails, which is a bug, the log says so at once."""
+    """Run this on the running loop until its owner cancels it."""
     task = asyncio.get_running_loop().create_task(work, name=name)
-    task.add_done_callback(_report)
+    task.add_done_callback(report_failure)
     return task
 
 
@@ -24,7 +32,11 @@ async def stop_background(task: asyncio.Task[None] | None) -> None:
         await asyncio.wait([task])
 
 
-def _report(task: asyncio.Task[None]) -> None:
+def report_failure(task: asyncio.Task[None]) -> None:
+    """To be called when a task is done that must not fail."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         logger.critical("%s has failed: %s", task.get_name(), error, exc_info=error)
+        message = f"{task.get_name()} has failed"
+        context = {"message": message, "exception": error, "task": task, BACKGROUND_TASK: task.get_name()}
+        task.get_loop().call_exception_handler(context)

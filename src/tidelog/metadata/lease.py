@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from tidelog.common.background import start_background
 from tidelog.metadata.store import MetadataStoreError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Lease:
         self._monotonic_ms = monotonic_ms
         self._loop = asyncio.get_running_loop()
         self._stop_heartbeats = keeper.repeat(self._beat, ttl_ms / HEARTBEATS_PER_TTL / 1000)
-        self._watchdog = self._loop.create_task(self._watch_deadline(), name=f"session {session_id}")
+        self._watchdog = start_background(self._watch_deadline(), f"session {session_id}")
 
     async def heartbeat(self) -> bool:
         """Renew now; False and lost when that is no longer possible."""

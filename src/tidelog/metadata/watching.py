@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
+from tidelog.common.background import start_background
 from tidelog.metadata.store import MetadataStoreError, Rec, Snapshot, matches
 
 
@@ -31,7 +32,7 @@ class Changes:
         changed = asyncio.Event()
         self._watches[changed] = prefix
         if self._poller is None:
-            self._poller = asyncio.get_running_loop().create_task(self._poll_forever(), name="metadata watch poller")
+            self._poller = start_background(self._poll_forever(), "metadata watch poller")
         seen: dict[str, Rec] | None = None
         try:
             while True:

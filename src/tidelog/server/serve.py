@@ -2,7 +2,8 @@
 
 What always holds: exactly one line containing `ready on HOST:PORT` is printed once clients are served; SIGTERM or
 SIGINT leads to a controlled shutdown and exit code 0, and a second one ends the process immediately; a broker that
-can't start says why in one line on standard error and exits with code 2.
+can't start says why in one line on standard error and exits with code 2. A broker of which a background task fails ends
+as by a crash, with code 1: without that task it may serve what is no longer true, and who watches it can restart it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
+from tidelog.common.background import BACKGROUND_TASK
 from tidelog.common.event_loop import new_event_loop
 from tidelog.common.settings import SettingError, Settings
 from tidelog.server.garbage import GarbagePauses
@@ -24,6 +27,7 @@ from tidelog.server.supervision import SUPERVISOR_PID
 
 EXIT_OK = 0
 EXIT_CANNOT_START = 2
+_EXIT_FAILED = 1
 _EXIT_AT_ONCE = 130
 _PARENT_CHECK_S = 1.0
 
@@ -55,6 +59,7 @@ def _raise_file_limit() -> None:
 
 
 async def _serve(settings: Settings, data_dir: Path) -> None:
+    asyncio.get_running_loop().set_exception_handler(_end_without_background_task)
     stop = _stop_on_signals()
     server = BrokerServer(settings, data_dir)
     await server.start()
@@ -68,6 +73,16 @@ async def _serve(settings: Settings, data_dir: Path) -> None:
     logger.info("shutting down")
     await server.stop()
     logger.info("shut down cleanly")
+
+
+def _end_without_background_task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    if BACKGROUND_TASK not in context:
+        loop.default_exception_handler(context)
+        return
+    # Everything acknowledged is where a crash leaves it, too; nothing that is still running can be trusted to stop.
+    logger.critical("this broker can't go on without its task %r, and ends", context[BACKGROUND_TASK])
+    logging.shutdown()
+    os._exit(_EXIT_FAILED)
 
 
 async def _stop_without_supervisor(stop: asyncio.Event) -> None:

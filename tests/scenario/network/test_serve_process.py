@@ -193,3 +193,24 @@ def test_a_data_directory_of_kafka_is_refused_and_left_untouched(serve: Serve, t
     assert len(lines) == 1, lines
     assert "perhaps of Apache Kafka" in lines[0]
     assert {path: path.lstat().st_mtime_ns for path in [data, *data.rglob("*")]} == before
+
+
+_PROGRAM_WITH_A_BUG = """
+import sys
+from tidelog.controller.broker_watch import BrokerWatch
+
+async def fail(self):
+    raise KeyError("a bug")
+
+BrokerWatch._run = fail
+"""
+
+
+def test_it_ends_when_a_background_task_fails(tmp_path: Path) -> None:
+    """Not with 0 or 2, so that a supervisor restarts it; and at once, though nobody asked it to stop."""
+    program = _PROGRAM_WITH_A_BUG + _PROGRAM
+    command = [sys.executable, "-c", program, str(tmp_path / "data"), "listeners=127.0.0.1:0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "broker watch has failed: 'a bug'" in ended.stderr
+    assert "can't go on without its task 'broker watch'" in ended.stderr

@@ -163,7 +163,8 @@ class History:
         for _ in range(STEPS):
             (action,) = self.random.choices([each for each, _ in actions], [weight for _, weight in actions])
             action()
-            self.lossy = {each for each in self.lossy if not self.has_all(each)}
+            # What it lost may also be acknowledged later, by a fetch that was on its way.
+            self.lossy = {each for each in self.lossy if self.nodes[each].process is None or not self.has_all(each)}
             if {*self.state.isr, *self.state.elr} <= self.lossy:
                 # The last that may be elected is a machine that lost power before anybody noticed: others left in good
                 # order meanwhile, or min.insync.replicas says that one is enough.
