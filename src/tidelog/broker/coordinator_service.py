@@ -168,7 +168,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
 
     def _find(self, key: str) -> Held[ShardT]:
         topic = self._cluster.image.topics.get(self.topic)
-        if topic is None:
+        if topic is None or not self._replicas.is_serving:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         index = partition_for(key, len(topic.partitions))
         held = self._held.get(index)

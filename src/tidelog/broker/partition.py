@@ -217,12 +217,12 @@ class Partition:
             if replica_id != self.node_id
         }
 
-    def fence(self) -> None:
+    def fence(self, *, keep_sole: bool = False) -> None:
         """Stop leading until the controller confirms it in a new epoch: another broker may lead by now.
 
-        A sole replica goes on: nobody else has its records, so nobody else can be elected.
+        `keep_sole`: a sole replica goes on; nobody else has its records, so nobody else can be elected.
         """
-        if self.is_leader and not self._is_sole_replica:
+        if self.is_leader and not (keep_sole and self._is_sole_replica):
             self._fenced_epoch = self.leader_epoch
             self.is_leader = False
             self.followers = {}

@@ -135,7 +135,7 @@ class Registration:
     def _set_serving(self, is_serving: bool) -> None:
         # A broker alone in its cluster has nobody who could take over, so it may go on while its metadata is away.
         others = any(node_id != self._node_id for node_id in self._cluster.image.brokers)
-        self._replicas.is_serving = is_serving or not others
+        self._replicas.is_fenced = others and not is_serving
 
     async def _wait_for_loss(self) -> None:
         """Wait until the session is lost, or the image says that this registration counts no more."""
@@ -178,6 +178,7 @@ class Registration:
             await asyncio.sleep(_RETRY_PAUSE_S)
         self.epoch = self._previous_epoch = response.broker_epoch
         self._member = member
+        self._replicas.session = member.session
         self._replicas.on_registered(self.epoch)
         logger.info("broker %d is registered with epoch %d", self._node_id, self.epoch)
         await self._cluster.wait_for(self._knows_of_registration)

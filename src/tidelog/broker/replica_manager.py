@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
     from tidelog.broker.isr_manager import IsrManager
     from tidelog.broker.replica_fetcher import PeerConnections, ReplicaFetching
+    from tidelog.metadata.store import Session
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,10 @@ class ReplicaManager:
         """Create it on the running event loop that the broker serves from."""
         self.node_id = node_id
         self.image: ClusterImage = EMPTY_IMAGE
-        # False while this broker is not a member of its cluster: another one may lead what it has led.
-        self.is_serving = True
+        # While this broker is not a member of its cluster, another one may lead what it has led.
+        self.is_fenced = False
+        # By which it was registered last.
+        self.session: Session | None = None
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
         self._settings = settings
@@ -269,11 +272,12 @@ class ReplicaManager:
         """Stop leading and copying: this broker's session is over, and others may lead its partitions by now.
 
         This broker has to register anew. Then it copies again, and leads what the controller gives it in a new epoch.
+        Where it still serves, because it is alone in its cluster, it leads on what nobody else has.
         """
         self.on_registered(UNKNOWN_EPOCH)
         for partition in tuple(self._by_id.values()):
             was_leader = partition.is_leader
-            partition.fence()
+            partition.fence(keep_sole=self.is_serving)
             if was_leader and not partition.is_leader:
                 self._on_leadership_changed(partition)
 
@@ -324,6 +328,18 @@ class ReplicaManager:
                 self.follower_fetches.forget(partition)
 
     # Finding partitions
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether this broker may answer for its partitions now.
+
+        Past the deadline of its session it may not, even if nobody here has heard of that yet: a process that stood
+        still goes on with whatever is ready first. A broker that is alone in its cluster has nobody to give way to.
+        """
+        if self.is_fenced:
+            return False
+        session = self.session
+        return session is None or not session.is_over or self.image.brokers.keys() <= {self.node_id}
 
     def find(self, topic: str, index: int) -> Partition:
         """The partition of this name; raises a KafkaError that says why this broker has none."""

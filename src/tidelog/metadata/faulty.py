@@ -55,6 +55,10 @@ class FaultySession:
     def deadline_ms(self) -> float:
         return self._inner.deadline_ms
 
+    @property
+    def is_over(self) -> bool:
+        return self.lost.is_set() or self._inner.is_over
+
     def lose(self) -> None:
         self.lost.set()
 

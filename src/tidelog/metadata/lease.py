@@ -61,6 +61,10 @@ class Lease:
         self._stop_heartbeats = keeper.repeat(self._beat, ttl_ms / HEARTBEATS_PER_TTL / 1000)
         self._watchdog = start_background(self._watch_deadline(), f"session {session_id}")
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_lost or self._monotonic_ms() >= self.deadline_ms
+
     async def heartbeat(self) -> bool:
         """Renew now; False and lost when that is no longer possible."""
         is_alive = await self._keeper.run(self._beat)

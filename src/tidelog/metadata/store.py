@@ -132,6 +132,11 @@ class Session(Protocol):
         """When it ends by the owner's monotonic clock: when the last successful heartbeat was sent, plus the ttl."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is lost or past its deadline as of now: `lost` may be set a turn of the event loop later."""
+        ...
+
     async def close(self) -> None:
         """End it and remove the keys it owns."""
         ...

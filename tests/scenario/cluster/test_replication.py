@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from replica_nodes import ReplicaCluster, ReplicaNode, run_cluster, until
+from tidelog.broker.delayed_produce import PendingAppend
 from tidelog.client.address import Address
 from tidelog.client.network.connection import Connection
 from tidelog.log import PartitionLog
@@ -418,7 +420,7 @@ def test_a_fenced_leader_stops_serving_until_it_has_a_new_epoch(tmp_path: Path) 
         cluster[1].replicas.fence()
         answer = await cluster[1].produce("t", [b"value"], acks=1)
         assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-        # Nobody else can lead a sole replica.
+        # Nobody else can lead a sole replica, but only a broker that is alone in its cluster serves while it is fenced.
         assert (await cluster[1].produce("t", [b"value"], 1)).error_code == 0
         cluster.controller.change("t", isr=(1,))
         assert (await cluster[1].produce("t", [b"value"], acks=1)).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -426,6 +428,63 @@ def test_a_fenced_leader_stops_serving_until_it_has_a_new_epoch(tmp_path: Path) 
         await fill(cluster[1], 1)
         await cluster.until_isr("t", 1, 2)
         assert await cluster.until_equal("t") == 3
+
+    run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
+
+
+@dataclass
+class Session:
+    """As much of a session as a broker looks at before it answers."""
+
+    is_over: bool = False
+    id: str = "session"
+    deadline_ms: float = 0.0
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def close(self) -> None:
+        self.lost.set()
+
+
+def test_past_its_deadline_a_broker_serves_nothing(tmp_path: Path) -> None:
+    """Before anything here has heard of it: the process may have stood still."""
+
+    async def scenario(cluster: ReplicaCluster) -> None:
+        await cluster.create("t", (1, 2), (1,))
+        replicas, session = cluster[1].replicas, Session()
+        replicas.session = session
+        await fill(cluster[1], 2)
+        assert (await cluster[1].produce("t", [b"value"], 1)).error_code == 0
+        session.is_over = True
+        for index in (0, 1):
+            answer = await cluster[1].produce("t", [b"value"], index)
+            assert answer.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        session.is_over = False
+        assert (await cluster[1].produce("t", [b"value"], 1)).error_code == 0
+
+    run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
+
+
+def test_a_fenced_broker_among_others_gives_up_sole_replicas_too(tmp_path: Path) -> None:
+    """Coordinators and waiting produces hold on to the partition, and have to hear of it."""
+
+    async def scenario(cluster: ReplicaCluster) -> None:
+        await cluster.create("t", (1,))
+        replicas = cluster[1].replicas
+        partition = replicas.find("t", 0)
+        heard: list[bool] = []
+        replicas.leadership_listeners.append(lambda partition: heard.append(partition.is_leader))
+        waiting = PendingAppend(partition, 1, partition.leader_epoch, -1, None)
+        outcome = asyncio.create_task(replicas.wait_for_acknowledgement([waiting], 60_000))
+        await asyncio.sleep(0)
+        replicas.is_fenced = True
+        replicas.fence()
+        await outcome
+        assert waiting.error is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert heard == [False]
+        # The new registration gives it a new epoch.
+        replicas.is_fenced = False
+        replicas.on_registered(cluster.controller.register(cluster[1], clean=True))
+        await fill(cluster[1], 1)
 
     run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
 
