@@ -408,6 +408,20 @@ class Partition:
         self._propose(kept)
         return True
 
+    def propose_resignation(self) -> bool:
+        """Ask for another leader, once this replica can't be used any more; True if there is a change to send now.
+
+        Only where others are in sync: nobody else has all that is committed.
+        """
+        others = tuple(member for member in self.isr if member != self.node_id)
+        if self.unavailable is not ErrorCode.KAFKA_STORAGE_ERROR or self.leader != self.node_id or not others:
+            return False
+        if self.pending_isr is not None:
+            return False
+        members = tuple(IsrMember(member, self._terms.epoch_of(member)) for member in others)
+        self.pending_isr = PendingIsr(members, self.leader_epoch, self.partition_epoch)
+        return True
+
     def _propose(self, isr: Collection[int]) -> None:
         members = []
         for replica_id in isr:

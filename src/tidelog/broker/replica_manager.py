@@ -255,6 +255,7 @@ class ReplicaManager:
         if partition.is_leader and len(partition.isr) < len(partition.replicas):
             # Only one change of an ISR is under way at a time; another may be due by now.
             self.on_caught_up(partition)
+        self._resign_without_disk(partition)
 
     def _on_leadership_changed(self, partition: Partition) -> None:
         """Copy the partition from its new leader, and wake whoever waits for it or depends on its leadership."""
@@ -649,6 +650,8 @@ class ReplicaManager:
                 self._isr_manager.submit(partition)
             elif partition.is_leader and len(partition.isr) < len(partition.replicas):
                 self.on_caught_up(partition)
+            else:
+                self._resign_without_disk(partition)
 
     # Following
 
@@ -725,8 +728,7 @@ class ReplicaManager:
         if partition.unavailable or not partition.log.is_offline:
             return
         if partition.log.health.is_damaged:
-            partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
-            self._on_leadership_changed(partition)
+            self._stop_without_disk(partition)
             return
         directory = partition.log.parent
         self._logs.directories.fail(directory, f"{partition.topic}-{partition.partition} failed")
@@ -739,8 +741,17 @@ class ReplicaManager:
     def _stop_serving(self, directory: Path) -> None:
         for partition in tuple(self._by_id.values()):
             if partition.log.parent == directory and not partition.unavailable:
-                partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
-                self._on_leadership_changed(partition)
+                self._stop_without_disk(partition)
+
+    def _stop_without_disk(self, partition: Partition) -> None:
+        partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+        self._on_leadership_changed(partition)
+        self._resign_without_disk(partition)
+
+    def _resign_without_disk(self, partition: Partition) -> None:
+        """Have another broker lead a partition that can't be used here any more."""
+        if partition.propose_resignation() and self._isr_manager is not None:
+            self._isr_manager.submit(partition)
 
 
 def _is_told_at_once(read: PartitionRead) -> bool:

@@ -93,8 +93,13 @@ def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brok
         raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, f"The partition epoch is {state.partition_epoch}.")
     if len(set(members)) != len(members) or not set(members) <= set(state.replicas):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{members} is not a set of the replicas {list(state.replicas)}.")
-    if state.leader not in members:
+    if not members:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The ISR would be empty.")
+    # Who leaves itself out resigns, to somebody who is in sync.
+    if state.leader not in members and not set(members) <= set(state.isr):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"The ISR {members} is without its leader.")
+    if state.leader not in members and not any(member in brokers and brokers[member].is_active for member in members):
+        raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, f"None of {members} can lead now.")
     if change.recovery is LeaderRecoveryState.RECOVERING:
         # A leader that was elected uncleanly recovers before anybody counts as in sync with it (KIP-704).
         if len(members) > 1:
@@ -124,11 +129,15 @@ def _ineligibility(member: IsrMember, leader: int, brokers: Mapping[int, BrokerI
 def with_isr(
     state: PartitionState, isr: tuple[int, ...], recovery: LeaderRecoveryState, rules: Rules
 ) -> PartitionState:
-    """The state with the ISR that its leader asked for (KIP-497), once `check_isr_change` has let it pass."""
+    """The state with the ISR that its leader asked for (KIP-497), once `check_isr_change` has let it pass.
+
+    A leader that leaves it out of the ISR resigns, as its disk has failed: it can't lead before it has caught up again.
+    """
+    unsure = () if state.leader in isr else (state.leader,)
     if state.leader not in rules.active and any(member in rules.active for member in isr):
         # The leader is shutting down and waited for somebody to hand over to.
         isr = _without(isr, {state.leader})
-    return conclude(state, replace(state, isr=isr, recovery=recovery), rules)
+    return conclude(state, replace(state, isr=isr, recovery=recovery), rules, unsure=unsure)
 
 
 def after_election(state: PartitionState, election_type: ElectionType, rules: Rules) -> PartitionState:

@@ -288,7 +288,10 @@ class BrokerServer:
             directories=tuple(directory_ids),
             features={name: (each.version_min, each.version_max) for name, each in services.features.items()},
         )
-        epochs = {directory.clean_shutdown_epoch for directory in logs.directories.online}
+        # Replicas in a directory that can't be used are not what they were: others lead, where they can.
+        epochs = {
+            None if directory.offline_reason else directory.clean_shutdown_epoch for directory in logs.directories
+        }
         (previous_epoch,) = epochs if logs.was_clean_shutdown and len(epochs) == 1 else (NO_EPOCH,)
         self._open.push_async_callback(services.registration.close)
         try:

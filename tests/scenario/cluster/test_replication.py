@@ -489,6 +489,21 @@ def test_a_fenced_broker_among_others_gives_up_sole_replicas_too(tmp_path: Path)
     run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
 
 
+def test_another_broker_leads_at_once_when_a_leaders_disk_fails(tmp_path: Path) -> None:
+    async def scenario(cluster: ReplicaCluster) -> None:
+        await cluster.create("t", REPLICAS, (1,))
+        await fill(cluster[1], 3)
+        log = log_of(cluster[1])
+        cluster[1].logs.directories.fail(log.parent, "a test")
+        await until(lambda: cluster.controller.state("t").leader == 2)
+        state = cluster.controller.state("t")
+        assert (state.isr, state.elr) == ((2, 3), ())
+        assert cluster.controller.state("t", 1).leader == 1, "nobody else has it"
+        await fill(cluster[2], 1)
+
+    run_cluster(tmp_path, scenario, settings=SETTINGS)
+
+
 def test_records_that_arrive_damaged_are_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append = PartitionLog.append_as_follower
     damaged: list[PartitionLog] = []

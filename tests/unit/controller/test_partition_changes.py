@@ -417,10 +417,11 @@ WRONG = [
     (change(1, 9, (2, 60)), 1, ErrorCode.INVALID_REQUEST),
     (change(1, 1, (2, 60)), 1, ErrorCode.INVALID_REQUEST),
     (change(), 1, ErrorCode.INVALID_REQUEST),
-    (change((2, 60)), 1, ErrorCode.INVALID_REQUEST),
+    (change(2, 5), 1, ErrorCode.INVALID_REQUEST),
     (change(1, (2, 60), recovery=RECOVERING), 1, ErrorCode.INVALID_REQUEST),
     (change((1, 60), recovery=RECOVERING), 1, ErrorCode.INVALID_REQUEST),
     (change(1, (2, 60)), 1, ErrorCode.INELIGIBLE_REPLICA),
+    (change((2, 60)), 1, ErrorCode.INELIGIBLE_REPLICA),
     (change(1, (3, 73)), 1, ErrorCode.INELIGIBLE_REPLICA),
     (change(1, (4, 74)), 1, ErrorCode.INELIGIBLE_REPLICA),
     (change(1, 5), 1, ErrorCode.INELIGIBLE_REPLICA),
@@ -442,3 +443,13 @@ def test_a_recovering_leader_stays_alone_until_it_has_recovered() -> None:
 def test_a_leader_that_shuts_down_may_still_let_others_in() -> None:
     state = replace(STATE, isr=(4,), leader=4)
     check_isr_change(state, change((4, 74), (2, 72)), 4, BROKERS)
+
+
+def test_a_leader_may_resign_to_those_who_are_in_sync() -> None:
+    """Its disk has failed, so it is not eligible either, however few are left."""
+    check_isr_change(STATE, change((2, 72)), 1, BROKERS)
+    after = with_isr(STATE, (2,), RECOVERED, rules(1, 2, min_isr=2))
+    assert (after.leader, after.isr, after.elr) == (2, (2,), ())
+    assert epochs(after) == (6, 9)
+    nobody = partition((1, 4), (1, 4), 1)
+    assert refusal(change((4, 74)), nobody) is ErrorCode.INELIGIBLE_REPLICA

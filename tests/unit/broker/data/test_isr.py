@@ -297,6 +297,26 @@ def test_the_low_watermark_is_that_of_the_isr() -> None:
     assert leader.partition.low_watermark == 7
 
 
+def test_a_leader_whose_disk_failed_asks_for_another_one() -> None:
+    leader = Leader((NODE, 2))
+    assert not leader.partition.propose_resignation()
+    leader.partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+    assert leader.partition.propose_resignation()
+    assert [(member.node_id, member.broker_epoch) for member in leader.pending.members] == [(2, 20)]
+    assert not leader.partition.propose_resignation()
+    # The ISR was another one by then; it asks again.
+    assert leader.decide(ErrorCode.INVALID_UPDATE_VERSION) is IsrOutcome.OUTDATED
+    leader.show(NODE, 2, 3)
+    assert leader.partition.propose_resignation()
+    assert leader.decide(ErrorCode.NEW_LEADER_ELECTED) is IsrOutcome.OUTDATED
+    leader.partition.apply(replace(state(leader.partition), leader=2, isr=(2, 3), leader_epoch=4, partition_epoch=7))
+    assert not leader.partition.propose_resignation()
+    for isr, reason in (((NODE,), ErrorCode.KAFKA_STORAGE_ERROR), ((NODE, 2), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
+        other = Leader(isr)
+        other.partition.stop(reason)
+        assert not other.partition.propose_resignation()
+
+
 def test_replicas_that_come_and_go_are_known_or_not() -> None:
     leader = Leader((NODE, 2))
     leader.fetch(2, 0)
