@@ -3,7 +3,8 @@
 What always holds: the bytes of a client's request and of its response pass through unchanged; the response reaches the
 client after this broker itself knows of the change, as far as that does not take too long, so that a client that goes
 on with the same broker sees what it has done. Where no controller is found, the broker's own handler answers, which
-knows how its API says NOT_CONTROLLER.
+knows how its API says NOT_CONTROLLER. A request that has to be sent again, as its answer was lost with the connection,
+is carried out once, as long as the controller stays the same.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import socket
 import struct
 from typing import TYPE_CHECKING, Any, Final
 
+from tidelog.broker.answered_once import AnsweredOnce
 from tidelog.broker.controller_channel import failure_response, run_handler
 from tidelog.broker.registry import find_handler
 from tidelog.broker.request_context import ClientSession, RequestContext
+from tidelog.common.ids import random_uuid
 from tidelog.common.steps import run_with_pauses
 from tidelog.protocol import (
     ErrorCode,
@@ -53,6 +56,8 @@ class Forwarder:
         self._channel = channel
         self._cluster = cluster
         self._replicas = replicas
+        # What this broker has answered to others, as the controller.
+        self.answered = AnsweredOnce()
 
     async def forward(self, frame: bytes, session: ClientSession) -> bytes | None:
         """The response with its header, None if there is no controller; raises KafkaError."""
@@ -60,6 +65,7 @@ class Forwarder:
             request_data=frame,
             request_principal=session.principal.encode(),
             client_host_address=_packed_address(session.client_host),
+            request_id=random_uuid(),
         )
         try:
             response = await self._channel.call(ENVELOPE, envelope, EnvelopeResponse, timeout_s=FORWARD_TIMEOUT_S)
@@ -80,6 +86,10 @@ class Forwarder:
 
 async def answer_envelope(envelope: EnvelopeRequest, services: BrokerServices) -> bytes:
     """The controller's answer to what another broker has passed on; raises KafkaError and ProtocolError."""
+    return await services.forwarder.answered.answer(envelope.request_id, lambda: _carry_out(envelope, services))
+
+
+async def _carry_out(envelope: EnvelopeRequest, services: BrokerServices) -> bytes:
     frame = memoryview(envelope.request_data)
     try:
         api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 
 from tidelog import Admin, Consumer, Producer
 from tidelog.controller.image import NO_LEADER, ClusterImage
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import ErrorCode, encode
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
 from tidelog.protocol.messages.k19_create_topics import (
     CREATE_TOPICS,
@@ -210,6 +211,23 @@ def test_envelopes_hold_only_what_is_for_the_controller(cluster: SmallCluster) -
     assert ask(controller_id, b"\0\3\0\1\0\0\0\0\0\0") == ErrorCode.INVALID_REQUEST
     assert ask(controller_id, b"\0\x13\0\x63\0\0\0\0\0\0") == ErrorCode.UNSUPPORTED_VERSION
     assert ask(controller_id, b"\0\x13\0\5\0\0\0\0\0\0\0") == ErrorCode.INVALID_REQUEST
+
+
+def test_an_envelope_that_comes_again_is_carried_out_once(cluster: SmallCluster) -> None:
+    topic = CreatableTopic(name="once", num_partitions=1, replication_factor=1)
+    frame = b"\0\x13\0\5\0\0\0\0\0\0\0" + bytes(encode(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 5))
+
+    def ask(request_id: uuid.UUID) -> bytes | None:
+        with RawClient(cluster[cluster.controller_id()].port) as client:
+            envelope = EnvelopeRequest(request_data=frame, request_id=request_id)
+            return client.ask(ENVELOPE, envelope, EnvelopeResponse, 0).response_data
+
+    request_id = uuid.uuid4()
+    created = ask(request_id)
+    assert created is not None
+    assert ask(request_id) == created
+    # Another request for the same topic is refused.
+    assert ask(uuid.uuid4()) != created
 
 
 def test_without_a_controller_requests_for_it_are_refused(
