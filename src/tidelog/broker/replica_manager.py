@@ -49,6 +49,7 @@ from tidelog.log import (
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.log.validation import ValidatedBatch
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.config_values import ResourceType
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
@@ -198,9 +199,8 @@ class ReplicaManager:
             all_topics = any(
                 old.broker_configs(node_id) is not new.broker_configs(node_id) for node_id in (self.node_id, None)
             )
-            for topic in new.topics.values():
-                if all_topics or old.topic_configs(topic.name) is not new.topic_configs(topic.name):
-                    self._apply_config(topic)
+            for topic in new.topics.values() if all_topics else _topics_with_other_configs(old, new):
+                self._apply_config(topic)
 
     async def wait_until_opened(
         self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None
@@ -756,6 +756,14 @@ class ReplicaManager:
 
 def _is_told_at_once(read: PartitionRead) -> bool:
     return bool(read.error) or read.ends_segment or read.diverging_epoch is not None
+
+
+def _topics_with_other_configs(old: ClusterImage, new: ClusterImage) -> Iterator[TopicImage]:
+    """Found by the settings that are set, which most of the topics have none of."""
+    for resource in old.configs.keys() | new.configs.keys():
+        topic = new.topics.get(resource.name) if resource.type is ResourceType.TOPIC else None
+        if topic is not None and old.configs.get(resource) is not new.configs.get(resource):
+            yield topic
 
 
 def _has_room(fetch: PartitionFetch, read: PartitionRead) -> bool:

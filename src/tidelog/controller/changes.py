@@ -1,8 +1,8 @@
 """What a request changes: computes the results, the records to write and the new image from an image and a request.
 
 What always holds: these are pure functions, so a validate-only request goes through all of it and the result is
-dropped; records come in the order in which they must be written, so what a crash leaves behind is recognised as
-unfinished (see `layout`); a refused item adds no record.
+dropped; those for requests that may name thousands of things work in steps. Records come in the order in which they
+must be written, so what a crash leaves behind is recognised as unfinished (see `layout`); a refused item adds none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidelog.common.checks import collision_key
 from tidelog.common.ids import random_uuid
 from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
+from tidelog.common.steps import Steps
 from tidelog.controller import configs as config_rules
 from tidelog.controller import layout, partition_changes
 from tidelog.controller.decisions import (
@@ -69,7 +70,7 @@ class Change(Generic[R]):
 
 def create_topics(
     topics: Sequence[NewTopic], image: ClusterImage, settings: Settings, now_ms: int
-) -> Change[list[TopicResult]]:
+) -> Steps[Change[list[TopicResult]]]:
     counts = Counter(topic.name for topic in topics)
     results: dict[str, TopicResult] = {}
     writes: list[Write] = []
@@ -78,6 +79,7 @@ def create_topics(
     configs: dict[ConfigResource, Mapping[str, str]] = {}
     partitions = 0
     for new in topics:
+        yield 0
         if new.name in results:
             continue
         try:
@@ -105,13 +107,14 @@ def create_topics(
     return Change(list(results.values()), writes, image.with_topics(made).with_configs(configs))
 
 
-def delete_topics(topics: Sequence[str | uuid.UUID], image: ClusterImage) -> Change[list[DeleteResult]]:
+def delete_topics(topics: Sequence[str | uuid.UUID], image: ClusterImage) -> Steps[Change[list[DeleteResult]]]:
     found = [_find_topic(asked, image) for asked in topics]
     counts = Counter(topic.name for topic in found if topic is not None)
     results = []
     writes: list[Write] = []
     deleted = []
     for asked, topic in zip(topics, found, strict=True):
+        yield 0
         if topic is None:
             results.append(_not_found(asked))
         elif counts[topic.name] > 1:
@@ -128,13 +131,14 @@ def delete_topics(topics: Sequence[str | uuid.UUID], image: ClusterImage) -> Cha
 
 def create_partitions(
     topics: Sequence[NewPartitions], image: ClusterImage, settings: Settings
-) -> Change[list[PartitionsResult]]:
+) -> Steps[Change[list[PartitionsResult]]]:
     counts = Counter(new.name for new in topics)
     results: dict[str, PartitionsResult] = {}
     writes: list[Write] = []
     grown: list[TopicImage] = []
     added = 0
     for new in topics:
+        yield 0
         if new.name in results:
             continue
         try:
@@ -159,13 +163,14 @@ def create_partitions(
 
 def alter_configs(
     asked: Sequence[ConfigReplacement] | Sequence[ConfigAlteration], image: ClusterImage, settings: Settings
-) -> Change[list[ConfigResult]]:
+) -> Steps[Change[list[ConfigResult]]]:
     """The change of AlterConfigs or of IncrementalAlterConfigs."""
     counts = Counter(each.resource for each in asked)
     results: dict[ConfigResource, ConfigResult] = {}
     writes = []
     configs: dict[ConfigResource, Mapping[str, str]] = {}
     for each in asked:
+        yield 0
         resource = each.resource
         if resource in results:
             continue

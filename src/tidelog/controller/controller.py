@@ -18,7 +18,7 @@ import logging
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from tidelog.common.background import start_background, stop_background
 from tidelog.common.clock import Clock
@@ -26,10 +26,11 @@ from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import random_uuid, uuid_to_text
 from tidelog.common.observable import Observable
 from tidelog.common.settings import Settings
+from tidelog.common.steps import Steps, run_through, run_with_pauses
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
 from tidelog.controller.cluster_view import ClusterView
-from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage
+from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, stages
 from tidelog.controller.image_feed import ImageFeed
 from tidelog.controller.ledger import Ledger, NotControllerError, Write
 from tidelog.controller.loading import load
@@ -65,12 +66,18 @@ machine that has just been woken up may be slow."""
 PARTITIONS_IN_THREAD_MIN: Final = 500
 """Changes to fewer partitions than this take some milliseconds at most, and the way to a thread and back is longer."""
 
+_TOPICS_AT_ONCE_MAX: Final = 500
+"""A change of more topics is published in parts: all that a broker has to do about so many takes some milliseconds."""
+
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
 
 _NO_ENDPOINT: Final = Endpoint("", "", 0)
 
 _T = TypeVar("_T")
+Plan: TypeAlias = Callable[[ClusterImage], Change[_T] | Steps[Change[_T]]]
+"""Computes a change, at once or in steps."""
+
 _Result = TypeVar("_Result", TopicResult, DeleteResult, PartitionsResult, ConfigResult)
 
 
@@ -311,21 +318,25 @@ class Controller:
 
     async def _change(
         self,
-        plan: Callable[[ClusterImage], Change[list[_Result]]],
+        plan: Callable[[ClusterImage], Steps[Change[list[_Result]]]],
         validate_only: bool = False,
         timeout_s: float = ELECTION_WAIT_S,
     ) -> list[_Result]:
         """Carry out a change with a result an item; items that could not be written are refused, not raised."""
         if validate_only:
-            return plan(self._image).results
+            return await self._results(plan)
         try:
             return await self._commit(plan, timeout_s)
         except KafkaError as error:
-            return [_refused(result, error) for result in plan(self._image).results]
+            return [_refused(result, error) for result in await self._results(plan)]
         except MetadataStoreError as error:
             # The disk is full or failing. Some of the change may have been written; a retry finds out.
             refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-            return [_refused(result, refusal) for result in plan(self._image).results]
+            return [_refused(result, refusal) for result in await self._results(plan)]
+
+    async def _results(self, plan: Callable[[ClusterImage], Steps[Change[list[_Result]]]]) -> list[_Result]:
+        """What a change would come to now."""
+        return (await self._plan(plan)).results
 
     async def _commit_or_refuse(
         self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S
@@ -336,7 +347,7 @@ class Controller:
         except MetadataStoreError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
-    async def _commit(self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S) -> _T:
+    async def _commit(self, plan: Plan[_T], timeout_s: float = ELECTION_WAIT_S) -> _T:
         """Carry out a change; raises KafkaError NOT_CONTROLLER, or MetadataStoreError."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
@@ -362,7 +373,7 @@ class Controller:
         if self._ledger is None:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
 
-    async def _write_change(self, plan: Callable[[ClusterImage], Change[_T]]) -> _T:
+    async def _write_change(self, plan: Plan[_T]) -> _T:
         async with self._lock:
             ledger = self._ledger
             if ledger is None:
@@ -377,17 +388,30 @@ class Controller:
                 except MetadataStoreError as error:
                     self._resign(str(error))
                     raise
-                self._image = replace(change.image, revision=written.revision)
+                old, self._image = self._image, replace(change.image, revision=written.revision)
                 self.feed.add(self._image, written)
-                self.view.publish(self._image)
+                if len(change.writes) <= _TOPICS_AT_ONCE_MAX:
+                    self.view.publish(self._image)
+                else:
+                    await self._publish_in_parts(old)
             return change.results
 
-    async def _plan(self, plan: Callable[[ClusterImage], Change[_T]]) -> Change[_T]:
-        """Compute a change of the current image; of a large one in a thread, as it may go through all partitions."""
+    async def _plan(self, plan: Plan[_T]) -> Change[_T]:
+        """Compute a change of the current image with pauses; of a large one in a thread, as it may go through it all.
+
+        Whoever writes the change has the lock, so that nothing else changes the image meanwhile.
+        """
         image = self._image
-        if image.partitions_count < PARTITIONS_IN_THREAD_MIN:
-            return plan(image)
-        return await asyncio.to_thread(plan, image)
+        if image.partitions_count >= PARTITIONS_IN_THREAD_MIN:
+            return await asyncio.to_thread(_computed, plan, image)
+        planned = plan(image)
+        return planned if isinstance(planned, Change) else await run_with_pauses(planned)
+
+    async def _publish_in_parts(self, old: ClusterImage) -> None:
+        """Make a new image known that may have thousands of other topics; others have a turn in between."""
+        for image in stages(old, self._image, _TOPICS_AT_ONCE_MAX):
+            self.view.publish(image)
+            await asyncio.sleep(0)
 
     # Elections
 
@@ -489,6 +513,11 @@ class Controller:
             await ledger.release()
         except MetadataStoreError as error:
             logger.warning("the role of controller stays taken until this broker's session ends: %s", error)
+
+
+def _computed(plan: Plan[_T], image: ClusterImage) -> Change[_T]:
+    planned = plan(image)
+    return planned if isinstance(planned, Change) else run_through(planned)
 
 
 def _refused(result: _Result, error: KafkaError) -> _Result:

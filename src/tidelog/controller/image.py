@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final
@@ -135,12 +135,12 @@ class ClusterImage:
             partitions_count += len(topic.partitions) - (0 if before is None else len(before.partitions))
             topics[topic.name] = by_id[topic.topic_id] = topic
             names[collision_key(topic.name)] = topic.name
-        gone = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in deleted]
+        gone = {ConfigResource(ResourceType.TOPIC, topic.name) for topic in deleted}
         for topic in deleted:
             partitions_count -= len(topic.partitions)
             del topics[topic.name], by_id[topic.topic_id], names[collision_key(topic.name)]
-        if any(resource in configs for resource in gone):
-            configs = {resource: values for resource, values in configs.items() if resource not in set(gone)}
+        if not gone.isdisjoint(configs):
+            configs = {resource: values for resource, values in configs.items() if resource not in gone}
         return replace(
             self,
             topics=topics,
@@ -169,3 +169,47 @@ class ClusterImage:
 
 _NO_CONFIGS: Final[Mapping[str, str]] = MappingProxyType({})
 EMPTY_IMAGE: Final = ClusterImage()
+
+
+def stages(old: ClusterImage, new: ClusterImage, topics_max: int) -> Iterator[ClusterImage]:
+    """Images that lead from one to the other, none of which changes more topics than these; `new` is the last.
+
+    The others have the old one's revision, since what that of the new one stands for is not all in them.
+    """
+    deleted = [topic for name, topic in old.topics.items() if name not in new.topics]
+    changed = [topic for name, topic in new.topics.items() if old.topics.get(name) is not topic]
+    known = {topic.name for topic in changed}
+    configured = [
+        resource
+        for resource in old.configs.keys() | new.configs.keys()
+        if resource.type is ResourceType.TOPIC
+        and resource.name in new.topics
+        and resource.name not in known
+        and old.configs.get(resource) is not new.configs.get(resource)
+    ]
+    image = old
+    for start in range(0, len(deleted), topics_max):
+        topics = deleted[start : start + topics_max]
+        image = image.with_topics((), topics)
+        yield image
+    for start in range(0, len(changed), topics_max):
+        topics = changed[start : start + topics_max]
+        resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
+        image = image.with_topics(topics).with_configs(_configs_of(resources, old, new))
+        yield image
+    for start in range(0, len(configured), topics_max):
+        part = configured[start : start + topics_max]
+        image = image.with_configs(_configs_of(part, old, new))
+        yield image
+    yield new
+
+
+def _configs_of(
+    resources: Iterable[ConfigResource], old: ClusterImage, new: ClusterImage
+) -> dict[ConfigResource, Mapping[str, str]]:
+    """The overrides of these that differ between the images."""
+    return {
+        resource: new.configs.get(resource, _NO_CONFIGS)
+        for resource in resources
+        if old.configs.get(resource) is not new.configs.get(resource)
+    }

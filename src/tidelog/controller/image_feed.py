@@ -83,7 +83,8 @@ class ImageFeed:
     def add(self, image: ClusterImage, written: Written) -> None:
         """The controller has committed this."""
         for key, value in written.values:
-            if key.startswith(layout.TOPICS) and value is not None:
+            # Most values are not of deleted topics, and there may be thousands.
+            if key.startswith(layout.TOPICS) and value is not None and layout.TOMBSTONE_MARK in value:
                 deleted_topic_id = layout.parse_tombstone(layout.decode(value))
                 if deleted_topic_id is not None:
                     self._deleted_topics[deleted_topic_id] = key.removeprefix(layout.TOPICS)

@@ -130,6 +130,10 @@ def topic_record(topic: TopicImage, configs: Mapping[str, str]) -> Record:
     }
 
 
+TOMBSTONE_MARK: Final = b'"deleted"'
+"""What is in every tombstone of a topic as it is stored; a setting of a topic that exists may hold it, too."""
+
+
 def topic_tombstone(topic_id: uuid.UUID) -> Record:
     return {"deleted": uuid_to_text(topic_id)}
 

@@ -1,7 +1,8 @@
 """No request, however much it asks for, keeps the event loop from others for long.
 
 Every API that is served is asked with as many elements as a request may have, about a broker with many topics and
-groups. What counts is the processor time of each callback on the broker's loop, which a busy machine does not lengthen.
+groups. What counts is the processor time of each callback on the broker's loop, which a busy machine lengthens little;
+what holds the loop does so each time, so a pause that does not come again was the machine's.
 """
 
 from __future__ import annotations
@@ -40,11 +41,9 @@ from tidelog.testing.raw_client import RawClient
 PARTITIONS = 1000
 GROUPS = 1000
 
-# The goal is 20 ms, which a quiet machine meets; garbage collection and cold caches of a busy one come on top.
-HOLD_S_MAX = 0.060
-
-# Each of these is handled as one change, so that all of it counts or nothing does.
-WHOLE_CHANGES = frozenset({8, 19, 20, 24, 28, 33, 37, 44, 47})
+# The goal is 20 ms, which a quiet machine meets; cold caches of a busy one come on top.
+HOLD_S_MAX = 0.040
+ATTEMPTS = 3
 
 
 @dataclass
@@ -177,10 +176,12 @@ def test_no_request_holds_the_loop(crowded: tuple[Broker, Holds], handler: Handl
     # The first of its kind compiles codecs, which happens only once in a broker's life.
     ask(broker, handler, *WARM_UP)
     for shape, (outer, inner, repeated) in SHAPES.items():
-        holds.clear()
-        ask(broker, handler, outer, inner, repeated)
-        if handler.api.key not in WHOLE_CHANGES:
-            assert holds.longest_s < HOLD_S_MAX, f"{shape}: {holds.longest_s * 1000:.0f} ms in {holds.longest}"
+        for attempt in range(ATTEMPTS):
+            holds.clear()
+            ask(broker, handler, outer, inner, repeated)
+            if holds.longest_s < HOLD_S_MAX:
+                break
+            assert attempt < ATTEMPTS - 1, f"{shape}: {holds.longest_s * 1000:.0f} ms in {holds.longest}"
 
 
 def ask(broker: Broker, handler: Handler, outer: int, inner: int, repeated: bool) -> None:

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
+from tidelog.common.steps import run_through
 from tidelog.controller import changes
 from tidelog.controller.changes import Change
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, LeaderRecoveryState, PartitionState
@@ -196,7 +197,7 @@ class ClusterModel(RuleBasedStateMachine):
             self.start(broker)
         assignments = {index: replicas[index][:factor] for index in PARTITIONS}
         new = NewTopic("t", assignments=assignments, configs={"min.insync.replicas": str(min_isr)})
-        (result,) = self.carry_out(lambda image: changes.create_topics([new], image, self.settings, 0))
+        (result,) = self.carry_out(lambda image: run_through(changes.create_topics([new], image, self.settings, 0)))
         assert result.error is ErrorCode.NONE
         self.unsure.clear()
         self.emptied.clear()
@@ -307,7 +308,7 @@ class ClusterModel(RuleBasedStateMachine):
 
     def set_config(self, name: str, value: str) -> None:
         asked = [ConfigAlteration(TOPIC, [ConfigChange(name, AlterOperation.SET, value)])]
-        self.carry_out(lambda image: changes.alter_configs(asked, image, self.settings))
+        self.carry_out(lambda image: run_through(changes.alter_configs(asked, image, self.settings)))
 
     # Leaders and followers
 

@@ -11,6 +11,7 @@ import pytest
 
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
+from tidelog.common.steps import run_through
 from tidelog.controller import changes, layout
 from tidelog.controller.changes import Change
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
@@ -153,9 +154,8 @@ def test_a_broker_shuts_down_once_it_leads_nothing_that_others_can(settings: Set
 
 def test_new_topics_avoid_a_broker_that_shuts_down(settings: Settings) -> None:
     image = changes.shut_down_broker(1, 11, cluster(state((1, 2, 3))), settings).image
-    change = changes.create_topics(
-        [NewTopic("new", 8, 2), NewTopic("given", assignments={0: [1, 2]})], image, settings, now_ms=0
-    )
+    new = [NewTopic("new", 8, 2), NewTopic("given", assignments={0: [1, 2]})]
+    change = run_through(changes.create_topics(new, image, settings, now_ms=0))
     assert {node for each in change.image.topics["new"].partitions for node in each.replicas} == {2, 3}
     given = change.image.topics["given"].partitions[0]
     assert (given.replicas, given.isr, given.leader) == ((1, 2), (2,), 2)
@@ -215,21 +215,25 @@ def set_config(resource: ConfigResource, name: str, value: str) -> ConfigAlterat
 def test_a_lower_minimum_ends_the_elr_in_the_same_change(settings: Settings) -> None:
     image = cluster(state((1, 2, 3), isr=(1,), elr=(2,)), state((1, 2, 3)))
     topic = ConfigResource(ResourceType.TOPIC, "t")
-    change = changes.alter_configs([set_config(topic, "min.insync.replicas", "1")], image, settings)
+    change = run_through(changes.alter_configs([set_config(topic, "min.insync.replicas", "1")], image, settings))
     assert [each.elr for each in states(change.image)] == [(), ()]
     assert [write.key for write in change.writes] == [CHUNK, "topics/t"]
-    unrelated = changes.alter_configs([set_config(topic, "retention.ms", "1")], image, settings)
+    unrelated = run_through(changes.alter_configs([set_config(topic, "retention.ms", "1")], image, settings))
     assert [write.key for write in unrelated.writes] == ["topics/t"]
 
 
 def test_a_lower_minimum_of_all_brokers_counts_where_no_topic_says_otherwise(settings: Settings) -> None:
     image = cluster(state((1, 2, 3), isr=(1,), elr=(2,)))
     everywhere = ConfigResource(ResourceType.BROKER, "")
-    image = changes.alter_configs([set_config(everywhere, "min.insync.replicas", "2")], image, settings).image
-    keep = changes.alter_configs([set_config(everywhere, "min.insync.replicas", "1")], image, settings)
+    image = run_through(
+        changes.alter_configs([set_config(everywhere, "min.insync.replicas", "2")], image, settings)
+    ).image
+    keep = run_through(changes.alter_configs([set_config(everywhere, "min.insync.replicas", "1")], image, settings))
     assert [each.elr for each in states(keep.image)] == [(2,)]
     inherited = image.with_configs({ConfigResource(ResourceType.TOPIC, "t"): {}})
-    change = changes.alter_configs([set_config(everywhere, "min.insync.replicas", "1")], inherited, settings)
+    change = run_through(
+        changes.alter_configs([set_config(everywhere, "min.insync.replicas", "1")], inherited, settings)
+    )
     assert [each.elr for each in states(change.image)] == [()]
 
 
@@ -237,7 +241,9 @@ def test_allowing_unclean_elections_elects_at_once(settings: Settings) -> None:
     image = changes.fence_brokers([1], cluster(state((1, 2), isr=(1,))), settings).image
     assert states(image)[0].leader == NO_LEADER
     topic = ConfigResource(ResourceType.TOPIC, "t")
-    change = changes.alter_configs([set_config(topic, "unclean.leader.election.enable", "true")], image, settings)
+    change = run_through(
+        changes.alter_configs([set_config(topic, "unclean.leader.election.enable", "true")], image, settings)
+    )
     assert states(change.image)[0].leader == 2
 
 
@@ -352,7 +358,7 @@ def test_the_leader_that_completes_its_own_move_away_is_told(settings: Settings)
 
 def test_added_partitions_get_as_many_replicas_as_a_moving_topic_will_have(settings: Settings) -> None:
     image = changes.alter_reassignments([Reassignment("t", 0, [3, 4])], cluster(state((1, 2)), count=4), settings).image
-    grown = changes.create_partitions([NewPartitions("t", 2)], image, settings).image
+    grown = run_through(changes.create_partitions([NewPartitions("t", 2)], image, settings)).image
     assert len(states(grown)[1].replicas) == 2
 
 

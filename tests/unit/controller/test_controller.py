@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 
+from tidelog.common import steps
 from tidelog.common.clock import VirtualClock
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, random_uuid
@@ -23,6 +24,7 @@ from tidelog.controller import (
     NewTopic,
     layout,
 )
+from tidelog.controller import controller as controller_module
 from tidelog.controller.controller import PARTITIONS_IN_THREAD_MIN
 from tidelog.controller.image import BrokerInfo
 from tidelog.metadata.memory import MemoryStore
@@ -362,3 +364,53 @@ async def test_changes_of_large_clusters_are_computed_in_a_thread(
     with pytest.raises(KafkaError) as caught:
         await controller.unregister_broker(77)
     assert caught.value.code is ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+async def test_changes_of_thousands_of_topics_let_others_have_their_turn(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their plans pause, here after each step, and what they come to is made known in parts."""
+    monkeypatch.setattr(steps, "_PAUSE_AFTER_S", -1.0)
+    monkeypatch.setattr(controller_module, "PARTITIONS_IN_THREAD_MIN", 1_000_000)
+    await started(controller)
+    names = [f"topic-{number}" for number in range(1_200)]
+    turns = 0
+    changed: list[int] = []
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def count(old: ClusterImage, new: ClusterImage) -> None:
+        both = old.topics.keys() | new.topics.keys()
+        changed.append(
+            sum(
+                old.topics.get(name) is not new.topics.get(name) or old.topic_configs(name) != new.topic_configs(name)
+                for name in both
+            )
+        )
+
+    end = controller.view.subscribe(count)
+    ticker = asyncio.create_task(take_turns())
+    retention = [ConfigChange("retention.ms", AlterOperation.SET, "5")]
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    for change in (
+        lambda: controller.create_topics([NewTopic(name, 1) for name in names]),
+        lambda: controller.create_partitions([NewPartitions(name, 2) for name in names]),
+        lambda: controller.incremental_alter_configs([ConfigAlteration(each, retention) for each in resources]),
+        lambda: controller.alter_configs([ConfigReplacement(each, {"retention.ms": "6"}) for each in resources]),
+        lambda: controller.delete_topics(names),
+    ):
+        turns = 0
+        changed.clear()
+        results = await change()
+        assert {result.error for result in results} == {ErrorCode.NONE}
+        assert turns > len(names)
+        assert sum(changed) == len(names)
+        assert max(changed) <= 500
+    assert not controller.image.topics
+    assert controller.view.image is controller.image
+    ticker.cancel()
+    end()
