@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import pytest
+
+from tidelog.broker.group_service import GroupService
+from tidelog.broker.handlers.k27_write_txn_markers import handle_write_txn_markers
 from tidelog.broker.internal_topics import partition_for
+from tidelog.broker.offsets_topic import OFFSETS_TOPIC
 from tidelog.broker.peers import Peers
+from tidelog.broker.request_context import RequestContext
 from tidelog.broker.txn_coordinators import TransactionCoordinators
 from tidelog.broker.txn_markers import ClusterMarkerWriter, MarkerErrors
 from tidelog.broker.txn_service import TRANSACTION_TOPIC, TransactionService
 from tidelog.client.errors import ConnectionLostError
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import random_uuid
+from tidelog.common.steps import run_through
+from tidelog.controller.cluster_view import ClusterView
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.coordinator.actions import TopicPartition, TxnMarker
+from tidelog.coordinator.offsets import CommittedOffset
 from tidelog.protocol import Api, ErrorCode
 from tidelog.protocol.messages.k24_add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -26,12 +36,16 @@ from tidelog.protocol.messages.k24_add_partitions_to_txn import (
     AddPartitionsToTxnTopicResult,
 )
 from tidelog.protocol.messages.k27_write_txn_markers import (
+    WRITE_TXN_MARKERS,
+    WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
+    WritableTxnMarkerTopic,
     WritableTxnMarkerTopicResult,
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from tidelog.server.settings_load import load
 
 if TYPE_CHECKING:
     from tests.unit.broker.data.conftest import Node
@@ -123,6 +137,93 @@ def test_markers_go_to_the_leaders_of_their_partitions(run: Run) -> None:
         assert (marker.transaction_result, marker.transaction_version) == (True, 2)
         assert [(topic.name, topic.partition_indexes) for topic in marker.topics] == [("orders", [1, 3])]
         await writer.close()
+
+    run(scenario)
+
+
+def image_with_a_follower() -> ClusterImage:
+    """A topic whose records count once the other broker has them, too."""
+    state = PartitionState((HERE, OTHER), (HERE, OTHER), HERE)
+    return replace(EMPTY_IMAGE.with_topics([TopicImage("orders", random_uuid(), (state,))]), revision=1)
+
+
+def ask_by_local_writer(node: Node) -> Coroutine[Any, Any, list[ErrorCode]]:
+    async def ask() -> list[ErrorCode]:
+        return list((await written(ClusterMarkerWriter(node.replicas, OtherBrokers()).write(MARKER, NAMES))).values())
+
+    return ask()
+
+
+def ask_by_request(node: Node) -> Coroutine[Any, Any, list[ErrorCode]]:
+    """As the coordinator on another broker does."""
+
+    async def ask() -> list[ErrorCode]:
+        topic = WritableTxnMarkerTopic(name="orders", partition_indexes=[0])
+        marker = WritableTxnMarker(producer_id=7, transaction_result=True, topics=[topic])
+        context = RequestContext(api=WRITE_TXN_MARKERS, version=1, services=node.services)
+        answer: Any = handle_write_txn_markers(WriteTxnMarkersRequest(markers=[marker]), context)
+        while not isinstance(answer, WriteTxnMarkersResponse):
+            answer = await answer if inspect.isawaitable(answer) else run_through(answer)
+        return [ErrorCode(row.error_code) for row in answer.markers[0].topics[0].partitions]
+
+    return ask()
+
+
+NAMES: list[TopicPartition] = [("orders", 0)]
+
+
+@pytest.mark.parametrize("ask", [ask_by_local_writer, ask_by_request])
+def test_a_marker_counts_once_it_is_below_the_high_watermark(
+    run: Run, ask: Callable[[Node], Coroutine[Any, Any, list[ErrorCode]]]
+) -> None:
+    """Until then another leader may be elected without it, and the transaction would never end there."""
+
+    async def scenario(node: Node) -> None:
+        await node.apply(image_with_a_follower())
+        partition = node.replicas.find("orders", 0)
+        outcome = asyncio.ensure_future(ask(node))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert partition.log.log_end_offset == 1
+        assert not outcome.done()
+        partition.update_follower(OTHER, 1, 0, -1)
+        node.replicas.on_follower_progress(partition)
+        assert await outcome == [ErrorCode.NONE]
+
+    run(scenario)
+
+
+def test_offsets_of_a_transaction_take_effect_once_its_marker_is_below_the_high_watermark(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        state = PartitionState((HERE, OTHER), (HERE, OTHER), HERE)
+        topics = [TopicImage(OFFSETS_TOPIC, random_uuid(), (state,)), TopicImage("t", random_uuid(), (state,))]
+        image = replace(EMPTY_IMAGE.with_topics(topics), revision=1)
+        await node.apply(image)
+        unused = cast(Any, None)
+        groups = GroupService(
+            settings=load(options={"node.id": HERE}),
+            clock=node.clock,
+            cluster=ClusterView(image),
+            creation=unused,
+            replicas=node.replicas,
+        )
+        groups.start()
+        shard = groups.shard_of("g")
+        shard.replay(CommittedOffset(5).record("g", "t", 0), 0, producer_id=7)
+        partition = node.replicas.find_leader(OFFSETS_TOPIC, 0)
+        node.replicas.write_txn_marker(partition, 7, 0, 1, commit=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert partition.log.log_end_offset == 1
+        assert shard.state.offsets_of("g").get("t", 0) is None
+        partition.update_follower(OTHER, 1, 0, -1)
+        node.replicas.on_follower_progress(partition)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        committed = shard.state.offsets_of("g").get("t", 0)
+        assert committed is not None
+        assert committed.offset == 5
+        await groups.close()
 
     run(scenario)
 
