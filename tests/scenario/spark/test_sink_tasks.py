@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from played_spark import sink_settings
-from tidelog import Admin, Consumer, NewTopic, TopicPartition
+from tidelog import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tidelog.client.errors import ClientError, ConnectionLostError
 from tidelog.spark import sink, sink_driver, sink_tasks
 from tidelog.spark.options import Use
@@ -49,6 +49,15 @@ def rows(*values: bytes) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"value": pa.array(values, pa.binary())})
 
 
+def refused_then_stored() -> Iterator[pa.RecordBatch]:
+    """Rows whose refusal is known before the next ones are asked for."""
+    yield from rows(b"x" * 2000)
+    [producer] = sink_tasks._this_process().producers.values()
+    assert isinstance(producer, Producer)
+    producer.flush()
+    yield from rows(b"small")
+
+
 def test_a_task_fails_when_the_broker_refuses_its_rows(broker: Broker) -> None:
     """At least once: a report that counts refused rows would let Spark go on without them."""
     assert write_rows(at_least_once(broker), {}, 0, rows(b"small")).rows == 1
@@ -57,6 +66,8 @@ def test_a_task_fails_when_the_broker_refuses_its_rows(broker: Broker) -> None:
     # Whether the refusal arrives while rows are still being sent, or with the last ones.
     with pytest.raises(ClientError):
         write_rows(at_least_once(broker), {}, 0, (batch for _ in range(50) for batch in rows(b"x" * 2000)))
+    with pytest.raises(ClientError):
+        write_rows(at_least_once(broker), {}, 0, refused_then_stored())
     assert write_rows(at_least_once(broker), {}, 0, rows(b"small again")).rows == 1
 
 

@@ -22,6 +22,7 @@ from tidelog.broker.partition import ACKS_ALL, IsrOutcome, Partition, PendingIsr
 from tidelog.common.clock import VirtualClock
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.settings import Settings
+from tidelog.common.steps import run_through
 from tidelog.controller import changes
 from tidelog.controller.changes import Change
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState
@@ -129,7 +130,7 @@ class History:
             self.register(node)
         factor, min_isr = self.random.randint(2, 3), self.random.randint(1, 3)
         new = NewTopic("t", assignments={0: list(range(factor))}, configs={"min.insync.replicas": str(min_isr)})
-        self.commit(lambda image: changes.create_topics([new], image, SETTINGS, 0))
+        self.commit(lambda image: run_through(changes.create_topics([new], image, SETTINGS, 0)))
         for node in self.nodes:
             self.learn(node)
 
@@ -279,7 +280,7 @@ class History:
     def change_min_isr(self) -> None:
         value = str(self.random.randint(1, 3))
         asked = [ConfigAlteration(TOPIC, [ConfigChange("min.insync.replicas", AlterOperation.SET, value)])]
-        self.commit(lambda image: changes.alter_configs(asked, image, SETTINGS))
+        self.commit(lambda image: run_through(changes.alter_configs(asked, image, SETTINGS)))
         self.note(f"min.insync.replicas = {value}")
 
     def reassign(self) -> None:
