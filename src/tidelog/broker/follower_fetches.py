@@ -1,10 +1,11 @@
 """Answers the fetches of followers, over sessions that look only at partitions in which something has happened.
 
 What always holds: an offset that a follower names is taken as the end of its log only after its epochs have been
-compared with this leader's (KIP-595); a fetch costs as much as there are partitions that it names or that have changed,
-however many the session has; a partition with new records, a new start or another leader ends the wait of a fetch; what
-was sent of a partition is not sent again until the follower names the partition again, and what it did not take it asks
-for that way. Only registered brokers have sessions, each in its current epoch (KIP-903).
+compared with this leader's (KIP-595); a fetch costs as much as there are partitions that it names or that have
+changed, however many the session has; a partition with new records, a new start or another leader ends the wait of a
+fetch; what was sent of a partition is not sent again until the follower names the partition again, and what it did not
+take it asks for that way. A new high watermark alone is told after a moment, so that it usually goes with new records.
+Only registered brokers have sessions, each in its current epoch (KIP-903).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from tidelog.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, PartitionFetch
-from tidelog.broker.follower_state import ReplicationTerms
+from tidelog.broker.follower_state import UNKNOWN_OFFSET, ReplicationTerms
 from tidelog.broker.partition import NO_EPOCH, Partition, PartitionRead
 from tidelog.broker.replication_throttle import ReplicationQuota
 from tidelog.common.light_dataclass import dataclass
@@ -286,12 +287,15 @@ class FollowerFetches:
             self._leaders.on_caught_up(partition)
         return None
 
-    def collect(self, session: FollowerSession, max_bytes: int) -> Steps[list[FollowerRow]]:
+    def collect(self, session: FollowerSession, max_bytes: int, *, may_wait: bool = False) -> Steps[list[FollowerRow]]:
         """What there is to tell now; may be a part of it, and then the rest is due with the next fetch.
 
-        Raises NotInMemoryError when the first of it has to be read from disk.
+        Nothing if there are only new high watermarks to tell and the fetch `may_wait`: nobody but readers of followers
+        waits for them, and a follower that is told would need another request. Raises NotInMemoryError when the first
+        of it has to be read from disk.
         """
         rows: list[FollowerRow] = []
+        moved: list[tuple[FollowerKey, FollowerFetch, PartitionRead]] = []
         left_bytes = max_bytes
         has_records = False
         for key in tuple(session.due):
@@ -312,9 +316,17 @@ class FollowerFetches:
                 left_bytes -= read.size_bytes
             # An error or a divergence is told once, too: the follower asks again when it has done something about it.
             fetch.is_sent = fetch.is_sent or bool(read.size_bytes or read.error or read.diverging_epoch)
-            if _is_told(fetch, read):
+            if _has_only_moved(fetch, read):
+                moved.append((key, fetch, read))
+            elif _is_told(fetch, read):
                 rows.append((fetch, read))
             yield 0
+        if may_wait and not rows:
+            for key, fetch, _ in moved:
+                if session.fetches.get(key) is fetch:
+                    session.due.setdefault(key, False)
+            return rows
+        rows += [(fetch, read) for _, fetch, read in moved if _is_told(fetch, read)]
         return rows
 
     def _read(
@@ -370,6 +382,17 @@ def _check_leader(partition: Partition, session: FollowerSession, fetch: Followe
         raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
     partition.check_leader(fetch.current_leader_epoch)
     partition.check_replica(session.replica_id)
+
+
+def _has_only_moved(fetch: FollowerFetch, read: PartitionRead) -> bool:
+    """Whether there is nothing to tell but another high watermark than the one that the follower knows."""
+    return (
+        not read.size_bytes
+        and not read.error
+        and read.diverging_epoch is None
+        and fetch.sent_log_start_offset == read.log_start_offset
+        and UNKNOWN_OFFSET < fetch.sent_high_watermark != read.high_watermark
+    )
 
 
 def _is_told(fetch: FollowerFetch, read: PartitionRead) -> bool:

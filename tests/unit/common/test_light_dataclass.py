@@ -102,30 +102,28 @@ def test_fields_are_inherited_and_factories_give_each_instance_its_own(make: Cal
 
 @pytest.mark.parametrize("make", KINDS)
 def test_keyword_only_arguments_come_last(make: Callable[..., Any]) -> None:
-    @make(slots=True)
     class Mixed:
         named: int = field(kw_only=True)
         place: int
 
-    @make(slots=True, kw_only=True)
     class Named:
         first: int = 1
         second: int
 
-    assert (Mixed(3, named=4).place, Named(second=2).first) == (3, 1)
+    mixed_class: Any = make(slots=True)(Mixed)
+    named_class: Any = make(slots=True, kw_only=True)(Named)
+    assert (mixed_class(3, named=4).place, named_class(second=2).first) == (3, 1)
     with pytest.raises(TypeError, match="positional"):
-        Named(1, 2)
+        named_class(1, 2)
     with pytest.raises(TypeError, match="second"):
-        Named()
+        named_class()
 
 
 @pytest.mark.parametrize("make", KINDS)
 def test_own_methods_and_identity_are_kept(make: Callable[..., Any]) -> None:
-    @make(slots=True, eq=False)
     class Same:
         value: int
 
-    @make(frozen=True, slots=True)
     class Own:
         value: int
 
@@ -138,10 +136,12 @@ def test_own_methods_and_identity_are_kept(make: Callable[..., Any]) -> None:
         def __repr__(self) -> str:
             return "own"
 
-    assert Same(1) != Same(1)
-    assert len({Same(1), Same(1)}) == 2
-    assert Own(1) == 3
-    assert (hash(Own(1)), repr(Own(1))) == (5, "own")
+    same_class: Any = make(slots=True, eq=False)(Same)
+    own = make(frozen=True, slots=True)(Own)(1)
+    assert same_class(1) != same_class(1)
+    assert len({same_class(1), same_class(1)}) == 2
+    assert own == 3
+    assert (hash(own), repr(own)) == (5, "own")
 
 
 @pytest.mark.parametrize("make", KINDS)

@@ -201,7 +201,7 @@ def _answer_follower(
     if len(session.due) > _PARTITIONS_AT_ONCE_MAX:
         return _answer_follower_later(replicas, session, params, context.session)
     try:
-        rows = run_through(fetches.collect(session, params.max_bytes))
+        rows = run_through(fetches.collect(session, params.max_bytes, may_wait=params.max_wait_ms > 0))
     except NotInMemoryError:
         return _answer_follower_later(replicas, session, params, context.session)
     if rows or params.max_wait_ms <= 0:
@@ -226,20 +226,23 @@ async def _answer_follower_later(
                 _name_all(fetches, session, (FetchTopic(topic_id=topic.topic_id, partitions=part),))
                 await asyncio.sleep(0)
         fetches.forget_fetches(session, _forgotten_ids(request))
-    rows = await _collect_patiently(replicas, session, params)
-    if not rows and params.max_wait_ms > 0:
+    may_wait = params.max_wait_ms > 0
+    rows = await _collect_patiently(replicas, session, params, may_wait=may_wait)
+    if not rows and may_wait:
         await session.wait(params.max_wait_ms)
-        rows = await _collect_patiently(replicas, session, params)
+        rows = await _collect_patiently(replicas, session, params, may_wait=False)
     client.on_next_request = None
     return _follower_response(session.session_id, rows)
 
 
 async def _collect_patiently(
-    replicas: ReplicaManager, session: FollowerSession, params: FetchParams
+    replicas: ReplicaManager, session: FollowerSession, params: FetchParams, *, may_wait: bool
 ) -> list[FollowerRow]:
     while True:
         try:
-            return await run_with_pauses(replicas.follower_fetches.collect(session, params.max_bytes))
+            return await run_with_pauses(
+                replicas.follower_fetches.collect(session, params.max_bytes, may_wait=may_wait)
+            )
         except NotInMemoryError as cold:
             await replicas.bring_in_for(cold)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tidelog.broker import follower_fetches
 from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
@@ -24,6 +25,7 @@ from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import (
     FetchPartition,
     FetchRequest,
+    FetchResponse,
     FetchTopic,
     ReplicaState,
 )
@@ -158,6 +160,44 @@ def test_a_follower_moves_the_high_watermark(run: Run) -> None:
         old.replica_id = OTHER
         (data,) = (await node.fetch(old, version=14)).responses[0].partitions
         assert (data.error_code, bool(data.records)) == (ErrorCode.INVALID_REQUEST, False)
+
+    run(scenario)
+
+
+def test_a_high_watermark_is_told_with_the_next_records_or_after_a_moment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = ReplicaState(replica_id=OTHER, replica_epoch=20)
+
+    async def scenario(node: Node) -> None:
+        topic = topic_of("t", state(NODE, (NODE, OTHER)))
+        await node.apply(image_of(topic))
+
+        async def fetch(offset: int, session_id: int, session_epoch: int) -> FetchResponse:
+            request = fetch_request(topic, offset, replica=follower)
+            request.session_id, request.session_epoch, request.max_wait_ms = session_id, session_epoch, 60_000
+            return await node.fetch(request)
+
+        def produce() -> asyncio.Future[object]:
+            return asyncio.ensure_future(node.produce("t", timeout_ms=60_000))
+
+        waiting = [produce()]
+        await asyncio.sleep(0)
+        session_id = (await fetch(0, 0, 0)).session_id
+        # Nobody is told the high watermark that this fetch moves, as nobody waits for it; new records bring it along.
+        monkeypatch.setattr(follower_fetches, "NEWS_DELAY_S", 3600.0)
+        parked = asyncio.ensure_future(fetch(1, session_id, 1))
+        await waiting[0]
+        assert node.replicas.find("t", 0).log.high_watermark == 1
+        assert not parked.done()
+        waiting.append(produce())
+        (data,) = (await parked).responses[0].partitions
+        assert (data.high_watermark, bool(data.records)) == (1, True)
+        # Without new records it is told after a moment.
+        monkeypatch.setattr(follower_fetches, "NEWS_DELAY_S", 0.001)
+        (data,) = (await fetch(2, session_id, 2)).responses[0].partitions
+        assert (data.high_watermark, bool(data.records)) == (2, False)
+        await asyncio.gather(*waiting)
 
     run(scenario)
 
