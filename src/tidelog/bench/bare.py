@@ -127,7 +127,7 @@ def frame(api: Api, request: object, version: int) -> bytes:
 
 def round_trips(broker: BrokerProcess, topic: str, count: int) -> Latency:
     """One record of 100 bytes, acks=all, the next when the answer is in."""
-    request = _produce_frame(topic, bytes(100), 1, acks=-1)
+    request = produce_frame(topic, bytes(100), 1, acks=-1)
     samples_us: list[float] = []
     connection = BareConnection(broker.port)
     try:
@@ -147,7 +147,7 @@ def echo_round_trips(count: int) -> Latency:
 
     Brokers run on another core than their client too; on one core the kernel would not have to wake the other.
     """
-    request = _produce_frame("latency-0", bytes(100), 1, acks=-1)
+    request = produce_frame("latency-0", bytes(100), 1, acks=-1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         echo = multiprocessing.get_context("spawn").Process(target=_echo, args=(server, len(request)), daemon=True)
         with held_to_one_core():
@@ -186,7 +186,7 @@ def produce_batches(
 ) -> Throughput:
     """The same batch again and again, until so many are acknowledged."""
     records = batch_bytes // (record_bytes + RECORD_OVERHEAD_BYTES)
-    request = _produce_frame(topic, bytes(record_bytes), records, acks)
+    request = produce_frame(topic, bytes(record_bytes), records, acks)
     with closing(BareConnection(broker.port)) as connection:
         cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
         for sent in range(count + IN_FLIGHT):
@@ -226,9 +226,10 @@ def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, end_offs
     return Throughput(seconds, records, records * record_bytes, cpu_s)
 
 
-def _produce_frame(topic: str, value: bytes, records: int, acks: int) -> bytes:
+def produce_frame(topic: str, value: bytes, records: int, acks: int, partition: int = 0) -> bytes:
+    """A request with one batch of so many records of the same value."""
     batch = encode_batch([(None, value, (), None)] * records, now_ms=time.time_ns() // 1_000_000)
-    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])
+    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)])
     return frame(PRODUCE, ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[data]), PRODUCE_VERSION)
 
 

@@ -54,6 +54,7 @@ class BrokerProcess(ABC):
         self.port = port or free_port()
         self.settings = dict(settings or {})  # beside the defaults; their names are the same for both
         self.start_seconds = 0.0
+        self._began_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
 
@@ -101,10 +102,15 @@ class BrokerProcess(ABC):
             raise
 
     def _start(self, deadline_s: float) -> None:
+        self.launch()
+        self.wait_until_up(deadline_s)
+
+    def launch(self) -> None:
+        """Start it, and don't wait: a member of a cluster may need the others before it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         command = self.command()
         self._output = self.log_path.open("ab")
-        began = time.perf_counter()
+        self._began_s = time.perf_counter()
         with undisturbed():
             self._process = subprocess.Popen(
                 command,
@@ -114,9 +120,15 @@ class BrokerProcess(ABC):
                 start_new_session=True,
                 env=environment(),
             )
+
+    def wait_until_up(self, deadline_s: float = START_DEADLINE_S) -> None:
+        began = self._began_s
+        process = self._process
+        if process is None:
+            raise RuntimeError(f"{self.name} is not running")
         with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000, default_api_timeout_ms=5_000) as admin:
             while not _answers(admin):
-                if self._process.poll() is not None or time.perf_counter() - began > deadline_s:
+                if process.poll() is not None or time.perf_counter() - began > deadline_s:
                     tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
                     raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
                 time.sleep(0.002)
@@ -161,6 +173,14 @@ class TidelogBroker(BrokerProcess):
         ]
 
 
+class KafkaQuorum:
+    """What Kafka's brokers of one cluster have in common: its id, and where the controllers listen."""
+
+    def __init__(self, members: int) -> None:
+        self.cluster_id = uuid_to_text(random_uuid())
+        self.ports = [free_port() for _ in range(members)]
+
+
 class KafkaBroker(BrokerProcess):
     """Apache Kafka in KRaft mode, combined broker and controller, from the jars that Maven brings."""
 
@@ -173,10 +193,13 @@ class KafkaBroker(BrokerProcess):
         jars: Path | None = None,
         *,
         settings: Mapping[str, str] | None = None,
+        quorum: KafkaQuorum | None = None,
+        node_id: int = 1,
     ) -> None:
         super().__init__(directory, port, settings=settings)
         self._jars = jars or kafka_jars()
-        self._controller_port = free_port()
+        self.quorum = quorum or KafkaQuorum(1)
+        self.node_id = node_id
 
     def command(self) -> list[str]:
         properties = self.directory / "server.properties"
@@ -184,7 +207,7 @@ class KafkaBroker(BrokerProcess):
         if not data.exists():
             properties.write_text(self._properties(data))
             java = ["java", "-cp", f"{self._jars}/*"]
-            format_storage = ["kafka.tools.StorageTool", "format", "-t", uuid_to_text(random_uuid()), "-c"]
+            format_storage = ["kafka.tools.StorageTool", "format", "-t", self.quorum.cluster_id, "-c"]
             done = subprocess.run([*java, *format_storage, str(properties)], capture_output=True, text=True)
             if done.returncode != 0:
                 raise MeasurementError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
@@ -192,13 +215,16 @@ class KafkaBroker(BrokerProcess):
 
     def _properties(self, data: Path) -> str:
         """Kafka's shipped config/server.properties, on loopback, with its own data directory."""
+        controller_port = self.quorum.ports[self.node_id - 1]
+        controllers = [f"127.0.0.1:{port}" for port in self.quorum.ports]
+        voters = [f"{number}@{address}" for number, address in enumerate(controllers, 1)]
         return "\n".join(
             [
                 "process.roles=broker,controller",
-                "node.id=1",
-                f"controller.quorum.bootstrap.servers=127.0.0.1:{self._controller_port}",
-                f"controller.quorum.voters=1@127.0.0.1:{self._controller_port}",
-                f"listeners=PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{self._controller_port}",
+                f"node.id={self.node_id}",
+                f"controller.quorum.bootstrap.servers={','.join(controllers)}",
+                f"controller.quorum.voters={','.join(voters)}",
+                f"listeners=PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
                 "inter.broker.listener.name=PLAINTEXT",
                 f"advertised.listeners=PLAINTEXT://{self.bootstrap}",
                 "controller.listener.names=CONTROLLER",

@@ -113,6 +113,51 @@ def partitions(
     _show(rows, markdown, json)
 
 
+@bench.command(epilog="Example: tidelog bench cluster --row latency --row failover --failovers 5")
+def cluster(
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure only these rows: memory, latency, produce, catch-up, failover, partitions. Repeatable.",
+        ),
+    ] = None,
+    runs: Runs = 2,
+    megabytes: Annotated[
+        int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load, and of what a follower copies.")
+    ] = 300,
+    round_trips: Annotated[
+        int, typer.Option(metavar="N", min=100, help="One-record requests in each latency run.")
+    ] = 3000,
+    failovers: Annotated[int, typer.Option(metavar="N", min=1, help="How often a leader is killed in each run.")] = 3,
+    partitions: Annotated[
+        int, typer.Option(metavar="N", min=1, max=10_000, help="Partitions of the row of that name.")
+    ] = 2000,
+    directory: Directory = None,
+    markdown: Markdown = None,
+    json: Json = False,
+) -> None:
+    """Compare with Apache Kafka: three brokers, three replicas.
+
+    Three brokers of each kind on this machine, acks=all with min.insync.replicas=2: latency, throughput, CPU time,
+    catching up, failover, many partitions. Needs Maven, a Java 17 runtime and 4 GB of memory. Takes about five minutes
+    per run.
+    """
+    from tidelog.bench import cluster_bench
+
+    with _measuring() as tell:
+        plan = cluster_bench.Plan(
+            runs=runs,
+            megabytes=megabytes,
+            round_trips=round_trips,
+            failovers=failovers,
+            partitions=partitions,
+            rows=row or (),
+        )
+        rows = cluster_bench.compare(plan, tell, directory)
+    _show(rows, markdown, json)
+
+
 @bench.command(epilog="Example: tidelog bench groups --groups 100 --members 400")
 def groups(
     runs: Runs = 2,
