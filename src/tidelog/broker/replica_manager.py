@@ -340,7 +340,7 @@ class ReplicaManager:
         if self.is_fenced:
             return False
         session = self.session
-        return session is None or not session.is_over or self.image.brokers.keys() <= {self.node_id}
+        return session is None or len(self.image.brokers) < 2 or not session.is_over
 
     def find(self, topic: str, index: int) -> Partition:
         """The partition of this name; raises a KafkaError that says why this broker has none."""
