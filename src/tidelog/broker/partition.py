@@ -40,6 +40,9 @@ NO_TIMESTAMP: Final = -1
 
 CONSUMER_REPLICA_ID: Final = -1
 
+DEBUGGING_REPLICA_ID: Final = -2
+"""Kafka's ReplicaVerificationTool: it reads each replica, leader or not, and everything that is there."""
+
 
 @dataclass(slots=True)
 class PartitionRead:
@@ -240,10 +243,14 @@ class Partition:
         self.followers = {}
         self.pending_isr = None
 
-    def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
-        """Raise KafkaError unless this broker is the leader, in the epoch that the client expects (KIP-320)."""
+    def check_available(self) -> None:
+        """Raise KafkaError if the replica can't be read, whoever leads the partition."""
         if self.unavailable:
             raise KafkaError(self.unavailable)
+
+    def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
+        """Raise KafkaError unless this broker is the leader, in the epoch that the client expects (KIP-320)."""
+        self.check_available()
         if current_leader_epoch != NO_EPOCH:
             if current_leader_epoch < self.leader_epoch:
                 raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
@@ -490,8 +497,8 @@ class Partition:
     # Reading
 
     def visible_end_offset(self, replica_id: int, read_committed: bool) -> int:
-        """The end of what a reader may see: everything for followers, what is committed for consumers."""
-        if replica_id >= 0:
+        """The end of what a reader may see: what is committed for consumers, everything for others."""
+        if replica_id != CONSUMER_REPLICA_ID:
             return self.log.log_end_offset
         return self.log.last_stable_offset if read_committed else self.log.high_watermark
 

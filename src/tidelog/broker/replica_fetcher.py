@@ -11,6 +11,7 @@ the disk is done by threads, and an answer is dealt with in slices, so that othe
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 import uuid
@@ -59,6 +60,9 @@ _EARLIEST: Final = -2
 
 IN_FLIGHT_MAX: Final = 2
 """A second request goes out while the first waits at the leader, and makes the leader answer that one at once."""
+
+NAMED_PER_REQUEST_MAX: Final = 500
+"""Request and answer are encoded and decoded in one go, on both sides; this many partitions take some milliseconds."""
 
 _SLICE_BYTES: Final = 256 * 1024
 """How much is appended in one go: batches of one small record, the worst case, take about 10 ms."""
@@ -379,7 +383,8 @@ class ReplicaFetcher:
     def _named_topics(self) -> list[FetchTopic]:
         topics: dict[uuid.UUID, FetchTopic] = {}
         max_bytes = self._config.partition_bytes_max
-        for key in self._to_name:
+        for key in tuple(itertools.islice(self._to_name, NAMED_PER_REQUEST_MAX)):
+            del self._to_name[key]
             followed = self._followed[key]
             log = followed.partition.log
             followed.named_by = self._requests
@@ -397,7 +402,6 @@ class ReplicaFetcher:
                     partition_max_bytes=max_bytes,
                 )
             )
-        self._to_name = {}
         return list(topics.values())
 
     def _forgotten_topics(self) -> list[ForgottenTopic]:

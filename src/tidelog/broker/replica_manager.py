@@ -24,7 +24,7 @@ from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
 from tidelog.broker.log_opening import LogOpening
-from tidelog.broker.partition import Partition, PartitionRead
+from tidelog.broker.partition import DEBUGGING_REPLICA_ID, Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
 from tidelog.broker.record_checks import RecordChecks
@@ -553,7 +553,10 @@ class ReplicaManager:
     ) -> PartitionRead:
         try:
             partition = self._find_fetched(fetch)
-            partition.check_leader(fetch.current_leader_epoch)
+            if params.replica_id == DEBUGGING_REPLICA_ID:
+                partition.check_available()
+            else:
+                partition.check_leader(fetch.current_leader_epoch)
             if fetch.last_fetched_epoch >= 0:
                 divergence = partition.find_divergence(fetch.fetch_offset, fetch.last_fetched_epoch)
                 if divergence is not None:

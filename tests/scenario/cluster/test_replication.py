@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from replica_nodes import ReplicaCluster, ReplicaNode, run_cluster, until
+from tidelog.broker import replica_fetcher
 from tidelog.broker.delayed_produce import PendingAppend
 from tidelog.client.address import Address
 from tidelog.client.network.connection import Connection
 from tidelog.log import PartitionLog
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import Api, ErrorCode
 from tidelog.protocol.messages.k01_fetch import (
     FETCH,
     FetchPartition,
@@ -409,6 +411,71 @@ def test_a_client_that_pretends_to_be_a_replica_is_refused(tmp_path: Path) -> No
         assert await fetch(2, epochs[2], leader_epoch=1) == (0, ErrorCode.UNKNOWN_LEADER_EPOCH)
         assert await fetch(2, epochs[2]) == (0, 0)
         connection.close()
+
+    run_cluster(tmp_path, scenario, settings=SETTINGS)
+
+
+def test_a_request_names_a_bounded_number_of_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[int] = []
+    send = Connection.send
+
+    def note(connection: Connection, api: Api, request: object, *rest: Any, **named_arguments: Any) -> Any:
+        if isinstance(request, FetchRequest):
+            named.append(sum(len(topic.partitions) for topic in request.topics))
+        return send(connection, api, request, *rest, **named_arguments)
+
+    monkeypatch.setattr(Connection, "send", note)
+    monkeypatch.setattr(replica_fetcher, "NAMED_PER_REQUEST_MAX", 4)
+
+    async def scenario(cluster: ReplicaCluster) -> None:
+        await cluster.create("t", *[(1, 2)] * 15, configs={"min.insync.replicas": "2"})
+        for index in range(15):
+            assert (await cluster[1].produce("t", [b"value"], index)).error_code == 0
+            assert await cluster.until_equal("t", index) == 1
+        assert max(named) == 4
+        assert sum(named) >= 30
+
+    run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
+
+
+def test_a_debugging_consumer_reads_any_replica_and_all_of_it(tmp_path: Path) -> None:
+    """Kafka's ReplicaVerificationTool has replica id -2: it compares replicas, with what is not committed yet, too."""
+
+    async def scenario(cluster: ReplicaCluster) -> None:
+        topic = await cluster.create("t", (1, 2), configs={"min.insync.replicas": "2"})
+        await fill(cluster[1], 3)
+        await cluster.until_equal("t")
+        await cluster.kill(2)
+        await fill(cluster[1], 2, acks=1)
+        assert log_of(cluster[1]).high_watermark == 3
+        await cluster[2].start(clean=True)
+        await cluster.until_isr("t", 1, 2)
+        end_offset = await cluster.until_equal("t")
+
+        async def read(node_id: int, replica_id: int, offset: int) -> tuple[int, bool]:
+            wanted = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1000)
+            request = FetchRequest(
+                max_wait_ms=1,
+                max_bytes=100_000,
+                replica_state=ReplicaState(replica_id=replica_id),
+                topics=[FetchTopic(topic_id=topic.topic_id, partitions=[wanted])],
+            )
+            response = await (await cluster[node_id].connection()).request(FETCH, request, FetchResponse)
+            (row,) = [row for each in response.responses for row in each.partitions]
+            return row.error_code, bool(row.records)
+
+        for node_id in (1, 2):
+            assert await read(node_id, -2, 0) == (0, True)
+            assert await read(node_id, -2, end_offset - 1) == (0, True)
+            assert await read(node_id, -2, end_offset) == (0, False)
+            assert await read(node_id, -2, end_offset + 1) == (ErrorCode.OFFSET_OUT_OF_RANGE, False)
+        assert await read(2, -1, 0) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, False)
+        # Not committed: nobody has copied it, and two replicas have to.
+        cluster.controller.cut_off.add(2)
+        await cluster[2].stop(clean=False)
+        await fill(cluster[1], 1, acks=1)
+        assert await read(1, -1, end_offset) == (0, False)
+        assert await read(1, -2, end_offset) == (0, True)
 
     run_cluster(tmp_path, scenario, settings=SETTINGS)
 
