@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tidelog.common.endpoint import parse_endpoint
 from tidelog.common.settings import SettingError, Settings, SettingScope, SettingsTable, nearest_name
+from tidelog.server.listener_names import check_listeners
 from tidelog.server.properties_file import parse_properties
 from tidelog.server.settings_table import TABLE
 from tidelog.server.supervision import SUPERVISOR_PID
@@ -22,8 +22,6 @@ from tidelog.server.supervision import SUPERVISOR_PID
 ENVIRONMENT_PREFIX = "TIDELOG_"
 # Variables of the command line itself, which share the prefix but are not broker settings.
 OTHER_VARIABLES = frozenset({"TIDELOG_BOOTSTRAP", "TIDELOG_CONFIG", "TIDELOG_PIPELINES", SUPERVISOR_PID})
-
-_WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
 
 def load(
@@ -61,7 +59,7 @@ def environment_name(setting_name: str) -> str:
 
 def check_together(settings: Settings) -> None:
     """Check settings that depend on each other; raises SettingError."""
-    _check_listeners(settings)
+    check_listeners(settings)
     queued_bytes, request_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
     if 0 < queued_bytes < request_bytes:
         raise SettingError(
@@ -73,28 +71,6 @@ def check_together(settings: Settings) -> None:
         raise SettingError(
             f"log.cleaner.min.compaction.lag.ms={lag_min}: it exceeds log.cleaner.max.compaction.lag.ms={lag_max}"
         )
-
-
-def _check_listeners(settings: Settings) -> None:
-    """Every name has a protocol, and what is advertised or used between brokers is a listener."""
-    protocols = {
-        item.strip().partition(":")[0].upper() for item in settings["listener.security.protocol.map"].split(",")
-    }
-    names = [parse_endpoint(text).listener_name for text in settings["listeners"]]
-    for name in names:
-        if name not in protocols:
-            raise SettingError(
-                f"listeners: {name} has no protocol yet; add {name}:PLAINTEXT to listener.security.protocol.map"
-            )
-    for text in settings["advertised.listeners"] or ():
-        name, host, _ = parse_endpoint(text)
-        if host in _WILDCARD_HOSTS:
-            raise SettingError(f"advertised.listeners={text}: clients can't connect to all interfaces; name one host")
-        if name not in names:
-            raise SettingError(f"advertised.listeners={text}: listeners has none of this name, only {', '.join(names)}")
-    between = settings["inter.broker.listener.name"]
-    if between is not None and between not in names:
-        raise SettingError(f"inter.broker.listener.name={between}: listeners has only {', '.join(names)}")
 
 
 def _set(settings: Settings, name: str, value: object, origin: str, place: str) -> None:
