@@ -41,6 +41,14 @@ class Page(NamedTuple):
     changes: Sequence[KeyValue]
 
 
+SNAPSHOTS_MAX: Final = 100
+"""How many brokers may be in the middle of a snapshot, each of which keeps its image in memory; others begin anew."""
+
+
+SNAPSHOT_IS_GONE: Final = Page(-1, True, False, ())
+"""For a broker in the middle of a snapshot that is kept no more. No image has this revision: it has to begin anew."""
+
+
 @dataclass(slots=True)
 class _Snapshot:
     """A snapshot that a broker is being given."""
@@ -116,7 +124,8 @@ class ImageFeed:
             snapshot = self._snapshots.get(node_id)
             if snapshot is not None and (snapshot.revision, snapshot.position) == (revision, position):
                 return self._next_page(node_id, snapshot, max_bytes)
-        elif is_same_epoch and revision >= self._history_start:
+            return SNAPSHOT_IS_GONE
+        if is_same_epoch and revision >= self._history_start:
             try:
                 async with asyncio.timeout(max_wait_s):
                     news = await self._image.wait_for(lambda image: image is None or image.revision > revision)
@@ -157,10 +166,11 @@ class ImageFeed:
             changes.append((key, value))
         snapshot.position += len(changes)
         is_complete = not snapshot.held_over
-        if is_complete:
-            self._snapshots.pop(node_id, None)
-        else:
-            self._snapshots[node_id] = snapshot
+        self._snapshots.pop(node_id, None)
+        if not is_complete:
+            self._snapshots[node_id] = snapshot  # as the newest
+            if len(self._snapshots) > SNAPSHOTS_MAX:
+                del self._snapshots[next(iter(self._snapshots))]
         return Page(snapshot.revision, True, is_complete, changes)
 
     def _forget(self) -> None:

@@ -127,12 +127,16 @@ class LogDirectory:
         path = self.path / META_PROPERTIES_FILE
         try:
             values = read_properties(path)
-            for name, expected in (("cluster.id", cluster_id), ("node.id", str(node_id))):
+            for name, expected, option in (
+                ("cluster.id", cluster_id, "--metadata"),
+                ("node.id", str(node_id), "--node-id"),
+            ):
                 found = values.get(name, expected)
                 if found != expected:
                     raise InconsistentClusterIdError(
                         f"the data directory {self.path} has {name} {found}, this broker has {expected}; "
-                        "choose another directory with --data, or remove this one if its records are not needed"
+                        f"correct {option}, choose another directory with --data, or remove this one if its records "
+                        "are not needed"
                     )
             if "directory.id" in values:
                 self.directory_id = uuid_from_text(values["directory.id"])

@@ -223,7 +223,10 @@ class BrokerServer:
             self.data_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StartError(f"can't use the data directory {self.data_dir}: {error.strerror}") from error
-        store = make_store(self.settings["tidelog.metadata"], self.data_dir)
+        try:
+            store = make_store(self.settings["tidelog.metadata"], self.data_dir)
+        except ValueError as error:
+            raise StartError(f"--metadata: {error}") from error
         self._open.push_async_callback(store.close)
         return store
 

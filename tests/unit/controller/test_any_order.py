@@ -170,7 +170,8 @@ class ClusterModel(RuleBasedStateMachine):
         log, committed = self.brokers[new.leader].logs[index], self.committed[index]
         is_unsure = (new.leader, index) in self.unsure
         gives_up = new.leader not in members or is_unsure
-        is_last = members == {new.leader} and (new.leader, index) not in self.emptied
+        # A sole replica is trusted even with new disks: nobody else could have what it lacks.
+        is_last = members == {new.leader} and ((new.leader, index) not in self.emptied or len(new.replicas) == 1)
         if gives_up and not is_last:
             assert unclean
             assert new.recovery is LeaderRecoveryState.RECOVERING

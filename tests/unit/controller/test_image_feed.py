@@ -15,7 +15,7 @@ from tidelog.common.steps import run_through
 from tidelog.controller import layout
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.image_builder import ImageBuilder
-from tidelog.controller.image_feed import ImageFeed, Page
+from tidelog.controller.image_feed import SNAPSHOT_IS_GONE, SNAPSHOTS_MAX, ImageFeed, Page
 from tidelog.controller.ledger import Written
 
 STATE = PartitionState((1,), (1,), 1)
@@ -186,7 +186,10 @@ async def test_a_page_that_was_lost_starts_the_snapshot_over() -> None:
     follower.image = replace(follower.image, revision=first.revision)
     follower.is_same_epoch = True
     await follower.read(len(first.changes), max_bytes=1)
-    again = await follower.read(len(first.changes), max_bytes=1)
+    # Not from its beginning: whoever takes that for the next page would never come to the end.
+    assert await follower.read(len(first.changes), max_bytes=1) is SNAPSHOT_IS_GONE
+    follower.is_same_epoch = False
+    again = await follower.read(max_bytes=1)
     assert again.changes == first.changes
 
 
@@ -233,3 +236,18 @@ async def test_nothing_is_remembered_before_somebody_follows() -> None:
     await Follower(feed).catch_up()
     source.create(2)
     assert len(feed._history) == 1
+
+
+async def test_strangers_that_begin_snapshots_take_a_bounded_amount_of_memory() -> None:
+    feed = ImageFeed()
+    source, follower = Source(feed), Follower(feed)
+    for number in range(3):
+        source.create(number)
+    for node_id in range(100, 100 + 2 * SNAPSHOTS_MAX):
+        assert not (await Follower(feed, node_id).read(max_bytes=1)).is_complete
+    assert len(feed._snapshots) == SNAPSHOTS_MAX
+    # A broker is served beside them, and one whose snapshot was dropped is told so.
+    await follower.catch_up(max_bytes=1)
+    assert follower.image == source.image
+    gone = await feed.read(100, source.image.revision, 1, is_same_epoch=True, max_bytes=1, max_wait_s=0)
+    assert gone is SNAPSHOT_IS_GONE
