@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,6 +36,13 @@ class ClusterBroker(TidelogBroker):
         own = ["--data", str(self._data_dir), "--node-id", str(self.node_id), "--metadata", self._metadata]
         return [*super().command(), *own]
 
+    def pause(self) -> None:
+        """Stop it where it is, as if it hung, until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def output(self) -> str:
         return self.log_path.read_text(errors="replace")
 
@@ -42,10 +51,18 @@ class BrokerProcesses:
     """The brokers of a cluster, by node id."""
 
     def __init__(
-        self, directory: Path, count: int = 3, settings: Mapping[str, object] | None = None, metadata: str = "sqlite"
+        self,
+        directory: Path,
+        count: int = 3,
+        settings: Mapping[str, object] | None = None,
+        metadata: str | Sequence[str] = "sqlite",
     ) -> None:
+        """`metadata` may name the store for each of them, if they reach it in different ways."""
         given = {**REPLICATED, **(settings or {})}
-        self.brokers = {node_id: ClusterBroker(directory, node_id, given, metadata) for node_id in range(1, count + 1)}
+        stores = [metadata] * count if isinstance(metadata, str) else metadata
+        self.brokers = {
+            node_id: ClusterBroker(directory, node_id, given, store) for node_id, store in enumerate(stores, start=1)
+        }
 
     @property
     def bootstrap(self) -> str:
@@ -129,7 +146,10 @@ def _difference(topic: str, index: int, contents: Mapping[int, Mapping[int, byte
 
 @contextmanager
 def broker_processes(
-    directory: Path, count: int = 3, settings: Mapping[str, object] | None = None, metadata: str = "sqlite"
+    directory: Path,
+    count: int = 3,
+    settings: Mapping[str, object] | None = None,
+    metadata: str | Sequence[str] = "sqlite",
 ) -> Iterator[BrokerProcesses]:
     """Started brokers, which are killed in the end."""
     processes = BrokerProcesses(directory, count, settings, metadata)

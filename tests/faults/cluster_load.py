@@ -23,6 +23,8 @@ from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 SOURCE, COPY = "source", "copy"
 PARTITIONS = 3
+# So that clients of a broker that hangs look for another one soon; the default is 30 s.
+_REQUEST_TIMEOUT_MS = 5_000
 # A worker that gets nothing done for this long is stuck. Far more than any time-out of the clients and brokers.
 STUCK_S = 120.0
 # So that what is written is soon copied, and the load costs the machine little.
@@ -111,7 +113,9 @@ class Feeder(Worker):
 
     def run(self) -> None:
         number = 0
-        with Producer(bootstrap_servers=self.bootstrap, linger_ms=2) as producer:
+        with Producer(
+            bootstrap_servers=self.bootstrap, linger_ms=2, request_timeout_ms=_REQUEST_TIMEOUT_MS
+        ) as producer:
             while not self.is_over.is_set():
                 if self.done > self._copied() + _AHEAD_MAX:
                     self.is_over.wait(0.01)
@@ -173,8 +177,14 @@ class Copier(Worker):
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
                 isolation_level="read_committed",
+                request_timeout_ms=_REQUEST_TIMEOUT_MS,
             ) as consumer,
-            Producer(bootstrap_servers=self.bootstrap, transactional_id=self.name, linger_ms=2) as producer,
+            Producer(
+                bootstrap_servers=self.bootstrap,
+                transactional_id=self.name,
+                linger_ms=2,
+                request_timeout_ms=_REQUEST_TIMEOUT_MS,
+            ) as producer,
         ):
             consumer.subscribe([SOURCE])
             while not self.is_over.is_set():
@@ -222,6 +232,7 @@ class Member(Worker):
             group_protocol=self._protocol,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
         ) as consumer:
             consumer.subscribe([SOURCE])
             while not self.is_over.is_set():
@@ -245,7 +256,7 @@ class OffsetWatcher(Worker):
         self._groups = groups
 
     def run(self) -> None:
-        with Admin(bootstrap_servers=self.bootstrap) as admin:
+        with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=_REQUEST_TIMEOUT_MS) as admin:
             while not self.is_over.is_set():
                 floors = {group.group_id: group.floor() for group in self._groups}
                 try:
@@ -279,7 +290,10 @@ class CopyReader(Worker):
 
     def run(self) -> None:
         with Consumer(
-            bootstrap_servers=self.bootstrap, auto_offset_reset="none", isolation_level="read_committed"
+            bootstrap_servers=self.bootstrap,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            request_timeout_ms=_REQUEST_TIMEOUT_MS,
         ) as consumer:
             partitions = [TopicPartition(COPY, index) for index in range(PARTITIONS)]
             consumer.assign(partitions)
