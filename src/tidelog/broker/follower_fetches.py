@@ -77,6 +77,7 @@ class FollowerSession:
         "fetches",
         "held",
         "is_hurried",
+        "partitions",
         "replica_epoch",
         "replica_id",
         "session_id",
@@ -88,6 +89,8 @@ class FollowerSession:
         self.replica_epoch = replica_epoch
         self.epoch = INITIAL_EPOCH + 1
         self.fetches: dict[FollowerKey, FollowerFetch] = {}
+        # Those of them that tell this session of their news.
+        self.partitions: dict[FollowerKey, Partition] = {}
         # What has to be looked at, in this order; True: a fetch need not wait any longer.
         self.due: dict[FollowerKey, bool] = {}
         # Throttled partitions whose records wait until the quota has room again.
@@ -174,6 +177,7 @@ class FollowerFetches:
     def forget(self, partition: Partition) -> None:
         """The partition is gone; its followers are told, and look it up again by themselves."""
         for session, key in self._followers.pop(partition, {}).items():
+            session.partitions.pop(key, None)
             session.mark(key, is_urgent=True)
 
     def on_brokers_changed(self) -> None:
@@ -235,16 +239,23 @@ class FollowerFetches:
             if fetch is not None:
                 self._unlink(session, key)
 
-    def _unlink(self, session: FollowerSession, key: FollowerKey) -> None:
-        try:
-            partition = self._leaders.find_by_id(*key)
-        except KafkaError:
+    def _link(self, session: FollowerSession, key: FollowerKey, partition: Partition) -> None:
+        """Tell the session of the partition's news, as long as the session lasts."""
+        if self._sessions.get(session.session_id) is not session or session.partitions.get(key) is partition:
             return
-        sessions = self._followers.get(partition)
-        if sessions is not None and sessions.get(session) == key:
-            del sessions[session]
-            if not sessions:
-                del self._followers[partition]
+        self._unlink(session, key)
+        session.partitions[key] = partition
+        self._followers.setdefault(partition, {})[session] = key
+
+    def _unlink(self, session: FollowerSession, key: FollowerKey) -> None:
+        # Not looked up by its id: a broker that was fenced has no partitions to be found, and would be told for ever.
+        partition = session.partitions.pop(key, None)
+        if partition is None:
+            return
+        sessions = self._followers[partition]
+        del sessions[session]
+        if not sessions:
+            del self._followers[partition]
 
     def name(self, session: FollowerSession, fetch: FollowerFetch) -> None:
         """The follower names a partition: it has everything before this offset, and wants what follows."""
@@ -258,8 +269,7 @@ class FollowerFetches:
         session.held.discard(key)
         try:
             partition = self._leaders.find_by_id(*key)
-            if session.session_id != INVALID_SESSION_ID:
-                self._followers.setdefault(partition, {})[session] = key
+            self._link(session, key, partition)
             fetch.refusal = self._take(session, partition, fetch)
         except LogStorageError as error:
             self._leaders.check_storage(partition)

@@ -556,6 +556,22 @@ def test_a_fenced_broker_among_others_gives_up_sole_replicas_too(tmp_path: Path)
     run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
 
 
+def test_a_fenced_leader_forgets_the_followers_that_start_anew_meanwhile(tmp_path: Path) -> None:
+    async def scenario(cluster: ReplicaCluster) -> None:
+        await cluster.create("t", (1, 2))
+        await fill(cluster[1], 2)
+        cluster[1].replicas.is_fenced = True  # as its registration does when its session is lost
+        cluster[1].replicas.fence()
+        cluster[2].replicas.on_registered(cluster.controller.register(cluster[2], clean=True))
+        cluster[1].replicas.on_registered(cluster.controller.register(cluster[1], clean=True))
+        cluster[1].replicas.is_fenced = False
+        await fill(cluster[1], 1)
+        await cluster.until_isr("t", 1, 2)
+        assert await cluster.until_equal("t") == 3
+
+    run_cluster(tmp_path, scenario, count=2, settings=SETTINGS)
+
+
 def test_another_broker_leads_at_once_when_a_leaders_disk_fails(tmp_path: Path) -> None:
     async def scenario(cluster: ReplicaCluster) -> None:
         await cluster.create("t", REPLICAS, (1,))
