@@ -31,15 +31,22 @@ class MetadataView:
     def __init__(self) -> None:
         self._image = EMPTY_IMAGE
         self.live_brokers: frozenset[int] = frozenset()
+        self._fenced: frozenset[int] = frozenset()
         # By the listener that a client came in by.
         self._brokers: dict[str, list[MetadataResponseBroker]] = {}
         self._topics: dict[uuid.UUID, tuple[TopicImage, MetadataResponseTopic]] = {}
 
-    def follow(self, image: ClusterImage) -> None:
-        """Use this image from now on; topics that are the same as in the last one stay cached."""
-        if image is self._image:
+    def follow(self, image: ClusterImage, *, fenced: frozenset[int] = frozenset()) -> None:
+        """Use this image from now on; topics that are the same as in the last one stay cached.
+
+        `fenced`: brokers that are fenced, whatever the image says. A broker without a session doesn't hear who leads
+        its partitions now; clients that were sent to it again and again would never look elsewhere.
+        """
+        if image is self._image and fenced == self._fenced:
             return
-        live_brokers = frozenset(node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+        self._fenced = fenced
+        alive = (node_id for node_id, broker in image.brokers.items() if not broker.fenced)
+        live_brokers = frozenset(alive) - fenced
         if live_brokers != self.live_brokers:
             self._topics.clear()
         elif len(self._topics) > len(image.topics):
@@ -54,7 +61,7 @@ class MetadataView:
             known = self._brokers[listener_name] = [
                 _broker_message(broker, broker.endpoint(listener_name))
                 for broker in self._image.brokers.values()
-                if not broker.fenced
+                if broker.node_id in self.live_brokers
             ]
         return known
 

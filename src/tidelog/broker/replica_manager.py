@@ -342,6 +342,11 @@ class ReplicaManager:
         session = self.session
         return session is None or len(self.image.brokers) < 2 or not session.is_over
 
+    @property
+    def fenced_node_ids(self) -> frozenset[int]:
+        """This broker while it must not serve: whatever its image says, others may lead its partitions by now."""
+        return frozenset() if self.is_serving else frozenset({self.node_id})
+
     def find(self, topic: str, index: int) -> Partition:
         """The partition of this name; raises a KafkaError that says why this broker has none."""
         partition = self._by_name.get((topic, index))

@@ -39,7 +39,7 @@ _TOPIC_IDS_FROM_VERSION = 12
 @handles(METADATA, "0-13")
 def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[MetadataResponse]:
     image, view = context.services.cluster.image, context.services.metadata_view
-    view.follow(image)
+    view.follow(image, fenced=context.services.replicas.fenced_node_ids)
     if request.topics is None or (context.version == 0 and not request.topics):
         topics = []
         for topic in image.topics.values():

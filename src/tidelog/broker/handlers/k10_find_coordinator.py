@@ -52,7 +52,7 @@ async def _find(key: str, key_type: int, context: RequestContext) -> Coordinator
         return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "this broker has no coordinator for share groups")
     else:
         return _refuse(key, ErrorCode.INVALID_REQUEST, f"version {version} has no coordinator key type {key_type}")
-    if broker is None:
+    if broker is None or broker.node_id in context.services.replicas.fenced_node_ids:
         return _refuse(key, ErrorCode.COORDINATOR_NOT_AVAILABLE, "the id's partition has no leader at the moment")
     _, host, port = broker.endpoint(context.listener_name)
     return Coordinator(key=key, node_id=broker.node_id, host=host, port=port)

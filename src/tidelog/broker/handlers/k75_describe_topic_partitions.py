@@ -40,7 +40,7 @@ def handle_describe_topic_partitions(
     limit = context.services.settings.get_int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
     view = context.services.metadata_view
-    view.follow(image)
+    view.follow(image, fenced=context.services.replicas.fenced_node_ids)
     response = DescribeTopicPartitionsResponse()
     for name in names:
         yield 0

@@ -142,13 +142,20 @@ class Cluster:
     # Connections
 
     async def any_connection(self) -> Connection:
-        """The open connection with the least under way, or one to the first broker that can be reached."""
+        """The open connection with the least under way, or one to the first broker that can be reached.
+
+        A broker that the cluster no longer names comes last: it may be cut off, and know nothing new.
+        """
         self._begin()
-        open_ones = [peer.connection for peer in self._peers.values() if peer.connection and peer.connection.is_open]
-        if open_ones:
-            return min(open_ones, key=lambda connection: connection.in_flight)
         first_error: ConnectError | None = None
         known = [node.address for node in self.metadata.nodes.values()]
+        open_ones = [
+            (address not in known, peer.connection.in_flight, number, peer.connection)
+            for number, (address, peer) in enumerate(self._peers.items())
+            if peer.connection and peer.connection.is_open
+        ]
+        if open_ones and not self._is_abandoned(min(open_ones)[-1]):
+            return min(open_ones)[-1]
         addresses = list(dict.fromkeys([*known, *self.settings.bootstrap]))
         # Those that are left alone for a while come last, and are tried all the same: there is nobody else.
         for address in sorted(addresses, key=lambda address: self._peer(address).blocked_until_s > self._now_s()):
@@ -156,10 +163,16 @@ class Cluster:
                 return await self._connect(address)
             except ConnectError as problem:
                 first_error = first_error or problem
+        if open_ones:
+            return min(open_ones)[-1]
         error = first_error or ConnectError("no broker address is known")
         if self._outage is not None:
             self._outage.failed(error, self._now_s())
         raise error
+
+    def _is_abandoned(self, connection: Connection) -> bool:
+        """Whether it is to a broker that is known not to be one of the cluster at the moment."""
+        return connection.node_id is not None and connection.node_id >= 0 and connection.node_id not in self.nodes
 
     async def connection_to(self, node_id: int) -> Connection:
         """The connection to this broker; raises ConnectError, and BrokerError for a broker that is not known."""

@@ -7,6 +7,7 @@ asked for again because others failed. A coordinator that was found is remembere
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
@@ -140,7 +141,17 @@ async def at_coordinator(
 
 async def find_coordinator(cluster: Cluster, key_type: KeyType, key: str) -> int:
     """The node id of the coordinator; asks once."""
-    connection = await cluster.any_connection()
+    try:
+        return await _find_coordinator(await cluster.any_connection(), key_type, key)
+    except BrokerError as error:
+        if error.code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            # The broker that was asked may be cut off from its cluster; then it names others, who are asked next.
+            with contextlib.suppress(ClientError):
+                await cluster.refresh([])
+        raise
+
+
+async def _find_coordinator(connection: Connection, key_type: KeyType, key: str) -> int:
     version = connection.version_for(FIND_COORDINATOR)
     subject = f"{key_type} {key}"
     if version >= _SEVERAL_COORDINATORS_FROM:

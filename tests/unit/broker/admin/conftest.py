@@ -63,6 +63,8 @@ ValueT = TypeVar("ValueT")
 class Replicas:
     """As much of the replicas as the admin handlers ask: whether new partitions can be used."""
 
+    fenced_node_ids: frozenset[int] = frozenset()
+
     def __init__(self) -> None:
         self.are_slow = False
         self.first_opening: int | None = None

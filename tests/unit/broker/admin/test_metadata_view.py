@@ -41,3 +41,13 @@ def test_the_brokers_are_those_that_are_alive(broker: AdminBroker) -> None:
     view.follow(broker.image)
     assert view.live_brokers == {1}
     assert [each.node_id for each in view.brokers("PLAINTEXT")] == [1]
+
+
+def test_a_broker_without_a_session_sends_nobody_to_itself(broker: AdminBroker) -> None:
+    view = MetadataView()
+    broker.run(broker.controller.create_topics([NewTopic("a")]))
+    for fenced, leader_id in ((frozenset[int](), 1), (frozenset({1}), -1), (frozenset[int](), 1)):
+        view.follow(broker.image, fenced=fenced)
+        assert [each.node_id for each in view.brokers("PLAINTEXT")] == [1][: 1 - len(fenced)]
+        (partition,) = run_through(view.topic(broker.image.topics["a"])).partitions
+        assert partition.leader_id == leader_id
