@@ -1,7 +1,7 @@
-"""Brokers hang, are cut off from the store or from each other, and lose their disks, under a load that must go on.
+"""Brokers hang or are cut off from the metadata store, and the store goes away, under a load that must go on.
 
-One cluster with its metadata in SQLite and one with ZooKeeper serve all these tests, one after another, and one load
-runs all the time: what it checks is in `cluster_load`. The last test of each cluster ends the load and compares files.
+One cluster with its metadata in SQLite and one with ZooKeeper go through all these faults, one after another, and one
+load runs all the time: what it checks is in `cluster_load`. In the end the replicas' files are compared.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def wait_for_log(broker: ClusterBroker, text: str, load: ClusterLoad, past: int 
     wait_until(lambda: text in broker.output()[past:], lambda: len(broker.output()), load.workers)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_a_cluster_on_one_machine(tmp_path: Path) -> None:
     with broker_processes(tmp_path, settings=SETTINGS) as cluster, loaded(cluster, {}) as here:
@@ -95,6 +96,7 @@ def controller_id(cluster: BrokerProcesses) -> int:
         return admin.describe_cluster().controller_id
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.xdist_group("zookeeper")
 def test_a_cluster_with_zookeeper(tmp_path: Path) -> None:
