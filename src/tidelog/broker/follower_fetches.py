@@ -305,7 +305,7 @@ class FollowerFetches:
         of it has to be read from disk.
         """
         rows: list[FollowerRow] = []
-        moved: list[tuple[FollowerKey, FollowerFetch, PartitionRead]] = []
+        moved: list[FollowerRow] = []
         left_bytes = max_bytes
         has_records = False
         for key in tuple(session.due):
@@ -317,6 +317,7 @@ class FollowerFetches:
             except NotInMemoryError:
                 if rows:
                     break
+                _put_back(session, moved)
                 raise
             if read is None:
                 break
@@ -327,16 +328,14 @@ class FollowerFetches:
             # An error or a divergence is told once, too: the follower asks again when it has done something about it.
             fetch.is_sent = fetch.is_sent or bool(read.size_bytes or read.error or read.diverging_epoch)
             if _has_only_moved(fetch, read):
-                moved.append((key, fetch, read))
+                moved.append((fetch, read))
             elif _is_told(fetch, read):
                 rows.append((fetch, read))
             yield 0
         if may_wait and not rows:
-            for key, fetch, _ in moved:
-                if session.fetches.get(key) is fetch:
-                    session.due.setdefault(key, False)
+            _put_back(session, moved)
             return rows
-        rows += [(fetch, read) for _, fetch, read in moved if _is_told(fetch, read)]
+        rows += [(fetch, read) for fetch, read in moved if _is_told(fetch, read)]
         return rows
 
     def _read(
@@ -392,6 +391,14 @@ def _check_leader(partition: Partition, session: FollowerSession, fetch: Followe
         raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
     partition.check_leader(fetch.current_leader_epoch)
     partition.check_replica(session.replica_id)
+
+
+def _put_back(session: FollowerSession, moved: Iterable[FollowerRow]) -> None:
+    """These have not been told yet. What has become due again in a pause stays as urgent as it is."""
+    for fetch, _ in moved:
+        key = fetch.topic_id, fetch.partition
+        if session.fetches.get(key) is fetch:
+            session.due.setdefault(key, False)
 
 
 def _has_only_moved(fetch: FollowerFetch, read: PartitionRead) -> bool:

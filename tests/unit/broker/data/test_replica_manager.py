@@ -13,13 +13,15 @@ import pytest
 from tidelog.broker import follower_fetches
 from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import PartitionFetch
+from tidelog.broker.follower_fetches import FollowerFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
+from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.steps import run_through
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
-from tidelog.log import LogStorageError, PartitionLog
+from tidelog.log import LogStorageError, NotInMemoryError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import (
@@ -198,6 +200,40 @@ def test_a_high_watermark_is_told_with_the_next_records_or_after_a_moment(
         (data,) = (await fetch(2, session_id, 2)).responses[0].partitions
         assert (data.high_watermark, bool(data.records)) == (2, False)
         await asyncio.gather(*waiting)
+
+    run(scenario)
+
+
+def test_a_high_watermark_is_not_forgotten_when_records_must_come_from_disk(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower = ReplicaState(replica_id=OTHER, replica_epoch=20)
+
+    async def scenario(node: Node) -> None:
+        topic = topic_of("t", state(NODE, (NODE, OTHER)), state(NODE, (NODE, OTHER)))
+        await node.apply(image_of(topic))
+        waiting = [asyncio.ensure_future(node.produce("t", index, timeout_ms=60_000)) for index in (0, 1)]
+        await asyncio.sleep(0)
+        request = fetch_request(topic, replica=follower)
+        request.session_epoch = 0
+        session = node.replicas.follower_fetches._sessions[(await node.fetch(request)).session_id]
+        key = topic.topic_id, 1
+        session.fetches[key] = other = FollowerFetch("", *key, 0, 1 << 20, 4, -1, 0)
+        fetch = session.fetches[topic.topic_id, 0]
+        node.replicas.follower_fetches.name(session, replace(fetch, fetch_offset=1, is_sent=False))
+        session.mark(key, is_urgent=True)
+
+        def read(partition: Partition, *_: object, **__: object) -> PartitionRead:
+            if partition.partition == other.partition:
+                raise NotInMemoryError
+            return partition.describe()
+
+        monkeypatch.setattr(Partition, "read", read)
+        with pytest.raises(NotInMemoryError):
+            run_through(node.replicas.follower_fetches.collect(session, 1 << 20))
+        assert session.due == {(topic.topic_id, 0): False, key: True}
+        for each in waiting:
+            each.cancel()
 
     run(scenario)
 
