@@ -163,11 +163,6 @@ class Database:
             with self._transaction():
                 return self._remove_sessions(self._dead_sessions())
 
-    def has_foreign_sessions(self) -> bool:
-        """Whether another process has a session."""
-        with self._explained("read"):
-            return any(row[0] not in self._locks for row in self._connection.execute("SELECT id FROM sessions"))
-
     def _prepare(self) -> None:
         connection = self._connection
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)

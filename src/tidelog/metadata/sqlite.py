@@ -3,15 +3,13 @@
 What always holds: the event loop never waits for the disk, since all SQL runs in one thread that the store owns; that
 thread also sends the heartbeats of sessions, so a busy loop doesn't lose them; writes of this process are seen by its
 watches at once, those of other processes within the poll interval, and nothing is polled while nobody watches. Sessions
-end at once when their process dies. Where no other process has a session, a poll only asks the file system whether the
-file was written to; the database itself is then asked once a second.
+end at once when their process dies.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -35,14 +33,7 @@ from tidelog.metadata.store import (
 from tidelog.metadata.watching import Changes
 
 POLL_INTERVAL_MS: Final = 100
-"""How often a watch checks for writes by other processes; a check costs half a millisecond of CPU, 0.5 % of a core, and
-much less while this process is alone."""
-
-_LOOK_EVERY_MS: Final = 1000.0
-_STAMP_SETTLES_NS: Final = 50_000_000
-"""Time stamps of files have the resolution of the kernel's tick, up to 10 ms: a second write may not change them."""
-
-Stamp = tuple[int, ...]
+"""How often a watch checks for writes by other processes; a check costs half a millisecond of CPU, 0.5 % of a core."""
 
 _T = TypeVar("_T")
 
@@ -57,19 +48,12 @@ class SqliteStore:
         poll_interval_ms: float = POLL_INTERVAL_MS,
         clock_ms: Callable[[], float] = boot_time_ms,
         thread: CallThread | None = None,
-        stamp: Callable[[Path], Stamp | None] | None = None,
     ) -> None:
-        """`thread` runs the SQL, and `stamp` looks at files: its own unless a simulation has others."""
+        """`thread` runs the SQL: one of its own unless a simulation has another."""
         self.path = Path(path).absolute()
         self._clock_ms = clock_ms
         self._database: Database | None = None
         self._data_version = -1
-        self._stamp = stamp or settled_stamp
-        # The log that all writes go to first, and how it looked before the last look into the database; None if that
-        # says nothing, because it may change without a trace or another process has a session, which may end.
-        self._write_ahead_log = self.path.with_name(f"{self.path.name}-wal")
-        self._last_stamp: Stamp | None = None
-        self._looked_ms = 0.0
         self._is_closed = False
         self._thread: CallThread = SqlThread("metadata") if thread is None else thread
         self._changes = Changes(self._poll, poll_interval_ms)
@@ -140,12 +124,6 @@ class SqliteStore:
         return await self._run(lambda database: database.snapshot(prefix))
 
     async def _poll(self) -> None:
-        if (
-            self._last_stamp is not None
-            and self._clock_ms() - self._looked_ms < _LOOK_EVERY_MS
-            and self._stamp(self._write_ahead_log) == self._last_stamp
-        ):
-            return
         removed, is_changed = await self._run(self._look_for_changes)
         if is_changed:
             self._changes.announce(None)
@@ -153,10 +131,7 @@ class SqliteStore:
             self._changes.announce(removed)
 
     def _look_for_changes(self, database: Database) -> tuple[Sequence[str], bool]:
-        self._looked_ms = self._clock_ms()
-        stamp = self._stamp(self._write_ahead_log)
         removed = database.reap_sessions()
-        self._last_stamp = None if database.has_foreign_sessions() else stamp
         before, self._data_version = self._data_version, database.data_version()
         return removed, before != self._data_version
 
@@ -170,14 +145,3 @@ class SqliteStore:
             return call(self._database)
 
         return await self.run(opened)
-
-
-def settled_stamp(path: Path) -> Stamp | None:
-    """What changes with every write to the file; None when the last one is too recent to tell it from the next."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    if not found.st_mtime_ns < time.time_ns() - _STAMP_SETTLES_NS:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

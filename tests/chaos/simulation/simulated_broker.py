@@ -108,7 +108,7 @@ class SimulatedBroker:
         def make_store(_: str, data_dir: Path) -> SqliteStore:
             thread = SimulatedSqlThread(self._loop)
             path = data_dir / "metadata.sqlite"
-            self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms, thread=thread, stamp=lambda _: None)
+            self._store = SqliteStore(path, clock_ms=self._clock.monotonic_ms, thread=thread)
             return self._store
 
         def make_logs(*args: Any) -> LogManager:

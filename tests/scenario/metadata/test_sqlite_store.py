@@ -14,10 +14,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from tidelog.common.clock import VirtualClock
 from tidelog.metadata import database
 from tidelog.metadata.liveness import boot_time_ms
-from tidelog.metadata.sqlite import SqliteStore, settled_stamp
+from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import ABSENT, Conflict, MetadataStoreError, Ok, Put
 
 OpenStore = Callable[..., SqliteStore]
@@ -100,70 +99,6 @@ async def test_a_watch_sees_what_another_process_writes(open_sqlite: OpenStore) 
         assert (await anext(snapshots)).records == {}
         await theirs.txn([], [Put("a", b"one")])
         assert (await anext(snapshots)).records["a"].value == b"one"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
-        await asyncio.sleep(0.001)
-
-
-async def test_a_lone_process_sees_a_write_without_asking_the_database_regularly(open_sqlite: OpenStore) -> None:
-    # Its clock stands still, so that it never looks because of the time.
-    mine, theirs = open_sqlite(), open_sqlite()
-    async with aclosing(mine.watch("a")) as snapshots:
-        assert (await anext(snapshots)).records == {}
-        for value in (b"one", b"two"):
-            await until(lambda: mine._last_stamp is not None)
-            await theirs.txn([], [Put("a", value)])
-            assert (await anext(snapshots)).records["a"].value == value
-
-
-async def test_a_lone_process_asks_the_database_once_a_second(tmp_path: Path, clock: VirtualClock) -> None:
-    stamps = 0
-
-    def unchanged(_: Path) -> tuple[int, ...]:
-        nonlocal stamps
-        stamps += 1
-        return (1,)
-
-    path = tmp_path / "metadata.db"
-    mine = SqliteStore(path, poll_interval_ms=1, clock_ms=clock.monotonic_ms, stamp=unchanged)
-    theirs = SqliteStore(path)
-    async with aclosing(mine.watch("a")) as snapshots:
-        assert (await anext(snapshots)).records == {}
-        await until(lambda: mine._last_stamp is not None)
-        seen = asyncio.ensure_future(anext(snapshots))
-        before = stamps
-        await until(lambda: stamps > before + 10)  # it has read once more and waits
-        await theirs.txn([], [Put("a", b"one")])
-        before = stamps
-        await until(lambda: stamps > before + 10)
-        assert not seen.done()
-        clock.advance(ms=1_000)
-        assert (await seen).records["a"].value == b"one"
-    await mine.close()
-    await theirs.close()
-
-
-async def test_another_session_is_watched_however_quiet_the_file_is(open_sqlite: OpenStore) -> None:
-    mine, theirs = open_sqlite(), open_sqlite()
-    await mine.session(TTL_MS)
-    async with aclosing(mine.watch("a")) as snapshots:
-        await anext(snapshots)
-        await until(lambda: mine._last_stamp is not None)
-        session = await theirs.session(TTL_MS)
-        await until(lambda: mine._last_stamp is None)
-        await session.close()
-        await until(lambda: mine._last_stamp is not None)
-
-
-def test_a_file_written_a_moment_ago_has_no_settled_stamp(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    assert settled_stamp(path) is None
-    path.write_bytes(b"one")
-    assert settled_stamp(path) is None
-    os.utime(path, (1, 1))
-    assert settled_stamp(path) is not None
 
 
 async def test_nothing_is_polled_while_nobody_watches(open_sqlite: OpenStore) -> None:
