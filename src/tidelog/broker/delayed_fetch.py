@@ -26,12 +26,16 @@ class FetchParams:
     # A follower's id, or -1 for a consumer.
     replica_id: int = -1
     replica_epoch: int = -1
+    # Since version 11 consumers say where they are, and may read from followers (KIP-392).
+    may_read_followers: bool = False
+    client_rack: str = ""
 
 
 @dataclass(slots=True)
 class _Awaited:
     fetch: PartitionFetch
     leader_epoch: int
+    is_leader: bool
     size_bytes: int
 
     @property
@@ -52,7 +56,7 @@ class DelayedFetch:
         self._size_bytes = 0
 
     def add(self, partition: Partition, fetch: PartitionFetch, read: PartitionRead) -> None:
-        self._awaited[partition] = _Awaited(fetch, partition.leader_epoch, read.size_bytes)
+        self._awaited[partition] = _Awaited(fetch, partition.leader_epoch, partition.is_leader, read.size_bytes)
         self._size_bytes += read.size_bytes
 
     @property
@@ -62,7 +66,9 @@ class DelayedFetch:
     def is_satisfied(self, partition: Partition, /) -> bool:
         awaited = self._awaited[partition]
         fetch = awaited.fetch
-        if not partition.is_leader or partition.leader_epoch != awaited.leader_epoch:
+        if partition.is_leader != awaited.is_leader or partition.leader_epoch != awaited.leader_epoch:
+            return True
+        if partition.unavailable:
             return True
         if fetch.fetch_offset < partition.log.log_start_offset:
             return True

@@ -59,6 +59,8 @@ class PartitionRead:
     aborted_transactions: Sequence[tuple[int, int]] | None = None
     # The follower's or consumer's log diverged from this one where this epoch (first) ended (second).
     diverging_epoch: tuple[int, int] | None = None
+    # The follower that the consumer should read from (KIP-392); -1: this replica.
+    preferred_read_replica: int = -1
     error: ErrorCode = ErrorCode.NONE
 
 
@@ -250,14 +252,23 @@ class Partition:
 
     def check_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
         """Raise KafkaError unless this broker is the leader, in the epoch that the client expects (KIP-320)."""
+        self._check_epoch(current_leader_epoch)
+        if not self.is_leader:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def check_readable(self, current_leader_epoch: int = NO_EPOCH) -> None:
+        """Raise KafkaError unless consumers may read here: from the leader, or from a follower of it (KIP-392)."""
+        self._check_epoch(current_leader_epoch)
+        if not self.is_leader and (not self.is_follower or self.log.is_truncating):
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _check_epoch(self, current_leader_epoch: int) -> None:
         self.check_available()
         if current_leader_epoch != NO_EPOCH:
             if current_leader_epoch < self.leader_epoch:
                 raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
             if current_leader_epoch > self.leader_epoch:
                 raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
-        if not self.is_leader:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     # Writing
 
@@ -560,6 +571,9 @@ class Partition:
         if fetch_offset >= end_offset or (max_bytes <= 0 and not min_one_batch):
             # The common case of a consumer that is up to date; an offset between the end it may see and the end of
             # the log is not an error: those records will become visible.
+            if fetch_offset > log.log_end_offset and not self.is_leader:
+                # The leader may have this offset; only the leader knows that nobody has it (KIP-392).
+                raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             if not log.log_start_offset <= fetch_offset <= log.log_end_offset:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             return result

@@ -27,6 +27,7 @@ from tidelog.broker.log_opening import LogOpening
 from tidelog.broker.partition import DEBUGGING_REPLICA_ID, Partition, PartitionRead
 from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
+from tidelog.broker.read_replicas import NO_REPLICA, choose_read_replica
 from tidelog.broker.record_checks import RecordChecks
 from tidelog.broker.replication_throttle import ReplicationThrottles
 from tidelog.broker.topic_config import LogConfigs
@@ -118,6 +119,7 @@ class ReplicaManager:
         self.fetch_sessions = FetchSessionCache(settings.get_int("max.incremental.fetch.session.cache.slots"), clock)
         self.fetch_max_bytes = settings.get_int("fetch.max.bytes")
         self._settings = settings
+        self._selects_read_replicas = settings.is_set("replica.selector.class")
         self._terms = ReplicationTerms(clock, settings.get_int("replica.lag.time.max.ms"))
         self._throttles = ReplicationThrottles(settings, clock)
         self.follower_fetches = FollowerFetches(self, self._terms, self._throttles.leader)
@@ -560,12 +562,21 @@ class ReplicaManager:
             partition = self._find_fetched(fetch)
             if params.replica_id == DEBUGGING_REPLICA_ID:
                 partition.check_available()
+            elif params.may_read_followers:
+                partition.check_readable(fetch.current_leader_epoch)
             else:
                 partition.check_leader(fetch.current_leader_epoch)
-            if fetch.last_fetched_epoch >= 0:
+            # Only the leader knows where an epoch ended: a follower's history may end before it.
+            if fetch.last_fetched_epoch >= 0 and partition.is_leader:
                 divergence = partition.find_divergence(fetch.fetch_offset, fetch.last_fetched_epoch)
                 if divergence is not None:
                     return partition.describe(divergence)
+            if self._selects_read_replicas and params.client_rack and partition.is_leader:
+                replica_id = choose_read_replica(partition, self._terms, params.client_rack, fetch.fetch_offset)
+                if replica_id != NO_REPLICA:
+                    elsewhere = partition.describe()
+                    elsewhere.preferred_read_replica = replica_id
+                    return elsewhere
             return partition.read(
                 fetch.fetch_offset,
                 max_bytes,
@@ -696,7 +707,8 @@ class ReplicaManager:
         await self.log_opening.open([partition.log])
 
     def on_followed(self, partition: Partition) -> asyncio.Future[None] | None:
-        """The log of a follower has grown; returns the flush to wait for, if one is due."""
+        """The log of a follower or its high watermark has grown; returns the flush to wait for, if one is due."""
+        self._purgatory.check(partition)  # consumers may wait here, too
         if not partition.log.flush_is_due:
             return None
         return self._loop.run_in_executor(self._threads, partition.log.flush)
@@ -763,7 +775,12 @@ class ReplicaManager:
 
 
 def _is_told_at_once(read: PartitionRead) -> bool:
-    return bool(read.error) or read.ends_segment or read.diverging_epoch is not None
+    return (
+        bool(read.error)
+        or read.ends_segment
+        or read.diverging_epoch is not None
+        or read.preferred_read_replica != NO_REPLICA
+    )
 
 
 def _topics_with_other_configs(old: ClusterImage, new: ClusterImage) -> Iterator[TopicImage]:

@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidelog.common.endpoint import PLAINTEXT, parse_endpoint
-from tidelog.common.settings import Check, Setting, SettingType, at_least, between
+from tidelog.common.settings import Check, Setting, SettingType, at_least, between, one_of
 from tidelog.metadata.opening import store_problem
 from tidelog.server.settings_rows_topic import unlimited_or_positive
+
+# The name that Kafka gives this way of choosing.
+RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 
 _INT_MAX = 2**31 - 1
 _LONG_MAX = 2**63 - 1
@@ -396,6 +399,15 @@ def _log_rows() -> Iterator[Setting]:
 
 
 def _replication_rows() -> Iterator[Setting]:
+    yield _row(
+        "replica.selector.class",
+        SettingType.STRING,
+        None,
+        "How a leader chooses the replica that a consumer reads from. Without it, consumers read from the leader. With "
+        "RackAwareReplicaSelector, a consumer that sets client.rack reads from a replica in sync whose broker.rack is "
+        "the same, if there is one. Kafka takes any class that implements its interface.",
+        one_of(RACK_AWARE_SELECTOR),
+    )
     yield _row(
         "replica.lag.time.max.ms",
         SettingType.LONG,

@@ -1,8 +1,9 @@
 """Fetch, versions 4 to 18.
 
 4 brings the isolation level, 5 the log start offset, 7 fetch sessions (KIP-227), 9 the client's leader epoch (KIP-320),
-10 zstd (KIP-110), 11 the preferred read replica (KIP-392; -1 here, the leader serves every consumer). 12 is flexible
-and brings the last fetched epoch with DivergingEpoch (KIP-595) and the current leader. 13 names topics by id (KIP-516).
+10 zstd (KIP-110). 11 brings the consumer's rack and the preferred read replica, and lets consumers read from followers
+(KIP-392). 12 is flexible and brings the last fetched epoch with DivergingEpoch (KIP-595) and the current leader. 13
+names topics by id (KIP-516).
 14 is for tiered storage. 15 moves the replica id beside the replica's epoch (KIP-903). 16 adds leaders' addresses
 (KIP-951). 17 and 18 add fields for controllers, which are read over.
 
@@ -41,6 +42,7 @@ from tidelog.protocol.messages.k01_fetch import (
 )
 
 _ZSTD_FROM = 10
+_RACK_FROM = 11
 _CURRENT_LEADER_FROM = 12
 _TOPIC_IDS_FROM = 13
 _REPLICA_STATE_FROM = 15
@@ -292,6 +294,8 @@ def _params(request: FetchRequest, version: int, fetch_max_bytes: int) -> FetchP
         read_committed=request.isolation_level != 0,
         replica_id=replica_id,
         replica_epoch=replica_epoch,
+        may_read_followers=replica_id < 0 and version >= _RACK_FROM,
+        client_rack=request.rack_id if version >= _RACK_FROM else "",
     )
 
 
@@ -396,7 +400,7 @@ def _is_told(exchange: FetchExchange, fetch: PartitionFetch, read: PartitionRead
     told = fetch.must_be_told(
         read.high_watermark,
         read.log_start_offset,
-        has_news=read.size_bytes > 0 or read.diverging_epoch is not None,
+        has_news=read.size_bytes > 0 or read.diverging_epoch is not None or read.preferred_read_replica >= 0,
         is_error=read.error != ErrorCode.NONE,
     )
     return told or not exchange.is_incremental
@@ -420,6 +424,7 @@ def _partition_data(fetch: PartitionFetch, read: PartitionRead) -> PartitionData
         if aborted is None
         else [AbortedTransaction(producer_id=producer_id, first_offset=offset) for producer_id, offset in aborted],
         # Clients read null records as a broken response; nothing to give is an empty field.
+        preferred_read_replica=read.preferred_read_replica,
         records=read.records,
     )
 

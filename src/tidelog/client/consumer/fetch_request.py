@@ -11,9 +11,12 @@ _TOPIC_IDS_FROM = 13
 
 
 async def send_fetch(
-    connection: Connection, settings: ConsumerSettings, request: SessionRequest, max_bytes: int
+    connection: Connection, settings: ConsumerSettings, request: SessionRequest, max_bytes: int, *, rack_id: str = ""
 ) -> FetchResponse:
-    """Send one fetch and wait for its response, allowing for the time that the broker may wait for records."""
+    """Send one fetch and wait for its response, allowing for the time that the broker may wait for records.
+
+    A leader that is told the rack may answer with another replica to read from, and no records (KIP-392).
+    """
     message = FetchRequest(
         max_wait_ms=settings.fetch_max_wait_ms,
         min_bytes=settings.fetch_min_bytes,
@@ -23,7 +26,7 @@ async def send_fetch(
         session_epoch=request.session_epoch,
         topics=request.topics,
         forgotten_topics_data=request.forgotten,
-        rack_id=settings.client_rack,
+        rack_id=rack_id,
     )
     return await connection.request(
         FETCH,

@@ -4,28 +4,31 @@ What always holds: fetches have connections of their own, because one that waits
 each broker has one under way, and at most one more for what is wanted anew since that was sent; the next one goes out
 as soon as an answer is there, while the user reads the last, as long as the queue has room; a partition is fetched from
 its leader as last heard of, and not before its position is known to be in that leader's log. Errors that pass are
-retried with pauses and never reach the user.
+retried with pauses and never reach the user. A leader may name a follower to read from, in the rack of this client;
+whatever goes wrong there makes the consumer go back to the leader (KIP-392).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
+from tidelog.client.address import Address
 from tidelog.client.consumer.fetch_answers import Asked, Next, read_row
 from tidelog.client.consumer.fetch_queue import FetchedChunk, FetchQueue
 from tidelog.client.consumer.fetch_request import send_fetch
 from tidelog.client.consumer.fetch_session import FetchSession, SessionRequest, Wanted, without_session
 from tidelog.client.consumer.metrics import ConsumerCounts
+from tidelog.client.consumer.read_replica import NO_REPLICA
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import ClientError, ConnectError, raise_for
+from tidelog.client.errors import ClientError, ConnectError, error_code, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
-from tidelog.client.types import TopicPartition
+from tidelog.client.types import Node, PartitionMetadata, TopicPartition
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k01_fetch import FetchResponse
+from tidelog.protocol.messages.k01_fetch import FetchResponse, PartitionData
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +39,12 @@ _SESSION_ERRORS = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
+# What a follower answers after its leader has changed, or when the consumer has heard of it first.
+_LEADERSHIP_MOVED = frozenset(
+    {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
+)
+# The follower's log begins or ends elsewhere; the leader knows, and does not name it for this offset.
+_OFFSETS_DIFFER = frozenset({ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.OFFSET_OUT_OF_RANGE})
 
 
 class Fetcher:
@@ -76,8 +85,10 @@ class Fetcher:
             known = self._cluster.metadata.partition(state.topic_partition)
             if known is None or known.leader_id < 0:
                 unknown.add(state.topic_partition.topic)
-            elif known.leader_id not in self._nodes:
-                self._nodes[known.leader_id] = _NodeFetcher(self, self._cluster, known.leader_id)
+                continue
+            node_id = self._source(state, known)
+            if node_id not in self._nodes:
+                self._nodes[node_id] = _NodeFetcher(self, self._cluster, node_id)
         for node in self._nodes.values():
             node.wake()
         if unknown:
@@ -110,7 +121,7 @@ class Fetcher:
     def _asked(self, node_id: int, state: PartitionState) -> Asked | None:
         version, offset = state.version, state.fetch_offset
         known = self._cluster.metadata.partition(state.topic_partition)
-        if known is None or known.leader_id != node_id or offset < 0:
+        if known is None or known.leader_id < 0 or offset < 0 or self._source(state, known) != node_id:
             return None
         if state.fetch_epoch >= 0 and known.leader_epoch > state.checked_leader_epoch:
             return None  # the position keeper asks the new leader first, and wakes us
@@ -119,8 +130,35 @@ class Fetcher:
         wanted = Wanted(offset, size, known.leader_epoch, topic.topic_id)
         return Asked(state, version, wanted)
 
-    def read(self, response: FetchResponse, asked: dict[TopicPartition, Asked]) -> None:
-        """Queue what an answer brought and see to what it complains of."""
+    def _source(self, state: PartitionState, known: PartitionMetadata) -> int:
+        """The broker to fetch the partition from."""
+        if state.read_replica.expire(self._now_s()):
+            asyncio.get_running_loop().call_soon(self.wake)  # the leader's turn
+        node_id = state.read_replica.node_id
+        return node_id if node_id != NO_REPLICA and node_id in self._cluster.nodes else known.leader_id
+
+    def rack_for(self, asked: Mapping[TopicPartition, Asked]) -> str:
+        """Where this client is, or nothing while the leader itself has to serve one of these partitions."""
+        if not self.settings.client_rack:
+            return ""
+        now_s = self._now_s()
+        leader_only = any(each.state.read_replica.is_leader_only(now_s) for each in asked.values())
+        return "" if leader_only else self.settings.client_rack
+
+    def give_up_replica(self, node_id: int, asked: Iterable[Asked]) -> None:
+        """Fetching from this broker failed: read from leaders what was read from it as a follower."""
+        for each in asked:
+            if each.state.read_replica.node_id == node_id:
+                each.state.read_replica.give_up(self._now_s(), self.settings.cluster.metadata_max_age_s)
+                asyncio.get_running_loop().call_soon(self.wake)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def read(self, response: FetchResponse, asked: dict[TopicPartition, Asked], node_id: int) -> None:
+        """Queue what this broker's answer brought and see to what it complains of."""
+        if response.node_endpoints:
+            self._cluster.metadata.note_nodes(_nodes_of(response))
         chunks: list[FetchedChunk] = []
         frame_size = 0
         unled: set[str] = set()
@@ -132,6 +170,13 @@ class Fetcher:
                 each = asked.get(TopicPartition(name, row.partition_index)) if name is not None else None
                 if each is None:
                     continue
+                if each.state.read_replica.node_id == node_id:
+                    if row.error_code:
+                        self._leave_replica(node_id, each, row, unled)
+                        continue
+                    each.state.read_replica.served()
+                elif row.preferred_read_replica >= 0:
+                    self._go_to_replica(each, row.preferred_read_replica, unled)
                 chunk, what_next = read_row(self._subscription, self.settings.reset, each, row)
                 if chunk is not None:
                     chunks.append(chunk)
@@ -149,6 +194,31 @@ class Fetcher:
         self.queue.put(chunks, frame_size)
         if unled:
             self.ask_who_leads(unled)
+
+    def _go_to_replica(self, asked: Asked, node_id: int, unled: set[str]) -> None:
+        """The leader wants the partition to be read from this follower."""
+        state = asked.state
+        if node_id not in self._cluster.nodes:
+            unled.add(state.topic_partition.topic)  # with the answer comes its address
+            self._retry_later(state)
+        elif state.version == asked.version:
+            state.read_replica.prefer(node_id, self._now_s(), self.settings.cluster.metadata_max_age_s)
+            asyncio.get_running_loop().call_soon(self.wake)
+
+    def _leave_replica(self, node_id: int, asked: Asked, row: PartitionData, unled: set[str]) -> None:
+        """A follower refuses. What is wrong with the partition, only its leader knows: a follower may lag behind."""
+        state, code = asked.state, error_code(row.error_code)
+        if code in _LEADERSHIP_MOVED:
+            leader = row.current_leader
+            if self._cluster.note_leader(state.topic_partition, leader.leader_id, leader.leader_epoch):
+                self._on_new_leader()
+            else:
+                unled.add(state.topic_partition.topic)
+        if code in _LEADERSHIP_MOVED or code in _OFFSETS_DIFFER:
+            state.read_replica.leave()
+        else:
+            self.give_up_replica(node_id, [asked])
+        self._retry_later(state)
 
     def _choose_size(self, asked: Asked, received: int) -> None:
         """An answer as large as it may be means that more is waiting: fewer and larger ones cost less."""
@@ -280,6 +350,7 @@ class _NodeFetcher:
     async def _bear(self, error: ClientError, asked: dict[TopicPartition, Asked]) -> None:
         self._failures += 1
         logger.info("fetching from broker %d failed, retrying: %s", self._node_id, error)
+        self._owner.give_up_replica(self._node_id, asked.values())
         self._owner.ask_who_leads({topic_partition.topic for topic_partition in asked})
         await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
 
@@ -318,7 +389,7 @@ class _NodeFetcher:
         try:
             connection = await channel.connected()
             started_s = loop.time()
-            response = await send_fetch(connection, settings, request, size)
+            response = await send_fetch(connection, settings, request, size, rack_id=owner.rack_for(asked))
         finally:
             channel.asked = {}
             owner.queue.release(size)
@@ -326,8 +397,13 @@ class _NodeFetcher:
         owner.counts.fetching_s += loop.time() - started_s
         if response.error_code not in _SESSION_ERRORS:
             raise_for(response.error_code, subject=f"broker {self._node_id}")
-            owner.read(response, asked)
+            owner.read(response, asked, self._node_id)
         return response
+
+
+def _nodes_of(response: FetchResponse) -> dict[int, Node]:
+    """The leaders' addresses that came with refusals (KIP-951)."""
+    return {row.node_id: Node(row.node_id, Address(row.host, row.port), row.rack) for row in response.node_endpoints}
 
 
 def tell_crash(task: asyncio.Task[None], on_crash: Callable[[BaseException], None]) -> None:

@@ -162,7 +162,13 @@ _READING: tuple[Setting, ...] = (
         check=at_least(1),
     ),
     Setting("check.crcs", SettingType.BOOLEAN, True, "Whether to verify the checksum of every batch."),
-    Setting("client.rack", SettingType.STRING, "", "The rack where this client runs; sent to brokers and assignors."),
+    Setting(
+        "client.rack",
+        SettingType.STRING,
+        "",
+        "The rack where this client runs: partitions are read from a replica there if brokers "
+        "have `replica.selector.class` set, and assignors know of it.",
+    ),
     object_setting(
         "key.deserializer", "Converts bytes to keys; called with topic, bytes and headers.", check=is_serializer
     ),

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from tidelog.client.consumer.read_replica import ReadReplica
 from tidelog.client.consumer.rebalance import RebalanceListener
 from tidelog.client.errors import UsageError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
@@ -52,6 +53,7 @@ class PartitionState:
         "leader_epoch",
         "log_start_offset",
         "position",
+        "read_replica",
         "reset",
         "topic_partition",
         "version",
@@ -75,6 +77,7 @@ class PartitionState:
         self.last_stable_offset = NO_OFFSET
         self.log_start_offset = NO_OFFSET
         self.waits_to_retry = False  # its broker could not answer just now
+        self.read_replica = ReadReplica()
 
     @property
     def has_position(self) -> bool:

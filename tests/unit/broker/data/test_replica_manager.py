@@ -256,6 +256,8 @@ def test_a_lost_leadership_ends_waits(run: Run) -> None:
         produce = asyncio.ensure_future(node.produce("t", timeout_ms=60_000))
         long_poll = fetch_request(topic)
         long_poll.max_wait_ms = 60_000
+        # Without an epoch, and since version 11, the follower that this broker becomes would serve it, too (KIP-392).
+        long_poll.topics[0].partitions[0].current_leader_epoch = node.replicas.find("t", 0).leader_epoch
         fetch = asyncio.ensure_future(node.fetch(long_poll))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -265,7 +267,9 @@ def test_a_lost_leadership_ends_waits(run: Run) -> None:
         response = await produce
         assert response.responses[0].partition_responses[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert response.responses[0].partition_responses[0].current_leader.leader_id == OTHER
-        assert (await fetch).responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        refused = (await fetch).responses[0].partitions[0]
+        assert refused.error_code == ErrorCode.FENCED_LEADER_EPOCH
+        assert refused.current_leader.leader_id == OTHER
 
     run(scenario)
 
