@@ -152,13 +152,19 @@ class Cluster(Closing):
     ) -> None:
         """Create a topic and wait until all brokers know it and all its replicas are in sync.
 
-        With `replicas`, each partition's node ids, the preferred leader first, in place of the two numbers.
+        With `replicas`, each partition's node ids, the preferred leader first, in place of the two numbers. A topic of
+        fewer replicas than `min.insync.replicas` gets a lower value, so that it can be written to.
         """
+        configs = dict(configs or {})
+        if replicas:
+            replication_factor = len(replicas[0])
+        if replication_factor is not None and replication_factor < _MIN_IN_SYNC:
+            configs.setdefault("min.insync.replicas", str(replication_factor))
         topic = NewTopic(
             name,
             partitions=partitions if replicas is None else -1,
-            replication_factor=-1 if replication_factor is None else replication_factor,
-            configs=dict(configs or {}),
+            replication_factor=-1 if replicas is not None or replication_factor is None else replication_factor,
+            configs=configs,
             assignments=None if replicas is None else dict(enumerate(replicas)),
         )
         with Admin(bootstrap_servers=self.bootstrap) as admin:

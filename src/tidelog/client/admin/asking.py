@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from tidelog.client.admin.results import Results
-from tidelog.client.errors import BrokerError, ClientError, NoSuchPartitionError, error_code, is_retriable
+from tidelog.client.errors import BrokerError, ClientError, ConnectError, NoSuchPartitionError, error_code, is_retriable
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.network.routing import KeyType, at_coordinator
@@ -173,18 +173,37 @@ async def at_brokers(
     *,
     node_ids: Iterable[int] | None = None,
 ) -> Results[int, ResultT]:
-    """Ask these brokers, or all there are, sorted by their ids."""
+    """Ask these brokers, or all there are, sorted by their ids; of all, those that leave meanwhile are left out."""
     known = (await cluster.retry(lambda: cluster.refresh([]))).nodes
+    gone: set[int] = set()
 
     async def ask_one(node_id: int) -> ResultT:
         async def attempt() -> ResultT:
-            return await ask(await cluster.connection_to(node_id), node_id)
+            try:
+                connection = await cluster.connection_to(node_id)
+            except ConnectError:
+                if node_id not in (await cluster.refresh([])).nodes:
+                    raise _GoneError from None
+                raise
+            return await ask(connection, node_id)
 
         if node_id not in known:
             raise no_such_broker(node_id, known)
-        return await cluster.retry(attempt)
+        try:
+            return await cluster.retry(attempt)
+        except _GoneError:
+            gone.add(node_id)
+            raise no_such_broker(node_id, cluster.nodes) from None
 
-    return await _for_each(list(dict.fromkeys(sorted(known) if node_ids is None else node_ids)), ask_one)
+    asked = list(dict.fromkeys(sorted(known) if node_ids is None else node_ids))
+    values, errors = await _ask_each(asked, ask_one)
+    if node_ids is None:
+        asked = [node_id for node_id in asked if node_id not in gone]
+    return Results(asked, values, errors)
+
+
+class _GoneError(Exception):
+    """The cluster does not know the broker any more."""
 
 
 def no_such_broker(node_id: int, known: Iterable[int]) -> BrokerError:
@@ -193,6 +212,12 @@ def no_such_broker(node_id: int, known: Iterable[int]) -> BrokerError:
 
 
 async def _for_each(keys: Sequence[KeyT], ask: Callable[[KeyT], Awaitable[ResultT]]) -> Results[KeyT, ResultT]:
+    return Results(keys, *await _ask_each(keys, ask))
+
+
+async def _ask_each(
+    keys: Sequence[KeyT], ask: Callable[[KeyT], Awaitable[ResultT]]
+) -> tuple[dict[KeyT, ResultT], dict[KeyT, ClientError]]:
     values: dict[KeyT, ResultT] = {}
     errors: dict[KeyT, ClientError] = {}
     turns = asyncio.Semaphore(_AT_ONCE)
@@ -207,7 +232,7 @@ async def _for_each(keys: Sequence[KeyT], ask: Callable[[KeyT], Awaitable[Result
     await asyncio.gather(*(one(key) for key in keys))
     if not values:
         _raise_unless_refused(errors.values())
-    return Results(keys, values, errors)
+    return values, errors
 
 
 async def at_groups(

@@ -23,7 +23,7 @@ from tidelog.client.consumer.metrics import ConsumerCounts
 from tidelog.client.consumer.read_replica import NO_REPLICA
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
-from tidelog.client.errors import ClientError, ConnectError, error_code, raise_for
+from tidelog.client.errors import ClientError, ConnectError, ConnectionLostError, error_code, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import Connection
 from tidelog.client.types import Node, PartitionMetadata, TopicPartition
@@ -246,7 +246,7 @@ class Fetcher:
             told = await self._cluster.refresh(topics, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
         except ClientError as error:
             # The cluster reports that no broker can be reached, and not on every attempt.
-            level = logging.INFO if isinstance(error, ConnectError) else logging.WARNING
+            level = logging.INFO if isinstance(error, (ConnectError, ConnectionLostError)) else logging.WARNING
             logger.log(level, "could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
         else:
             for name, code in told.errors.items():
