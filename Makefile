@@ -98,6 +98,8 @@ compat: setup $(JAVA_DRIVERS) $(COMPACTION_TESTER) $(STREAMS) $(REGISTRY)
 		echo "the client suite against Apache Kafka $$version"; \
 		COMPAT_CLIENT_PEER=$$version $(PYTEST) tests/scenario/client -m "not compat and not soak and not tidelog_only" || exit 1; \
 	done
+	echo "the client suite on a cluster of three brokers"
+	COMPAT_BROKERS=3 $(PYTEST) tests/scenario/client -m "not compat and not soak"
 	echo "the Spark suite against Apache Kafka $(SPARK_PEER)"
 	COMPAT_CLIENT_PEER=$(SPARK_PEER) $(PYTEST) tests/scenario/spark -m "not compat and not soak and not tidelog_only"
 

@@ -1,7 +1,8 @@
 """The cluster that the client suite runs against: Tidelog, or Apache Kafka where the environment names a version.
 
-`COMPAT_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings; `make compat` does
-so.
+`COMPAT_CLIENT_PEER=4.3.1` (or 3.9.2) runs the same tests against that Kafka, which Maven brings, and
+`COMPAT_BROKERS=3` against a cluster of so many of our brokers, with three replicas of each partition; `make compat`
+does both. Without either, tests marked `on_three_brokers` run on one broker and on three.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster_of_brokers import ClusterOfBrokers
 from proxied_cluster import ProxiedCluster
 from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
@@ -27,30 +29,43 @@ _SETTINGS = {
 }
 
 
+_BROKERS = int(os.environ.get("COMPAT_BROKERS", "1"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    chosen = metafunc.definition.get_closest_marker("on_three_brokers") is not None
+    if chosen and "client_cluster" in metafunc.fixturenames and _BROKERS == 1 and not _peer():
+        metafunc.parametrize("client_cluster", [1, 3], indirect=True, scope="session", ids=["one", "three"])
+
+
 @pytest.fixture(scope="session")
-def client_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A running broker in a process of its own, shared by the whole suite; `.bootstrap` is its address."""
-    broker = make_broker(tmp_path_factory.mktemp("cluster"))
+def client_cluster(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[BrokerProcess | ClusterOfBrokers]:
+    """A running broker in a process of its own, or several, shared by the whole suite; `.bootstrap` is the address."""
+    broker = make_cluster(tmp_path_factory.mktemp("cluster"), getattr(request, "param", _BROKERS))
     broker.start()
     try:
         yield broker
     finally:
         broker.stop()
+        _end(broker)
 
 
 @pytest.fixture(scope="session")
-def restarting_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def restarting_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess | ClusterOfBrokers]:
     """For `own_cluster`: started when it is first needed, and whenever a test has left it stopped."""
-    broker = make_broker(tmp_path_factory.mktemp("restarting"))
+    broker = make_cluster(tmp_path_factory.mktemp("restarting"), _BROKERS)
     try:
         yield broker
     finally:
         broker.kill()
+        _end(broker)
 
 
 @pytest.fixture
-def own_cluster(restarting_broker: BrokerProcess) -> BrokerProcess:
-    """A broker that a test has for itself while it runs, and may stop, kill and start again on the same port."""
+def own_cluster(restarting_broker: BrokerProcess | ClusterOfBrokers) -> BrokerProcess | ClusterOfBrokers:
+    """A broker or a cluster that a test has for itself while it runs, and may stop, kill and start again as it was."""
     _ensure_it_runs(restarting_broker)
     return restarting_broker
 
@@ -76,14 +91,27 @@ def proxied_cluster(broker_behind_a_proxy: ProxiedCluster) -> Iterator[ProxiedCl
     broker_behind_a_proxy.proxy.reset()
 
 
-def _ensure_it_runs(broker: BrokerProcess) -> None:
+def _end(broker: BrokerProcess | ClusterOfBrokers) -> None:
+    if isinstance(broker, ClusterOfBrokers):
+        broker.close()
+
+
+def _ensure_it_runs(broker: BrokerProcess | ClusterOfBrokers) -> None:
     if not broker.is_running:
         broker.kill()
         broker.start()
 
 
+def make_cluster(directory: Path, brokers: int) -> BrokerProcess | ClusterOfBrokers:
+    return make_broker(directory) if brokers == 1 else ClusterOfBrokers(directory, brokers, settings=_SETTINGS)
+
+
+def _peer() -> str | None:
+    return os.environ.get("COMPAT_CLIENT_PEER")
+
+
 def make_broker(directory: Path, settings: Mapping[str, str] | None = None) -> BrokerProcess:
-    peer = os.environ.get("COMPAT_CLIENT_PEER")
+    peer = _peer()
     chosen = {**_SETTINGS, **(settings or {})}
     if peer:
         return KafkaBroker(directory, jars=kafka_jars(peer), settings=chosen)

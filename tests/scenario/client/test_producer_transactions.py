@@ -75,6 +75,7 @@ def send_to_all(producer: Producer, topic: str, word: str) -> None:
         producer.send(topic, f"{word}-{partition}".encode(), partition=partition)
 
 
+@pytest.mark.on_three_brokers
 def test_committed_is_seen_and_aborted_never(client_cluster: BrokerProcess, producer: Producer, topic: str) -> None:
     producer.init_transactions()
     for number, commits in enumerate([True, False, True, True, False]):
@@ -209,6 +210,7 @@ def test_a_record_that_is_refused_at_once_does_not_spoil_the_transaction(
     assert read(client_cluster, topic) == [b"before"]
 
 
+@pytest.mark.on_three_brokers
 @pytest.mark.parametrize("group_protocol", ["classic", "consumer"])
 def test_consume_transform_produce_once(
     client_cluster: BrokerProcess, producer: Producer, topic: str, fresh_name: FreshName, group_protocol: str

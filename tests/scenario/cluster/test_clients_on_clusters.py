@@ -130,7 +130,16 @@ class Workload:
                 self._note()
 
 
-@pytest.mark.parametrize(("how", "group_protocol"), [("restart", "classic"), ("kill", "consumer")])
+@pytest.mark.parametrize(
+    ("how", "group_protocol"),
+    [
+        ("restart", "classic"),
+        ("kill all but the controller", "consumer"),
+        # Until another broker is controller, everything waits that has lost its leader: seconds each time.
+        pytest.param("kill", "consumer", marks=pytest.mark.soak),
+        pytest.param("kill", "classic", marks=pytest.mark.soak),
+    ],
+)
 def test_no_call_fails_and_nothing_is_lost_while_brokers_come_and_go(how: str, group_protocol: str) -> None:
     with Cluster() as cluster:
         cluster.create_topic(TOPIC, partitions=PARTITIONS)
@@ -139,7 +148,7 @@ def test_no_call_fails_and_nothing_is_lost_while_brokers_come_and_go(how: str, g
                 work.wait_for_progress()
                 if how == "restart":
                     cluster.restart(node_id)
-                else:
+                elif how == "kill" or node_id != cluster.wait(lambda image: image.controller_id > 0).controller_id:
                     cluster.kill(node_id)
                     work.wait_for_progress()
                     cluster.start(node_id)
@@ -161,8 +170,8 @@ def closed_port() -> Iterator[int]:
         yield sock.getsockname()[1]
 
 
-def test_all_bootstrap_servers_are_tried(tidelog_session_cluster: Cluster, closed_port: int) -> None:
-    alive = tidelog_session_cluster.brokers[2].bootstrap
+def test_all_bootstrap_servers_are_tried(tidelog_cluster: Cluster, closed_port: int) -> None:
+    alive = tidelog_cluster.brokers[2].bootstrap
     servers = f"no-such-host.invalid:9092,127.0.0.1:{closed_port},{alive}"
     with Producer(bootstrap_servers=servers) as producer, Admin(bootstrap_servers=servers) as admin:
         assert len(admin.describe_cluster().nodes) == 3

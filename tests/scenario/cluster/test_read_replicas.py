@@ -189,8 +189,8 @@ def test_followers_answer_up_to_their_own_high_watermark(cluster: Cluster, topic
     assert fetch(cluster, 2, topic, 1, version=10).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-def test_without_the_setting_the_leader_serves_everybody(tidelog_session_cluster: Cluster) -> None:
+def test_without_the_setting_the_leader_serves_everybody(tidelog_cluster: Cluster) -> None:
     name = f"read-{uuid.uuid4().hex[:8]}"
-    tidelog_session_cluster.create_topic(name, replicas=[(1, 2, 3)])
-    produce(tidelog_session_cluster, name, 1)
-    assert fetch(tidelog_session_cluster, 1, name, 0, rack="west").records
+    tidelog_cluster.create_topic(name, replicas=[(1, 2, 3)])
+    produce(tidelog_cluster, name, 1)
+    assert fetch(tidelog_cluster, 1, name, 0, rack="west").records

@@ -19,8 +19,8 @@ def test_the_fixture_gives_three_brokers_of_one_cluster(tidelog_cluster: Cluster
     assert tidelog_cluster.running == (1, 2, 3)
 
 
-def test_topics_are_replicated_and_internal_ones_small(tidelog_session_cluster: Cluster) -> None:
-    cluster = tidelog_session_cluster
+def test_topics_are_replicated_and_internal_ones_small(tidelog_cluster: Cluster) -> None:
+    cluster = tidelog_cluster
     cluster.create_topic("orders", partitions=3)
     with Producer(bootstrap_servers=cluster.bootstrap) as producer:
         producer.send("created-by-use", b"first").result(30)

@@ -46,7 +46,7 @@ def make_topic(admin: Admin, fresh_name: FreshName) -> MakeTopic:
 
     def make(partitions: int = 1, **fields: Any) -> str:
         name = fresh_name("topic")
-        admin.create_topics([NewTopic(name, partitions, 1, **fields)]).raise_for_errors()
+        admin.create_topics([NewTopic(name, partitions, **fields)]).raise_for_errors()
         admin.wait_for_topics(name)
         return name
 

@@ -84,7 +84,7 @@ def test_only_the_settings_named_are_told(admin: Admin, make_topic: MakeTopic) -
 
 
 def test_settings_of_brokers(admin: Admin, wait_until: WaitUntil) -> None:
-    (node,) = admin.describe_cluster().nodes
+    node, *_ = admin.describe_cluster().nodes
     one, everyone = ConfigResource.broker(node.node_id), ConfigResource.broker()
     described = admin.describe_configs([one, everyone])
     assert described[one]["log.retention.ms"].name == "log.retention.ms"
@@ -96,7 +96,7 @@ def test_settings_of_brokers(admin: Admin, wait_until: WaitUntil) -> None:
 
 
 def test_brokers_that_are_not_there(admin: Admin) -> None:
-    (node,) = admin.describe_cluster().nodes
+    node, *_ = admin.describe_cluster().nodes
     here, gone = ConfigResource.broker(node.node_id), ConfigResource.broker(node.node_id + 1000)
     described = admin.describe_configs([gone, here])
     assert list(described.succeeded) == [here]
@@ -107,7 +107,7 @@ def test_brokers_that_are_not_there(admin: Admin) -> None:
 
 def test_what_has_settings_is_listed(admin: Admin, make_topic: MakeTopic) -> None:
     name = make_topic()
-    (node,) = admin.describe_cluster().nodes
+    node, *_ = admin.describe_cluster().nodes
     try:
         listed = admin.list_config_resources()
     except UnsupportedVersionError:

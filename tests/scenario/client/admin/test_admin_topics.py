@@ -21,6 +21,7 @@ def code_of(error: object) -> ErrorCode:
     return error.code
 
 
+@pytest.mark.on_three_brokers
 def test_created_topics_are_told_as_they_are(admin: Admin, fresh_name: FreshName) -> None:
     first, second = fresh_name("a"), fresh_name("b")
     created = admin.create_topics([NewTopic(first, 3, 1, {"retention.ms": "12345"}), second])
@@ -70,7 +71,7 @@ def test_validation_makes_nothing(admin: Admin, fresh_name: FreshName) -> None:
 
 
 def test_replicas_can_be_placed_by_hand(admin: Admin, fresh_name: FreshName) -> None:
-    (node,) = admin.describe_cluster().nodes
+    node, *_ = admin.describe_cluster().nodes
     name = fresh_name("placed")
     created = admin.create_topics([NewTopic(name, assignments={0: [node.node_id], 1: [node.node_id]})])
     assert created[name].partitions == 2
@@ -112,6 +113,7 @@ def test_a_topic_that_is_not_there_is_its_own_error(admin: Admin, make_topic: Ma
     assert isinstance(described.errors[missing], NoSuchPartitionError)
 
 
+@pytest.mark.on_three_brokers
 def test_topics_grow(admin: Admin, make_topic: MakeTopic, fresh_name: FreshName, wait_until: WaitUntil) -> None:
     name, missing = make_topic(2), fresh_name("missing")
     assert admin.create_partitions({name: 4}, validate_only=True) == {name: None}

@@ -67,7 +67,7 @@ def make_topic(client_cluster: BrokerProcess, fresh_name: Callable[[str], str]) 
         def make(word: str = "topic", partitions: int = 1, **configs: str) -> str:
             name = fresh_name(word)
             chosen = {key.replace("_", "."): value for key, value in configs.items()}
-            admin.create_topics([NewTopic(name, partitions, 1, configs=chosen)]).raise_for_errors()
+            admin.create_topics([NewTopic(name, partitions, configs=chosen)]).raise_for_errors()
             return name
 
         yield make

@@ -106,6 +106,7 @@ def test_polls_are_bounded_and_positions_follow(consumer: MakeConsumer, make_top
         assert reader.metrics().partitions[partition].lag == 0
 
 
+@pytest.mark.on_three_brokers
 def test_many_partitions(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
     topic = make_topic(partitions=5)
     for partition in range(5):
@@ -117,6 +118,7 @@ def test_many_partitions(consumer: MakeConsumer, make_topic: MakeTopic, write: W
             assert values(mine) == numbers(0, 50)
 
 
+@pytest.mark.on_three_brokers
 def test_seeking(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
     topic = make_topic()
     partition = TopicPartition(topic, 0)
@@ -167,6 +169,7 @@ def test_resets(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> 
         assert values(read(reader, 2)) == [b"old", b"young"]
 
 
+@pytest.mark.on_three_brokers
 def test_times(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
     topic = make_topic(partitions=2)
     for number in range(3):
@@ -181,6 +184,7 @@ def test_times(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> N
             reader.offsets_for_times({first: -1})
 
 
+@pytest.mark.on_three_brokers
 def test_a_poll_waits_for_the_first_record(consumer: MakeConsumer, make_topic: MakeTopic, write: Write) -> None:
     """One long wait at the broker, which ends with the record; no asking again and again meanwhile."""
     topic = make_topic()

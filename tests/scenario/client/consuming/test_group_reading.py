@@ -59,6 +59,7 @@ def options(request: pytest.FixtureRequest, client_cluster: BrokerProcess) -> di
     }
 
 
+@pytest.mark.on_three_brokers
 def test_closing_commits_what_was_handed_out(
     options: dict[str, Any], make_topic: MakeTopic, write: Write, fresh_name: FreshName
 ) -> None:
@@ -154,6 +155,7 @@ def test_iteration_commits_only_what_it_gave_out(
     assert committed(options["bootstrap_servers"], group, partition) == 7
 
 
+@pytest.mark.on_three_brokers
 def test_a_consumer_goes_back_to_what_is_committed(
     options: dict[str, Any], make_topic: MakeTopic, write: Write, fresh_name: FreshName
 ) -> None:

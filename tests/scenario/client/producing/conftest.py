@@ -38,7 +38,7 @@ def make_topic(client_cluster: BrokerProcess, fresh_name: Callable[[str], str]) 
         name = fresh_name(word)
         settings = {key.replace("_", "."): value for key, value in configs.items()}
         with Admin(bootstrap_servers=client_cluster.bootstrap) as admin:
-            admin.create_topics([NewTopic(name, partitions, 1, configs=settings)])[name]
+            admin.create_topics([NewTopic(name, partitions, configs=settings)])[name]
         return name
 
     return make
