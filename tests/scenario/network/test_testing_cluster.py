@@ -51,7 +51,7 @@ def test_brokers_die_stop_and_come_back_with_their_ports_and_data() -> None:
             cluster.stop(2)
             producer.send("orders", b"without 2").result(30)
         cluster.start()
-        assert cluster.running == (1, 2, 3)
+        assert list(cluster.running) == [1, 2, 3]
         assert {node_id: broker.port for node_id, broker in cluster.brokers.items()} == ports
         with Consumer(bootstrap_servers=cluster.bootstrap, auto_offset_reset="earliest") as consumer:
             consumer.assign([("orders", 0)])
