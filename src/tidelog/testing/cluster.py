@@ -61,8 +61,9 @@ class Cluster(Closing):
             self._temporary = tempfile.TemporaryDirectory(prefix="tidelog-", ignore_cleanup_errors=True)
             data_dir = self._temporary.name
         self.data_dir: Path = Path(data_dir)
+        self._metadata = self.data_dir / "metadata.sqlite"
         shared: dict[str, object] = {
-            "tidelog.metadata": f"sqlite:{self.data_dir / 'metadata.sqlite'}",
+            "tidelog.metadata": f"sqlite:{self._metadata}",
             "default.replication.factor": min(_REPLICATION_FACTOR, brokers),
             "offsets.topic.num.partitions": _INTERNAL_PARTITIONS,
             "transaction.state.log.num.partitions": _INTERNAL_PARTITIONS,
@@ -106,14 +107,23 @@ class Cluster(Closing):
         starting = node_ids or tuple(node_id for node_id in self.brokers if node_id not in self.running)
         if not starting:
             return
-        with ThreadPoolExecutor(len(starting), thread_name_prefix="tidelog-cluster-start") as pool:
-            started = [pool.submit(self.brokers[node_id].start) for node_id in starting]
-        for each in started:
-            each.result()
+        alone, together = starting[:1], starting[1:]
+        if self._metadata.exists():
+            alone, together = (), starting
+        for node_id in alone:
+            self.brokers[node_id].start()  # it makes the metadata store, which the others find
+        if together:
+            self._start_together(together)
         self.wait(
             lambda image: all(node_id in image.brokers and image.brokers[node_id].is_active for node_id in starting),
             f"brokers {starting} to become members",
         )
+
+    def _start_together(self, node_ids: Sequence[int]) -> None:
+        with ThreadPoolExecutor(len(node_ids), thread_name_prefix="tidelog-cluster-start") as pool:
+            started = [pool.submit(self.brokers[node_id].start) for node_id in node_ids]
+        for each in started:
+            each.result()
 
     def stop(self, node_id: int) -> None:
         """Shut it down as SIGTERM would: others lead its partitions before it goes."""
