@@ -571,7 +571,7 @@ class Partition:
         if fetch_offset >= end_offset or (max_bytes <= 0 and not min_one_batch):
             # The common case of a consumer that is up to date; an offset between the end it may see and the end of
             # the log is not an error: those records will become visible.
-            if fetch_offset > log.log_end_offset and not self.is_leader:
+            if fetch_offset > log.log_end_offset and not self.is_leader and replica_id == CONSUMER_REPLICA_ID:
                 # The leader may have this offset; only the leader knows that nobody has it (KIP-392).
                 raise KafkaError(ErrorCode.OFFSET_NOT_AVAILABLE)
             if not log.log_start_offset <= fetch_offset <= log.log_end_offset:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ APPLICATION_ID: Final = 0x5449444C
 
 SCHEMA_VERSION: Final = 1
 BUSY_TIMEOUT_MS: Final = 10_000
+_RETRY_PAUSE_S: Final = 0.005
 
 _SCHEMA: Final = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -68,7 +70,7 @@ class Database:
             is_new = not path.exists()
             self._connection = apsw.Connection(os.fspath(path))
             try:
-                self._prepare()
+                self._prepare_among_others()
             except BaseException:
                 self._connection.close()
                 raise
@@ -162,6 +164,22 @@ class Database:
                 return []
             with self._transaction():
                 return self._remove_sessions(self._dead_sessions())
+
+    def _prepare_among_others(self) -> None:
+        """Prepare the file, also while other brokers of a new cluster do the same.
+
+        SQLite does not wait for the others where two connections would wait for each other, as when both turn on the
+        write-ahead log: one of them has to begin anew.
+        """
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+        while True:
+            try:
+                self._prepare()
+                return
+            except apsw.BusyError:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(_RETRY_PAUSE_S)
 
     def _prepare(self) -> None:
         connection = self._connection
