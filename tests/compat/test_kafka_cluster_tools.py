@@ -234,6 +234,38 @@ def test_settings_of_brokers(tools: Tools) -> None:
     assert "log.retention.ms" not in change("--entity-name", "2", "--describe")
 
 
+def test_settings_of_groups(tools: Tools) -> None:
+    def groups(*arguments: str) -> str:
+        return tools(CONFIG_COMMAND, "--entity-type", "groups", "--entity-name", "readers", *arguments)
+
+    changes = "consumer.session.timeout.ms=50000,consumer.heartbeat.interval.ms=7000"
+    assert "Completed updating config for group readers." in groups("--alter", "--add-config", changes)
+    shown = groups("--describe")
+    assert (
+        "consumer.session.timeout.ms=50000 sensitive=false synonyms={DYNAMIC_GROUP_CONFIG:"
+        "consumer.session.timeout.ms=50000, DEFAULT_CONFIG:group.consumer.session.timeout.ms=45000}" in shown
+    )
+    assert "consumer.heartbeat.interval.ms=7000" in shown
+    everybody = tools(CONFIG_COMMAND, "--entity-type", "groups", "--describe")
+    assert "Dynamic configs for group readers are:" in everybody
+    groups("--alter", "--delete-config", "consumer.session.timeout.ms,consumer.heartbeat.interval.ms")
+    assert "timeout" not in groups("--describe")
+
+
+def test_levels_of_loggers(tools: Tools) -> None:
+    def loggers(node_id: int, *arguments: str) -> str:
+        return tools(CONFIG_COMMAND, "--entity-type", "broker-loggers", "--entity-name", str(node_id), *arguments)
+
+    name = "tidelog.broker.forwarding"
+    for node_id in (2, 3):
+        assert f"{name}=INFO " in loggers(node_id, "--describe")
+    loggers(2, "--alter", "--add-config", f"{name}=DEBUG")
+    assert f"{name}=DEBUG " in loggers(2, "--describe")
+    assert f"{name}=INFO " in loggers(3, "--describe")
+    loggers(2, "--alter", "--delete-config", name)
+    assert f"{name}=INFO " in loggers(2, "--describe")
+
+
 def test_partitions_in_trouble_are_listed(tmp_path: Path) -> None:
     cluster = BrokerProcesses(tmp_path / "cluster")
     tools = Tools(cluster.bootstrap, tmp_path)

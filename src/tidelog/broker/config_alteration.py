@@ -14,7 +14,7 @@ from tidelog.controller.requests import ConfigResult
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
 
-_RESOURCE_TYPES = frozenset({ResourceType.TOPIC, ResourceType.BROKER})
+_RESOURCE_TYPES = frozenset({ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP})
 
 
 class _WireConfig(Protocol):

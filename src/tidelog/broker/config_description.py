@@ -50,6 +50,17 @@ def describe_topic(
         yield _description(row, value, synonyms)
 
 
+def describe_group(
+    settings: Settings, table: SettingsTable, image: ClusterImage, overrides: Mapping[str, str]
+) -> Iterator[ConfigDescription]:
+    """Every setting of a group that sets `overrides` itself, as they were set: bounds may have changed since."""
+    for row in table.rows(SettingScope.GROUP):
+        synonyms = list(_broker_chain(settings, image, row.broker_name)) if row.broker_name is not None else []
+        if row.name in overrides:
+            synonyms.insert(0, ConfigSynonym(row.name, overrides[row.name], ConfigSource.GROUP_CONFIG))
+        yield _description(row, synonyms[0].value if synonyms else row.format(row.default), synonyms)
+
+
 def describe_broker(settings: Settings, table: SettingsTable, image: ClusterImage) -> Iterator[ConfigDescription]:
     """Every setting of this broker."""
     for row in table.rows(SettingScope.BROKER):

@@ -176,7 +176,7 @@ class Dispatcher:
         )
         if not self.serves_clients and not handler.is_internal and api_key != _API_VERSIONS_KEY:
             raise CloseConnection("asked before the broker has started")
-        if handler.on_controller and not self._services.controller.is_active:
+        if handler.on_controller and not handler.is_partly_local and not self._services.controller.is_active:
             context.hold_request()
             exchange.future = self._loop.create_task(self._forward(exchange, bytes(frame), body_offset, context))
             return exchange

@@ -1,6 +1,7 @@
 """Requests that only the controller can answer, on their way from any broker to it and back (KIP-590).
 
-What always holds: the bytes of a client's request and of its response pass through unchanged; the response reaches the
+What always holds: the bytes of a client's request and of its response pass through unchanged, unless part of the
+request is for the broker that was asked, whose handler then passes on a request with the rest; the response reaches the
 client after this broker itself knows of the change, as far as that does not take too long, so that a client that goes
 on with the same broker sees what it has done. Where no controller is found, the broker's own handler answers, which
 knows how its API says NOT_CONTROLLER. A request that has to be sent again, as its answer was lost with the connection,
@@ -13,7 +14,7 @@ import asyncio
 import logging
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidelog.broker.answered_once import AnsweredOnce
 from tidelog.broker.controller_channel import failure_response, run_handler
@@ -25,9 +26,12 @@ from tidelog.protocol import (
     ErrorCode,
     KafkaError,
     ProtocolError,
+    RequestHeader,
     decode_client_id,
     decode_in_steps,
+    decode_response_header,
     encode_in_steps,
+    encode_request_header,
     encode_response_header,
 )
 from tidelog.protocol.messages.k58_envelope import ENVELOPE, EnvelopeRequest, EnvelopeResponse
@@ -45,6 +49,8 @@ FORWARD_TIMEOUT_S: Final = 60.0
 
 CATCH_UP_S: Final = 5.0
 """How long a client waits for this broker to hear of its change, after the controller has answered."""
+
+ResponseT = TypeVar("ResponseT")
 
 _FIXED_HEADER = struct.Struct(">hhi")  # api key, api version, correlation id: the same in every header version
 
@@ -82,6 +88,22 @@ class Forwarder:
         except TimeoutError:
             logger.info("answered a request before revision %d was known here", response.metadata_revision)
         return response.response_data
+
+    async def forward_request(
+        self, request: object, response_class: type[ResponseT], context: RequestContext
+    ) -> ResponseT | None:
+        """The answer to a request that a handler has made of its client's; None if there is no controller.
+
+        Raises KafkaError.
+        """
+        version = context.version
+        header = RequestHeader(context.api.key, version, context.correlation_id, context.client_id)
+        body: list[Any] = await run_with_pauses(encode_in_steps(request, version))
+        response = await self.forward(b"".join([encode_request_header(header), *body]), context.session)
+        if response is None:
+            return None
+        _, offset = decode_response_header(context.api, version, response)
+        return await run_with_pauses(decode_in_steps(response_class, memoryview(response), version, offset))
 
 
 async def answer_envelope(envelope: EnvelopeRequest, services: BrokerServices) -> bytes:

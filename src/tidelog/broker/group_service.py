@@ -1,7 +1,8 @@
 """Runs the group coordinators of this broker: one shard for each partition of __consumer_offsets that it leads.
 
 What always holds: what `coordinator_service` says about all coordinators. If the outcome of a write is not known within
-offsets.commit.timeout.ms, its shard is reloaded. Shards see topics as they are in the newest image.
+offsets.commit.timeout.ms, its shard is reloaded. Shards see topics and the settings of groups as they are in the newest
+image.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from tidelog.broker.group_image import ClusterTopics
 from tidelog.broker.group_loading import load_shard
 from tidelog.broker.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
 from tidelog.broker.partition import ACKS_ALL, Partition
+from tidelog.controller.group_configs import group_values
 from tidelog.coordinator.actions import Action, AppendInTransaction
-from tidelog.coordinator.config import GroupConfig
+from tidelog.coordinator.config import GroupConfig, GroupConfigs
 from tidelog.coordinator.shard import GroupShard
 from tidelog.coordinator.shard_state import group_memory
 from tidelog.log.txn_guard import TransactionGuard
@@ -85,6 +87,7 @@ class GroupService(CoordinatorService[GroupShard]):
         )
         self._settings = settings
         self._config = group_config(settings)
+        self._configs = GroupConfigs(self._config, self._own_values)
         self._memory = group_memory(self._config)
         self._load_buffer_bytes = settings.get_int("offsets.load.buffer.size")
         self._topics = ClusterTopics(cluster.image)
@@ -112,7 +115,7 @@ class GroupService(CoordinatorService[GroupShard]):
         return new_offsets_topic(self._settings, image)
 
     def _make_shard(self, partition: Partition) -> GroupShard:
-        return GroupShard(partition.partition, self._config, self._topics, self._memory)
+        return GroupShard(partition.partition, self._config, self._topics, self._memory, self._configs)
 
     async def _replay(self, shard: GroupShard, partition: Partition) -> int:
         return await load_shard(shard, partition, self._load_buffer_bytes)
@@ -189,7 +192,15 @@ class GroupService(CoordinatorService[GroupShard]):
         self._markers_while_loading.pop(held, None)
         super()._unload(held, error)
 
+    def _own_values(self, group_id: str) -> dict[str, int]:
+        overrides = self._cluster.image.group_configs(group_id)
+        values = group_values(overrides, self._settings) if overrides else {}
+        return {name.replace(".", "_"): value for name, value in values.items()}
+
     def _on_image(self, old: ClusterImage, new: ClusterImage) -> None:
+        if old.configs is not new.configs:
+            # Members learn of it with their next heartbeat, which also starts their session anew.
+            self._configs.look_up_again()
         if old.topics_by_id is new.topics_by_id:
             return
         self._topics = ClusterTopics(new)

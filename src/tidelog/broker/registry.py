@@ -57,6 +57,8 @@ class Handler:
     is_ended_by_eof: bool = False
     # Whether only the controller can answer it, so that other brokers pass it on (KIP-590).
     on_controller: bool = False
+    # Whether part of such a request is for the broker that was asked: then its handler passes on the rest.
+    is_partly_local: bool = False
     # Whether only brokers send it, to each other.
     is_internal: bool = False
     # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
@@ -86,12 +88,19 @@ _handlers: dict[int, Handler] = {}
 
 
 def handles(
-    api: Api, versions: str, *, unstable: int | None = None, on_controller: bool = False, internal: bool = False
+    api: Api,
+    versions: str,
+    *,
+    unstable: int | None = None,
+    on_controller: bool = False,
+    partly_local: bool = False,
+    internal: bool = False,
 ) -> Callable[[HandlerT], HandlerT]:
     """Register a function as the handler of an API for versions "first-last" (or one version).
 
     `unstable` is the one after these if Kafka has not settled it yet. With `on_controller` the handler runs on the
-    controller, whichever broker the client has asked; with `internal` the API is for brokers and clients don't see it.
+    controller, whichever broker the client has asked, save with `partly_local`, where it runs on the broker that was
+    asked and passes on what is not about that broker; with `internal` the API is for brokers and clients don't see it.
     The function answers at once, returns a future of the answer, or is a coroutine function; None means that the
     peer expects no answer. A future is cancelled when its connection goes away. Whoever may have much to answer is a
     generator function that yields after each small piece of work (`tidelog.common.steps`) and returns any of these.
@@ -121,6 +130,7 @@ def handles(
             may_be_cut=api.key in _CUTTABLE_API_KEYS,
             is_ended_by_eof=api.key in _ENDED_BY_EOF_API_KEYS,
             on_controller=on_controller,
+            is_partly_local=partly_local,
             is_internal=internal,
         )
         return handle

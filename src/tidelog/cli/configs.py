@@ -1,4 +1,4 @@
-"""`tidelog configs`: show and change the settings of topics and brokers at run time."""
+"""`tidelog configs`: show and change the settings of topics, brokers and groups, and levels of loggers, at run time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin import ConfigEntry
     from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
-configs = App(help="Show and change settings of topics and brokers.")
+configs = App(help="Show and change settings of topics, brokers and groups, and log levels.")
 
 
 Topic = Annotated[
@@ -35,6 +35,13 @@ Topic = Annotated[
 ]
 Broker = Annotated[
     int | None, typer.Option("--broker", metavar="ID", min=0, help="The settings of the broker with this id.")
+]
+Group = Annotated[
+    str | None, typer.Option("--group", "-G", metavar="GROUP", help="The settings of this consumer group.")
+]
+Loggers = Annotated[
+    bool,
+    typer.Option("--loggers", help="With --broker: the levels of its loggers, until it restarts, instead of settings."),
 ]
 AllBrokers = Annotated[bool, typer.Option("--all-brokers", help="The defaults of all brokers in the cluster.")]
 ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check the request without carrying it out.")]
@@ -50,13 +57,15 @@ def describe(
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
+    group: Group = None,
+    loggers: Loggers = False,
     everything: Annotated[bool, typer.Option("--all", help="Include settings that have their default value.")] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     json: Json = False,
 ) -> None:
     """Show settings and where their values come from."""
-    resource = _resource(topic, broker, all_brokers)
+    resource = _resource(topic, broker, all_brokers, group, loggers)
     with administration(bootstrap, timeout, topics=[topic] if topic else ()) as admin:
         entries = admin.describe_configs(resource, keys or None)[resource]
         for key in keys or ():
@@ -80,6 +89,8 @@ def set_(
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
+    group: Group = None,
+    loggers: Loggers = False,
     validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -92,7 +103,7 @@ def set_(
     for text in pairs:
         key, value = checked(lambda text: parse_pair(text, "retention.ms=3600000"), text, "KEY=VALUE")
         changes.append(ConfigChange(key, AlterOperation.SET, value))
-    _change(_resource(topic, broker, all_brokers), changes, validate_only, bootstrap, timeout, json)
+    _change(_resource(topic, broker, all_brokers, group, loggers), changes, validate_only, bootstrap, timeout, json)
 
 
 @configs.command(epilog="Example: tidelog configs delete --topic orders retention.ms")
@@ -101,6 +112,8 @@ def delete(
     topic: Topic = None,
     broker: Broker = None,
     all_brokers: AllBrokers = False,
+    group: Group = None,
+    loggers: Loggers = False,
     validate_only: ValidateOnly = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -110,7 +123,7 @@ def delete(
     from tidelog.protocol.config_values import AlterOperation, ConfigChange
 
     changes = [ConfigChange(key, AlterOperation.DELETE) for key in keys]
-    _change(_resource(topic, broker, all_brokers), changes, validate_only, bootstrap, timeout, json)
+    _change(_resource(topic, broker, all_brokers, group, loggers), changes, validate_only, bootstrap, timeout, json)
 
 
 def _change(
@@ -121,7 +134,10 @@ def _change(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    with administration(bootstrap, timeout_s, topics=[resource.name]) as admin:
+    from tidelog.protocol.config_values import ResourceType
+
+    topics = [resource.name] if resource.type is ResourceType.TOPIC else ()
+    with administration(bootstrap, timeout_s, topics=topics) as admin:
         admin.incremental_alter_configs({resource: changes}, validate_only=validate_only).raise_for_errors()
     if as_json:
         print_json(
@@ -138,13 +154,21 @@ def _change(
         print_line(f"{'would change' if validate_only else 'changed'} {plural(len(changes), 'setting')} of {resource}")
 
 
-def _resource(topic: str | None, broker: int | None, all_brokers: bool) -> ConfigResource:
+def _resource(
+    topic: str | None, broker: int | None, all_brokers: bool, group: str | None, loggers: bool
+) -> ConfigResource:
     from tidelog.protocol.config_values import ConfigResource, ResourceType
 
-    if (topic is not None) + (broker is not None) + all_brokers != 1:
-        raise typer.BadParameter("say whose settings: one of --topic TOPIC, --broker ID and --all-brokers")
+    if (topic is not None) + (broker is not None) + all_brokers + (group is not None) != 1:
+        raise typer.BadParameter("say whose settings: one of --topic TOPIC, --group GROUP, --broker ID, --all-brokers")
+    if loggers:
+        if broker is None:
+            raise typer.BadParameter("say whose loggers: --loggers goes with --broker ID")
+        return ConfigResource(ResourceType.BROKER_LOGGER, str(broker))
     if topic is not None:
         return ConfigResource(ResourceType.TOPIC, topic)
+    if group is not None:
+        return ConfigResource(ResourceType.GROUP, group)
     return ConfigResource(ResourceType.BROKER, "" if broker is None else str(broker))
 
 

@@ -36,6 +36,7 @@ class SettingType(enum.IntEnum):
 class SettingScope(enum.Enum):
     BROKER = "broker"
     TOPIC = "topic"
+    GROUP = "group"
 
 
 _INTEGER_RANGES = {
@@ -58,7 +59,8 @@ class Setting:
     help: str
     scope: SettingScope = SettingScope.BROKER
     check: Check | None = None
-    # For a topic's setting: the broker's setting that gives its default, as in retention.ms and log.retention.ms.
+    # For a setting of a topic or a group: the broker's setting that gives its default, as in retention.ms and
+    # log.retention.ms.
     broker_name: str | None = None
     # Whether it may be changed while the broker runs.
     dynamic: bool = False
@@ -167,16 +169,18 @@ class SettingsTable:
         return row
 
     def _suggestion(self, name: str, scope: SettingScope) -> str:
-        for row in self._rows[SettingScope.TOPIC].values():
+        for row in (*self._rows[SettingScope.TOPIC].values(), *self._rows[SettingScope.GROUP].values()):
+            kind = row.scope.value
             if scope is SettingScope.BROKER and name == row.name and row.broker_name is not None:
-                return f"; it is a topic setting, whose default for all topics is {row.broker_name!r}"
-            if scope is SettingScope.TOPIC and name == row.broker_name:
-                return f"; it is a broker setting, which a topic calls {row.name!r}"
+                return f"; it is a {kind} setting, whose default for all {kind}s is {row.broker_name!r}"
+            if scope is row.scope and name == row.broker_name:
+                return f"; it is a broker setting, which a {kind} calls {row.name!r}"
         near = nearest_name(name, self._rows[scope])
         if near is not None:
             return f"; did you mean {near!r}?"
-        other = SettingScope.TOPIC if scope is SettingScope.BROKER else SettingScope.BROKER
-        return f"; it is a {other.value} setting" if name in self._rows[other] else ""
+        others = (other for other in SettingScope if other is not scope and name in self._rows[other])
+        other = next(others, None)
+        return "" if other is None else f"; it is a {other.value} setting"
 
 
 @dataclass(slots=True)

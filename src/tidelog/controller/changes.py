@@ -30,6 +30,7 @@ from tidelog.controller.decisions import (
     decide_new_topic,
 )
 from tidelog.controller.elections import Rules
+from tidelog.controller.group_configs import GroupRoom
 from tidelog.controller.image import NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.controller.leader_balance import imbalanced_partitions
 from tidelog.controller.ledger import Write
@@ -169,6 +170,7 @@ def alter_configs(
     results: dict[ConfigResource, ConfigResult] = {}
     writes = []
     configs: dict[ConfigResource, Mapping[str, str]] = {}
+    room = GroupRoom(image)
     for each in asked:
         yield 0
         resource = each.resource
@@ -181,6 +183,8 @@ def alter_configs(
                 overrides = config_rules.replace_configs(resource, each.configs, image, settings)
             else:
                 overrides = config_rules.alter_configs(resource, each.changes, image, settings)
+            if overrides:
+                room.take(resource)
         except KafkaError as error:
             results[resource] = ConfigResult(resource, error.code, error.message)
             continue
@@ -205,7 +209,8 @@ def _topics_to_reconsider(
     changed = [
         resource
         for resource, overrides in configs.items()
-        if any(
+        if resource.type is not ResourceType.GROUP
+        and any(
             overrides.get(name) != image.configs.get(resource, {}).get(name)
             for name in (MIN_ISR_SETTING, UNCLEAN_SETTING)
         )
@@ -448,6 +453,9 @@ def _config_write(resource: ConfigResource, overrides: Mapping[str, str], image:
     if resource.type is ResourceType.TOPIC:
         topic = image.topics[resource.name]
         return Write(layout.topic_key(topic.name), layout.topic_record(topic, overrides))
+    if resource.type is ResourceType.GROUP:
+        record = layout.group_configs_record(resource.name, overrides)
+        return Write(layout.group_configs_key(resource.name), record)
     return Write(layout.broker_configs_key(resource.name), {"configs": dict(overrides)})
 
 

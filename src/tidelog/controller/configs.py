@@ -1,8 +1,8 @@
 """How the controller checks changed settings: pure functions from names and values to the new set of overrides.
 
-What always holds: overrides are kept as the text the client gave, and every one of them parses by its row of the
-settings table; a refusal is a KafkaError with the code and reason for the client. What an override does is up to
-the code that reads the image.
+What always holds: overrides are kept as the text the client gave (a group's in their shortest form), and every one of
+them parses by its row of the settings table; a refusal is a KafkaError with the code and reason for the client. What an
+override does is up to the code that reads the image.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ from typing import Any
 
 from tidelog.common.checks import topic_name_problem
 from tidelog.common.settings import Setting, SettingError, Settings, SettingScope, SettingsTable, SettingType
+from tidelog.controller.group_configs import check_group, check_group_values
 from tidelog.controller.image import ClusterImage
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 
-_SCOPES = {ResourceType.TOPIC: SettingScope.TOPIC, ResourceType.BROKER: SettingScope.BROKER}
-
+_SCOPES = {
+    ResourceType.TOPIC: SettingScope.TOPIC,
+    ResourceType.BROKER: SettingScope.BROKER,
+    ResourceType.GROUP: SettingScope.GROUP,
+}
 
 _DELETED_UNSEEN = frozenset({"replica.alter.log.dirs.io.max.bytes.per.second"})
 """Settings that don't exist here, but that Kafka's tool for reassignments deletes whether they are set or not."""
@@ -44,6 +48,8 @@ def check_resource(resource: ConfigResource, image: ClusterImage) -> None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         if resource.name not in image.topics:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.name}' does not exist.")
+    elif resource.type is ResourceType.GROUP:
+        check_group(resource.name)
     elif resource.name:
         if not resource.name.isdecimal():
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"{resource.name!r} is not the id of a broker.")
@@ -59,7 +65,7 @@ def replace_configs(
     overrides = {
         name: _checked_value(_changeable_row(name, resource, settings.table), v) for name, v in configs.items()
     }
-    _check_lags(overrides, image, settings)
+    _check_together(resource, overrides, image, settings)
     return overrides
 
 
@@ -82,8 +88,17 @@ def alter_configs(
             overrides[change.name] = _checked_value(row, change.value)
         else:
             overrides[change.name] = _altered_list(row, change, overrides, image, settings)
-    _check_lags(overrides, image, settings)
+    _check_together(resource, overrides, image, settings)
     return overrides
+
+
+def _check_together(
+    resource: ConfigResource, overrides: Mapping[str, str], image: ClusterImage, settings: Settings
+) -> None:
+    if resource.type is ResourceType.GROUP:
+        check_group_values(overrides, settings)
+    else:
+        _check_lags(overrides, image, settings)
 
 
 def _check_lags(overrides: Mapping[str, str], image: ClusterImage, settings: Settings) -> None:
@@ -164,7 +179,8 @@ def _not_null(name: str, value: str | None, code: ErrorCode) -> str:
 def _checked_value(row: Setting, value: str | None, null_code: ErrorCode = ErrorCode.INVALID_REQUEST) -> str:
     text = _not_null(row.name, value, null_code)
     try:
-        row.parse(text)
+        value = row.parse(text)
     except SettingError as error:
         raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from error
-    return text
+    # Anybody may name a group, so what is kept of one is bounded: no leading zeros or blanks.
+    return row.format(value) or "" if row.scope is SettingScope.GROUP else text

@@ -166,6 +166,10 @@ class ClusterImage:
         name = "" if node_id is None else str(node_id)
         return self.configs.get(ConfigResource(ResourceType.BROKER, name), _NO_CONFIGS)
 
+    def group_configs(self, group_id: str) -> Mapping[str, str]:
+        """The settings set on that group itself; empty when none is."""
+        return self.configs.get(ConfigResource(ResourceType.GROUP, group_id), _NO_CONFIGS)
+
 
 _NO_CONFIGS: Final[Mapping[str, str]] = MappingProxyType({})
 EMPTY_IMAGE: Final = ClusterImage()

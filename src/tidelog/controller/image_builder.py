@@ -72,6 +72,10 @@ class ImageBuilder:
         elif key.startswith(layout.BROKER_CONFIGS):
             resource = ConfigResource(ResourceType.BROKER, layout.broker_configs_name(key))
             self._configs[resource] = {} if record is None else record["configs"]
+        elif key.startswith(layout.GROUP_CONFIGS):
+            # Without a record there was a group's empty one, which is in no image.
+            if record is not None:
+                self._configs[ConfigResource(ResourceType.GROUP, record["group"])] = record["configs"]
         elif key == layout.CLUSTER and record is not None:
             self._cluster_id = record["id"]
 
@@ -184,6 +188,8 @@ def records_of(image: ClusterImage, deleted_topics: Mapping[uuid.UUID, str]) -> 
     for resource, overrides in image.configs.items():
         if resource.type is ResourceType.BROKER:
             yield layout.broker_configs_key(resource.name), {"configs": dict(overrides)}
+        elif resource.type is ResourceType.GROUP:
+            yield layout.group_configs_key(resource.name), layout.group_configs_record(resource.name, overrides)
     for topic in image.topics.values():
         yield from layout.chunk_records(topic.topic_id, topic.partitions)
         yield layout.topic_key(topic.name), layout.topic_record(topic, image.topic_configs(topic.name))

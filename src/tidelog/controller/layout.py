@@ -8,6 +8,7 @@
     topics/<name>                   topic id, partition count, settings; a tombstone after deletion
     partitions/<topic id>/<chunk>   the states of 64 partitions
     configs/broker/<node id>        settings set on a broker at run time; `default` holds those of all brokers
+    configs/group/<digest>          settings of one group, and its id, which may be anything a key can't be
     producer-ids                    the first producer id that was never handed out
 
 What always holds: a topic exists if and only if `topics/<name>` says so, which is written last when it is made and
@@ -18,6 +19,7 @@ never become valid again. Chunks carry the topic id, which is never used twice, 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ BROKERS: Final = "brokers/"
 TOPICS: Final = "topics/"
 PARTITIONS: Final = "partitions/"
 BROKER_CONFIGS: Final = "configs/broker/"
+GROUP_CONFIGS: Final = "configs/group/"
 PRODUCER_IDS: Final = "producer-ids"
 
 PARTITIONS_PER_CHUNK: Final = 64
@@ -119,6 +122,14 @@ def broker_configs_key(name: str) -> str:
 def broker_configs_name(key: str) -> str:
     name = key.removeprefix(BROKER_CONFIGS)
     return "" if name == "default" else name
+
+
+def group_configs_key(group_id: str) -> str:
+    return f"{GROUP_CONFIGS}{hashlib.sha256(group_id.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def group_configs_record(group_id: str, configs: Mapping[str, str]) -> Record:
+    return {"group": group_id, "configs": dict(configs)}
 
 
 def topic_record(topic: TopicImage, configs: Mapping[str, str]) -> Record:

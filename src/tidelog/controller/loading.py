@@ -2,8 +2,9 @@
 
 What always holds: `topics/<name>` decides whether a topic exists; partition chunks that belong to no topic were left by
 an interrupted creation or deletion and count as garbage, and so do the tombstones of deleted topics once no broker may
-need them. Removing them is safe only now, at the start of a new controller epoch, when no write that compares an old
-token can succeed any more. A topic with missing chunks means damage, and stops the controller.
+need them, and the records of groups that have no settings of their own any more. Removing them is safe only now, at the
+start of a new controller epoch, when no write that compares an old token can succeed any more. A topic with missing
+chunks means damage, and stops the controller.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ async def load(ledger: Ledger, controller_id: int) -> Loaded:
         )
     builder = ImageBuilder(EMPTY_IMAGE)
     builder.add(layout.CLUSTER, {"id": cluster.get("id", "")})
-    for prefix in (layout.BROKERS, layout.BROKER_CONFIGS, layout.PARTITIONS, layout.TOPICS):
+    emptied = []
+    for prefix in (layout.BROKERS, layout.BROKER_CONFIGS, layout.GROUP_CONFIGS, layout.PARTITIONS, layout.TOPICS):
         async for key, record in with_pauses((await ledger.read(prefix)).items()):
             builder.add(key, record)
+            if prefix == layout.GROUP_CONFIGS and not record["configs"]:
+                emptied.append(key)
     built = await run_with_pauses(builder.build(ledger.elected_rev, controller_id))
     producer_ids = (await ledger.read(layout.PRODUCER_IDS)).get(layout.PRODUCER_IDS, {"next": 0})
-    garbage = built.orphans
+    garbage = built.orphans + emptied
     if len(built.image.brokers) < 2 or len(built.deleted_topics) > TOMBSTONES_MAX:
         garbage += [layout.topic_key(name) for name in built.deleted_topics.values()]
     return Loaded(built.image, garbage, built.deleted_topics, producer_ids["next"])

@@ -1,14 +1,15 @@
 """What the coordinator knows about its environment: its settings, and the topics of the cluster.
 
 What always holds: a GroupConfig is immutable; fields are named after the settings, with '_' for '.', and have Kafka's
-defaults.
+defaults. Which one is a group's may change at any time, so groups of the new protocol look it up when they need it.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
 
 from tidelog.common.light_dataclass import dataclass
 
@@ -43,6 +44,31 @@ class GroupConfig:
     @property
     def offsets_retention_ms(self) -> int:
         return self.offsets_retention_minutes * 60_000
+
+
+class GroupConfigs:
+    """The settings of each group: those of the broker, save for groups that have some of their own."""
+
+    def __init__(self, common: GroupConfig, own: Callable[[str], Mapping[str, Any]] | None = None) -> None:
+        """`own` looks up what a group has of its own, by the name of GroupConfig's field."""
+        self.common = common
+        self._look_up = own
+        self._known: dict[str, GroupConfig] = {}
+
+    def of(self, group_id: str) -> GroupConfig:
+        """What counts for the group now."""
+        known = self._known.get(group_id)
+        if known is not None:
+            return known
+        own = self._look_up(group_id) if self._look_up is not None else None
+        if not own:
+            return self.common
+        config = self._known[group_id] = replace(self.common, **own)
+        return config
+
+    def look_up_again(self) -> None:
+        """Some groups may have other settings from now on."""
+        self._known.clear()
 
 
 class GroupImage(Protocol):

@@ -34,7 +34,7 @@ from tidelog.protocol.messages.k15_describe_groups import DescribedGroup as Desc
 
 if TYPE_CHECKING:
     from tidelog.coordinator.actions import Action
-    from tidelog.coordinator.config import GroupConfig, GroupImage
+    from tidelog.coordinator.config import GroupConfig, GroupConfigs, GroupImage
     from tidelog.coordinator.offsets import CommittedOffset
 
 ASSIGNING: Final = "Assigning"
@@ -62,9 +62,9 @@ class ResolvedRegex(NamedTuple):
 class ConsumerGroup:
     """One group; it satisfies `group.Group`."""
 
-    def __init__(self, group_id: str, config: GroupConfig) -> None:
+    def __init__(self, group_id: str, configs: GroupConfigs) -> None:
         self.group_id = group_id
-        self.config = config
+        self._configs = configs
         self.epoch = 0
         self.metadata_hash = 0
         self.target_epoch = 0
@@ -81,6 +81,11 @@ class ConsumerGroup:
         self.footprint = Footprint(GROUP_BYTES + len(group_id))
         self._owners: dict[tuple[uuid.UUID, int], str] = {}
         self._sizes: dict[str, int] = {}
+
+    @property
+    def config(self) -> GroupConfig:
+        """The group's settings as they are now."""
+        return self._configs.of(self.group_id)
 
     # What any kind of group provides
 

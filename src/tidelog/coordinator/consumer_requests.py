@@ -59,7 +59,7 @@ class ConsumerRequests:
         if not isinstance(group, ConsumerGroup):
             if value is None:
                 return
-            group = ConsumerGroup(key.group_id, self._state.config)
+            group = ConsumerGroup(key.group_id, self._state.configs)
             self._state.put_group(group)
         group.apply(key, value)
         if isinstance(key, ConsumerGroupMetadataKey) and value is None:
@@ -123,7 +123,7 @@ class ConsumerRequests:
             response = ConsumerGroupHeartbeatResponse(
                 member_id=moved.member_id,
                 member_epoch=moved.member_epoch,
-                heartbeat_interval_ms=self._state.config.group_consumer_heartbeat_interval_ms,
+                heartbeat_interval_ms=group.config.group_consumer_heartbeat_interval_ms,
             )
             if is_full or moved.assigned != member.assigned:
                 response.assignment = _assignment(moved.assigned)
@@ -136,9 +136,9 @@ class ConsumerRequests:
         if isinstance(group, ConsumerGroup):
             return GroupDraft(group, self._state.image)
         if create and group is None:
-            return GroupDraft(ConsumerGroup(group_id, self._state.config), self._state.image)
+            return GroupDraft(ConsumerGroup(group_id, self._state.configs), self._state.image)
         if create and isinstance(group, ClassicGroup):
-            upgraded = upgrade(group, self._state.config, self._state.image)
+            upgraded = upgrade(group, self._state.configs, self._state.image)
             if upgraded is not None:
                 return upgraded
         reason = f"Group {group_id} not found." if group is None else f"Group {group_id} is not a consumer group."

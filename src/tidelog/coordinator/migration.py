@@ -36,7 +36,7 @@ from tidelog.coordinator.member_bytes import assigned_partitions, assignment_byt
 from tidelog.protocol import ProtocolError
 
 if TYPE_CHECKING:
-    from tidelog.coordinator.config import GroupConfig, GroupImage
+    from tidelog.coordinator.config import GroupConfigs, GroupImage
     from tidelog.coordinator.shard_state import ShardState
 
 logger = logging.getLogger(__name__)
@@ -48,10 +48,11 @@ _DOWNGRADING: Final = frozenset({"downgrade", "bidirectional"})
 # To the new protocol
 
 
-def upgrade(group: ClassicGroup, config: GroupConfig, image: GroupImage) -> GroupDraft | None:
+def upgrade(group: ClassicGroup, configs: GroupConfigs, image: GroupImage) -> GroupDraft | None:
     """The draft of the group of the new protocol that this one becomes; None if that isn't allowed or possible."""
     if group.is_empty:
-        return GroupDraft(ConsumerGroup(group.group_id, config), image, group.tombstones())
+        return GroupDraft(ConsumerGroup(group.group_id, configs), image, group.tombstones())
+    config = configs.common
     if config.group_consumer_migration_policy not in _UPGRADING or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return None
     if len(group.members) > config.group_consumer_max_size:
@@ -61,7 +62,7 @@ def upgrade(group: ClassicGroup, config: GroupConfig, image: GroupImage) -> Grou
     except ProtocolError as error:
         logger.warning("group %s can't be upgraded: a member's subscription can't be read: %s", group.group_id, error)
         return None
-    upgraded = ConsumerGroup(group.group_id, config)
+    upgraded = ConsumerGroup(group.group_id, configs)
     upgraded.history = group.history
     records = [*group.tombstones(), *_adopt(upgraded, members, group.generation_id, image)]
     logger.info("upgraded group %s to the new consumer protocol", group.group_id)

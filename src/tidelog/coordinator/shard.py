@@ -21,7 +21,7 @@ from tidelog.common.steps import Steps
 from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
 from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
 from tidelog.coordinator.classic_requests import ClassicRequests
-from tidelog.coordinator.config import GroupConfig, GroupImage
+from tidelog.coordinator.config import GroupConfig, GroupConfigs, GroupImage
 from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.coordinator.consumer_requests import ConsumerRequests
 from tidelog.coordinator.consumer_writer import GroupWriter
@@ -54,10 +54,15 @@ class GroupShard:
     """The coordinator of one partition's groups."""
 
     def __init__(
-        self, partition: int, config: GroupConfig, image: GroupImage, memory: GroupMemory | None = None
+        self,
+        partition: int,
+        config: GroupConfig,
+        image: GroupImage,
+        memory: GroupMemory | None = None,
+        configs: GroupConfigs | None = None,
     ) -> None:
-        """`memory` is the budget that all shards of a broker share."""
-        self.state = ShardState(partition, config, image, memory)
+        """`memory` is the budget that all shards of a broker share, `configs` what groups have of their own."""
+        self.state = ShardState(partition, config, image, memory, configs)
         self._offsets = OffsetRequests(self.state)
         self._txn_offsets = TxnOffsetRequests(self.state, self._offsets)
         self._groups = GroupRequests(self.state)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidelog.coordinator.appends import Appends
-from tidelog.coordinator.config import GroupConfig, GroupImage
+from tidelog.coordinator.config import GroupConfig, GroupConfigs, GroupImage
 from tidelog.coordinator.group import Group
 from tidelog.coordinator.memory import Footprint, GroupMemory, PendingIds, ShardMemory
 from tidelog.coordinator.offsets import GroupOffsets
@@ -24,11 +24,18 @@ class ShardState:
     """What `shard` and the parts it is made of read and change; `image` is replaced when topics change."""
 
     def __init__(
-        self, partition: int, config: GroupConfig, image: GroupImage, memory: GroupMemory | None = None
+        self,
+        partition: int,
+        config: GroupConfig,
+        image: GroupImage,
+        memory: GroupMemory | None = None,
+        configs: GroupConfigs | None = None,
     ) -> None:
-        """`memory` is shared by all shards of a broker; without it the shard has a budget of its own."""
+        """`memory` and `configs` are shared by all shards of a broker; without `memory` the shard has its own budget,
+        without `configs` all groups have the same settings."""
         self.partition = partition
         self.config = config
+        self.configs = configs or GroupConfigs(config)
         self.image = image
         self.groups: dict[str, Group] = {}
         # Offsets outlive group objects: a group may be loaded after its offsets, or become one of another kind.

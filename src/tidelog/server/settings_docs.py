@@ -33,8 +33,9 @@ A broker reads its settings from these places; later ones take precedence:
 3. the command line: `tidelog serve --set log.segment.bytes=1073741824`.
 
 Settings marked *dynamic* can be changed while brokers run, for one broker or for all of them. So can all topic
-settings. Changes take effect without a restart unless the text says otherwise. A topic's own setting comes first, then
-the broker's dynamic setting, then the dynamic setting for all brokers, then the configuration, then the default.
+and group settings. Changes take effect without a restart unless the text says otherwise. A topic's or a group's own
+setting comes first, then the broker's dynamic setting, then the dynamic setting for all brokers, then the
+configuration, then the default.
 """
 
 
@@ -46,6 +47,9 @@ def _lines() -> Iterator[str]:
     yield _INTRODUCTION
     yield "## Topic settings\n"
     for row in sorted(TABLE.rows(SettingScope.TOPIC), key=lambda row: row.name):
+        yield from _section(row, _topic_facts(row))
+    yield "## Group settings\n"
+    for row in sorted(TABLE.rows(SettingScope.GROUP), key=lambda row: row.name):
         yield from _section(row, _topic_facts(row))
     yield "## Broker settings\n"
     for row in sorted(TABLE.rows(SettingScope.BROKER), key=lambda row: row.name):

@@ -1,4 +1,4 @@
-"""The settings of consumer groups and of the offsets they commit.
+"""The settings of consumer groups, of all and of single ones, and of the offsets they commit.
 
 What always holds: as in `settings_rows_broker`, every row is read by some part of the broker; names and defaults are
 Kafka's, except for those that start with `tidelog.`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tidelog.common.settings import Check, Setting, SettingType, at_least, between, some_of
+from tidelog.common.settings import Check, Setting, SettingScope, SettingType, at_least, between, some_of
 
 _INT_MAX = 2**31 - 1
 
@@ -207,9 +207,63 @@ def _consumer_rows() -> Iterator[Setting]:
     )
 
 
+_BOUND = "A group's own {name} can't be {than} this. The default of all groups, group.{name}, is not bounded by it."
+
+
+def _bound_rows() -> Iterator[Setting]:
+    for name, low, high in (
+        ("session.timeout.ms", 45_000, 60_000),
+        ("heartbeat.interval.ms", 5_000, 15_000),
+        ("assignment.interval.ms", 0, 15_000),
+    ):
+        least = 0 if name.startswith("assignment") else 1
+        for word, default, than in (("min", low, "less than"), ("max", high, "more than")):
+            text = _BOUND.format(name=f"consumer.{name}", than=than)
+            yield _row(f"group.consumer.{word}.{name}", SettingType.INT, default, at_least(least), text)
+
+
+def _own_rows() -> Iterator[Setting]:
+    """What a group of the new consumer protocol can have of its own."""
+    for name, default, least, text in (
+        (
+            "session.timeout.ms",
+            45_000,
+            1,
+            "A member of the group that sends no heartbeat for this long is removed. From group.consumer.min.session."
+            "timeout.ms to group.consumer.max.session.timeout.ms, and more than consumer.heartbeat.interval.ms.",
+        ),
+        (
+            "heartbeat.interval.ms",
+            5_000,
+            1,
+            "How often the group's members have to send heartbeats; they learn it with the next one. From group."
+            "consumer.min.heartbeat.interval.ms to group.consumer.max.heartbeat.interval.ms.",
+        ),
+        (
+            "assignment.interval.ms",
+            1_000,
+            0,
+            "Minimum time between two assignment computations for the group. From group.consumer.min.assignment."
+            "interval.ms to group.consumer.max.assignment.interval.ms.",
+        ),
+    ):
+        yield Setting(
+            f"consumer.{name}",
+            SettingType.INT,
+            default,
+            text,
+            SettingScope.GROUP,
+            at_least(least),
+            broker_name=f"group.consumer.{name}",
+            dynamic=True,
+        )
+
+
 def group_rows() -> Iterator[Setting]:
     yield from _offsets_topic_rows()
     yield from _offsets_rows()
     yield from _classic_rows()
     yield from _memory_rows()
     yield from _consumer_rows()
+    yield from _bound_rows()
+    yield from _own_rows()

@@ -1,7 +1,7 @@
-"""All settings of a broker and of a topic, in one table.
+"""All settings of a broker, of a topic and of a group, in one table.
 
 What always holds: names, types and defaults are those of Kafka 4.3 (a row that differs says so in its help), and a
-broker setting that provides a topic setting's default has the same default.
+broker setting that provides the default of a topic's or a group's setting has the same default.
 """
 
 from __future__ import annotations

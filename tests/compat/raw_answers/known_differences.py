@@ -56,12 +56,7 @@ KNOWN = (
         "ApiVersions .*",
         r"(supported_features|finalized_features)(#|\[(kraft|metadata|share|streams|eligible\.leader\.replicas)\.version\].*)",
     ),
-    Known("settings of loggers, of client metrics and of groups", r".* of (8 1|16 none|16 none with synonyms|\[8\])"),
-    Known(
-        "settings of loggers, of client metrics and of groups",
-        r"ListConfigResources 1 resource_types=\[\]",
-        r"config_resources(#|\[1 8\].*)",
-    ),
+    Known("settings of client metrics", r".* of (16 none|16 none with synonyms)"),
     # Settings
     Known("settings that only Tidelog has", "(CreateTopics|DescribeConfigs) .*", r".*configs(#|\[tidelog\..*\].*)"),
     Known(

@@ -52,3 +52,31 @@ def test_refusals_are_one_line(tidelog: Command, topic: str) -> None:
 def test_a_setting_that_does_not_exist_is_no_default(tidelog: Command, topic: str) -> None:
     refused = tidelog("configs", "describe", "--topic", topic, "retention.mss").refused()
     assert "has no setting 'retention.mss'; did you mean 'retention.ms'" in refused
+
+
+def test_group_settings(tidelog: Command) -> None:
+    assert "all settings have their defaults" in tidelog("configs", "describe", "--group", "readers").ok().text
+    changed = tidelog("configs", "set", "--group", "readers", "consumer.session.timeout.ms=50000").ok()
+    assert changed.text == "changed 1 setting of group readers\n"
+    (row,) = tidelog("configs", "describe", "--group", "readers", "--json").ok().json()
+    assert (row["key"], row["value"], row["source"]) == ("consumer.session.timeout.ms", "50000", "GROUP_CONFIG")
+    assert (
+        "INVALID_CONFIG" in tidelog("configs", "set", "--group", "readers", "consumer.session.timeout.ms=1").refused()
+    )
+    tidelog("configs", "delete", "--group", "readers", "consumer.session.timeout.ms").ok()
+    assert tidelog("configs", "describe", "--group", "readers", "--json").ok().json() == []
+
+
+def test_levels_of_loggers(tidelog: Command) -> None:
+    name = "tidelog.broker.forwarding"
+    before = {row["key"]: row for row in tidelog("configs", "describe", "--broker", "1", "--loggers", "--json").json()}
+    assert before[name]["source"] == "DYNAMIC_BROKER_LOGGER_CONFIG"
+    changed = tidelog("configs", "set", "--broker", "1", "--loggers", f"{name}=ERROR").ok()
+    assert changed.text == "changed 1 setting of broker logger 1\n"
+    (row,) = tidelog("configs", "describe", "--broker", "1", "--loggers", name, "--json").ok().json()
+    assert row["value"] == "ERROR"
+    tidelog("configs", "delete", "--broker", "1", "--loggers", name).ok()
+    (row,) = tidelog("configs", "describe", "--broker", "1", "--loggers", name, "--json").ok().json()
+    assert row["value"] == before["root"]["value"]
+    assert "does not exist" in tidelog("configs", "set", "--broker", "1", "--loggers", "nobody=ERROR").refused()
+    assert "--loggers goes with --broker ID" in tidelog("configs", "describe", "--all-brokers", "--loggers").refused(2)

@@ -1,10 +1,10 @@
-"""DescribeConfigs (key 32): the settings of topics and brokers, with where each value comes from.
+"""DescribeConfigs (key 32): the settings of topics, brokers and groups, with where each value comes from.
 
 Versions served: 1-4.
 - 1: the baseline, with source and synonyms (KIP-226). 2: throttled after the answer (KIP-219).
 - 3: type and documentation (KIP-569). 4: flexible.
 
-A broker answers for itself and, under the empty name, for what is set for all brokers.
+A broker answers for itself and its loggers (KIP-412) and, under the empty name, for what is set for all brokers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from tidelog.broker.config_description import (
     ConfigDescription,
     describe_broker,
     describe_broker_defaults,
+    describe_group,
     describe_topic,
 )
+from tidelog.broker.log_levels import logger_levels
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.checks import topic_name_problem
 from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.protocol.config_values import ResourceType
+from tidelog.protocol.config_values import ConfigSource, ResourceType
 from tidelog.protocol.messages.k32_describe_configs import (
     DESCRIBE_CONFIGS,
     DescribeConfigsRequest,
@@ -57,9 +59,13 @@ def _result(
     # Clients ask for all settings with null or, some of them, with an empty list.
     wanted = set(resource.configuration_keys or ())
     try:
-        for described in _describe(resource, context):
-            if not wanted or described.row.name in wanted:
-                result.configs.append(_config(described, request))
+        if resource.resource_type == ResourceType.BROKER_LOGGER:
+            rows = _loggers(resource.resource_name, context)
+        else:
+            rows = (_config(described, request) for described in _describe(resource, context))
+        for row in rows:
+            if not wanted or row.name in wanted:
+                result.configs.append(row)
             yield 0
     except KafkaError as error:
         result.error_code, result.error_message = error.code, error.message
@@ -80,9 +86,26 @@ def _describe(resource: DescribeConfigsResource, context: RequestContext) -> Ite
             return describe_broker_defaults(services.settings, services.table, image)
         if name == str(services.node_id):
             return describe_broker(services.settings, services.table, image)
-        message = f"this is broker {services.node_id}, which can't answer for broker {name!r}"
-        raise KafkaError(ErrorCode.INVALID_REQUEST, message)
+        raise _not_this_broker(name, context)
+    if resource.resource_type == ResourceType.GROUP:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the group's id is missing")
+        return describe_group(services.settings, services.table, image, image.group_configs(name))
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {resource.resource_type} has no settings here")
+
+
+def _not_this_broker(name: str, context: RequestContext) -> KafkaError:
+    message = f"this is broker {context.services.node_id}, which can't answer for broker {name!r}"
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _loggers(name: str, context: RequestContext) -> Iterator[DescribeConfigsResourceResult]:
+    if name != str(context.services.node_id):
+        raise _not_this_broker(name, context)
+    for logger_name, level in logger_levels():
+        yield DescribeConfigsResourceResult(
+            name=logger_name, value=level, config_source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+        )
 
 
 def _config(described: ConfigDescription, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:

@@ -1,4 +1,4 @@
-"""AlterConfigs (key 33): replace all that is set on topics or brokers; what is not named goes back to its default.
+"""AlterConfigs (key 33): replace all that is set on topics, brokers or groups; what is left out goes to its default.
 
 Versions served: 0-2.
 - 1: throttled after the answer (KIP-219). 2: flexible.

@@ -24,7 +24,7 @@ from tidelog.protocol.messages.k74_list_config_resources import (
 )
 
 _TYPES_FROM_VERSION = 1
-# Loggers, client metrics and groups are asked for too; none of them has settings here.
+# Client metrics are asked for too, and never listed: they are not collected here.
 _KNOWN_TYPES: Final = tuple(ResourceType)
 
 
@@ -49,6 +49,8 @@ def handle_list_config_resources(
 def _names(resource_type: int, image: ClusterImage) -> Iterable[str]:
     if resource_type == ResourceType.TOPIC:
         return image.topics
-    if resource_type == ResourceType.BROKER:
+    if resource_type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         return map(str, image.brokers)
+    if resource_type == ResourceType.GROUP:
+        return (resource.name for resource in image.configs if resource.type is ResourceType.GROUP)
     return ()

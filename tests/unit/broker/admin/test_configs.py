@@ -30,7 +30,7 @@ from tidelog.server.settings_table import TABLE
 if TYPE_CHECKING:
     from tests.unit.broker.admin.conftest import AdminBroker
 
-TOPIC, BROKER = 2, 4
+TOPIC, BROKER, LOGGERS, GROUP = 2, 4, 8, 32
 SET, DELETE, APPEND, SUBTRACT = range(4)
 Row = tuple[int, str, int]
 
@@ -167,7 +167,15 @@ def test_only_the_settings_asked_for(broker: AdminBroker) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name", "error"),
-    [(TOPIC, "nowhere", 3), (TOPIC, "bad name", 17), (BROKER, "2", 42), (BROKER, "x", 42), (8, "1", 42), (0, "", 42)],
+    [
+        (TOPIC, "nowhere", 3),
+        (TOPIC, "bad name", 17),
+        (BROKER, "2", 42),
+        (BROKER, "x", 42),
+        (LOGGERS, "2", 42),
+        (LOGGERS, "", 42),
+        (0, "", 42),
+    ],
 )
 def test_what_cannot_be_described(broker: AdminBroker, kind: int, name: str, error: int) -> None:
     result = describe(broker, kind, name)
@@ -206,7 +214,14 @@ def test_lists_grow_and_shrink(broker: AdminBroker) -> None:
         (BROKER, "1", "no.such.setting", SET, "1", 40),
         (BROKER, "x", "message.max.bytes", SET, "1", 42),
         (BROKER, "7", "message.max.bytes", SET, "1", 42),
-        (8, "1", "root", SET, "DEBUG", 42),
+        (LOGGERS, "1", "no.such.logger", SET, "DEBUG", 40),
+        (LOGGERS, "1", "kafka", SET, "DEBUG", 40),
+        (LOGGERS, "1", "root", SET, "debug", 40),
+        (LOGGERS, "1", "root", SET, None, 42),
+        (LOGGERS, "1", "root", DELETE, None, 42),
+        (LOGGERS, "1", "root", APPEND, "DEBUG", 42),
+        (LOGGERS, "2", "root", SET, "DEBUG", 42),
+        (LOGGERS, "", "root", SET, "DEBUG", 42),
     ],
 )
 def test_refused_changes_leave_others_alone(
@@ -282,8 +297,8 @@ def list_resources(broker: AdminBroker, version: int, *types: int) -> tuple[int,
 
 def test_what_has_settings_is_listed(broker: AdminBroker) -> None:
     make(broker)
-    assert list_resources(broker, 1) == (0, {(TOPIC, "orders"), (BROKER, "1")})
+    assert list_resources(broker, 1) == (0, {(TOPIC, "orders"), (BROKER, "1"), (LOGGERS, "1")})
     assert list_resources(broker, 1, TOPIC, TOPIC) == (0, {(TOPIC, "orders")})
-    assert list_resources(broker, 1, 16, 32) == (0, set())
+    assert list_resources(broker, 1, 16, GROUP) == (0, set())
     assert list_resources(broker, 1, 99) == (35, set())
     assert list_resources(broker, 0) == (0, set())
