@@ -80,6 +80,10 @@ def settings() -> Settings:
                 Setting("min.insync.replicas", SettingType.INT, 1, "", dynamic=True, check=_positive),
                 Setting("min.insync.replicas", SettingType.INT, 1, "", topic, broker_name="min.insync.replicas"),
                 Setting("unclean.leader.election.enable", SettingType.BOOLEAN, False, "", topic),
+                Setting("group.consumer.assignment.interval.ms", SettingType.INT, 1_000, ""),
+                Setting("group.consumer.min.assignment.interval.ms", SettingType.INT, 0, ""),
+                Setting("group.consumer.max.assignment.interval.ms", SettingType.INT, 15_000, ""),
+                Setting("consumer.assignment.interval.ms", SettingType.INT, 1_000, "", SettingScope.GROUP),
             ]
         )
     )

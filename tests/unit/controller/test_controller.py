@@ -191,6 +191,30 @@ async def test_a_deleted_topic_leaves_a_tombstone_until_the_next_election(
     assert again.image.topics == {}
 
 
+async def test_settings_of_groups_are_kept_and_emptied_ones_go_at_the_next_election(
+    controller: Controller, store: MemoryStore, make_controller: MakeController
+) -> None:
+    await started(controller)
+    name, groups = "consumer.assignment.interval.ms", ("a/ group\n", "g" * 1000)
+    for group_id in groups:
+        change = ConfigChange(name, AlterOperation.SET, "7")
+        (result,) = await controller.incremental_alter_configs(
+            [ConfigAlteration(ConfigResource.group(group_id), [change])]
+        )
+        assert result.error is ErrorCode.NONE
+    assert [dict(controller.image.group_configs(group_id)) for group_id in groups] == [{name: "7"}] * 2
+    (result,) = await controller.incremental_alter_configs(
+        [ConfigAlteration(ConfigResource.group(groups[0]), [ConfigChange(name, AlterOperation.DELETE)])]
+    )
+    assert result.error is ErrorCode.NONE
+    assert len(await store.list("configs/group/")) == 2
+    await controller.close()
+    again = make_controller(store)
+    await again.start()
+    assert len(await store.list("configs/group/")) == 1
+    assert [dict(again.image.group_configs(group_id)) for group_id in groups] == [{}, {name: "7"}]
+
+
 async def test_partitions_grow_one_row_a_topic(controller: Controller) -> None:
     await started(controller)
     await controller.create_topics([NewTopic("a", 60), NewTopic("b", 2)])

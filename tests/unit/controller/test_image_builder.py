@@ -32,6 +32,7 @@ def image_of(*topics: TopicImage) -> ClusterImage:
         {
             ConfigResource(ResourceType.BROKER, ""): {"a": "1"},
             ConfigResource(ResourceType.BROKER, "2"): {"b": "2"},
+            ConfigResource(ResourceType.GROUP, "a/ group\n"): {"c": "3"},
             **{ConfigResource(ResourceType.TOPIC, each.name): {"retention.ms": each.name} for each in topics[:1]},
         }
     )
