@@ -73,10 +73,10 @@ class MetadataView:
         known = self._topics.get(topic.topic_id)
         if known is not None and known[0] is topic:
             return known[1]
-        image = self._image
+        image, live_brokers = self._image, self.live_brokers
         message = self._message(topic, NOT_ASKED_FOR, (yield from self._partitions(topic, len(topic.partitions))))
-        if image is self._image:
-            # Otherwise the set of live brokers may have changed.
+        if image is self._image and live_brokers == self.live_brokers:
+            # Otherwise it may show a leader that is gone by now, or a topic that is.
             self._topics[topic.topic_id] = (topic, message)
         return message
 

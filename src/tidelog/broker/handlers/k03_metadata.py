@@ -10,6 +10,7 @@ Versions served: 0-13.
 A topic that does not exist is answered with UNKNOWN_TOPIC_OR_PARTITION; if it may be created it is, in the background,
 and the client finds it when it asks again. A topic whose partitions are still being opened is answered with
 LEADER_NOT_AVAILABLE and no partitions, so that clients ask again; of one that grows, the old partitions are shown.
+Every leader is among the brokers of the same answer: some clients fail on one that they have no address of.
 """
 
 from __future__ import annotations
@@ -38,15 +39,11 @@ _TOPIC_IDS_FROM_VERSION = 12
 
 @handles(METADATA, "0-13")
 def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[MetadataResponse]:
-    image, view = context.services.cluster.image, context.services.metadata_view
-    view.follow(image, fenced=context.services.replicas.fenced_node_ids)
-    if request.topics is None or (context.version == 0 and not request.topics):
-        topics = []
-        for topic in image.topics.values():
-            topics.append((yield from _topic(topic, request, context.services)))
-            yield 0
-    else:
-        topics = yield from _wanted_topics(request, context, image)
+    image, live_brokers, topics = yield from _topics(request, context)
+    while live_brokers != context.services.metadata_view.live_brokers:
+        # Brokers came or went between two steps, and the answer would not list the leaders of some topics.
+        image, live_brokers, topics = yield from _topics(request, context)
+    view = context.services.metadata_view
     return MetadataResponse(
         brokers=view.brokers(context.listener_name),
         cluster_id=image.cluster_id,
@@ -56,6 +53,23 @@ def handle_metadata(request: MetadataRequest, context: RequestContext) -> Steps[
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED_FOR
         ),
     )
+
+
+def _topics(
+    request: MetadataRequest, context: RequestContext
+) -> Steps[tuple[ClusterImage, frozenset[int], list[MetadataResponseTopic]]]:
+    """The topics to answer with, the image they are from, and the brokers that were alive when they were begun."""
+    services = context.services
+    image, view = services.cluster.image, services.metadata_view
+    view.follow(image, fenced=services.replicas.fenced_node_ids)
+    live_brokers = view.live_brokers
+    if request.topics is not None and (context.version > 0 or request.topics):
+        return image, live_brokers, (yield from _wanted_topics(request, context, image))
+    topics = []
+    for topic in image.topics.values():
+        topics.append((yield from _topic(topic, request, services)))
+        yield 0
+    return image, live_brokers, topics
 
 
 def _wanted_topics(

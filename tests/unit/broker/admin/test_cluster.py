@@ -75,3 +75,20 @@ def test_kinds_of_coordinators(broker: AdminBroker, key_type: int, version: int,
     request = FindCoordinatorRequest(key_type=key_type, coordinator_keys=["k"])
     answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)
     assert [each.error_code for each in answer.coordinators] == [error]
+
+
+@pytest.mark.parametrize("key_type", [0, 1])
+@pytest.mark.parametrize("version", range(1, 7))
+def test_a_broker_that_is_cut_off_names_itself_no_more(broker: AdminBroker, version: int, key_type: int) -> None:
+    """It doesn't hear who coordinates its groups now; clients that it sent to itself would never ask another one."""
+    request = FindCoordinatorRequest(key_type=key_type)
+    if version >= 4:
+        request.coordinator_keys = ["g"]
+    else:
+        request.key = "g"
+    for fenced, error in ((frozenset[int](), 0), (frozenset({1}), 15), (frozenset[int](), 0)):
+        broker.replicas.fenced_node_ids = fenced
+        answer = broker.call(FIND_COORDINATOR, request, FindCoordinatorResponse, version)
+        found = answer.coordinators[0] if version >= 4 else answer
+        where = (-1, "", -1) if error else (1, "127.0.0.1", 9092)
+        assert (found.error_code, (found.node_id, found.host, found.port)) == (error, where)

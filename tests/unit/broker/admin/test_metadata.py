@@ -185,3 +185,22 @@ def test_many_clients_that_ask_at_once_create_a_topic_once(broker: AdminBroker) 
     broker.run(ask_often())
     assert list(broker.image.topics) == ["new"]
     assert len(revisions) == 1
+
+
+@pytest.mark.parametrize("names", [None, ["a", "b", "c"]])
+def test_no_leader_is_missing_among_the_brokers(broker: AdminBroker, names: list[str] | None) -> None:
+    """Even if a broker goes while the answer is being made, and another answer has noticed."""
+    create(broker, "a", "b", "c")
+    context = RequestContext(api=METADATA, version=12, services=broker.services)
+    wanted = None if names is None else [MetadataRequestTopic(name=name) for name in names]
+    request = MetadataRequest(topics=wanted)
+    for gone in (frozenset({1}), frozenset[int]()):
+        steps = handle_metadata(request, context)
+        next(steps)
+        next(steps)
+        broker.replicas.fenced_node_ids = gone
+        run_through(handle_metadata(request, context))
+        answer = run_through(steps)
+        assert {each.node_id for each in answer.brokers} == {1} - gone
+        leaders = [each.leader_id for topic in answer.topics for each in topic.partitions]
+        assert leaders == [-1 if gone else 1] * 3
