@@ -1,5 +1,6 @@
 """Runs copiers of one family from a topic to another in transactions, disturbs them, and looks at what they wrote.
 
+Where brokers die, some libraries never end a call, or fail; whoever runs such programs restarts them, and `tend` does.
 What must hold at the end: a reader of committed records finds each record of the source once, in the order of its
 partition, and none of a transaction that was aborted, left open or fenced; another reader finds those as well.
 """
@@ -25,6 +26,10 @@ from copiers.report import STALLED, TO_ABORT, TO_COMMIT, Options
 SOURCE, TARGET, GROUP = "source", "target", "copiers"
 PARTITIONS = 4
 DEADLINE_S = 40.0
+# A copier that has ended no transaction for this long, with brokers there and records to copy, is restarted.
+SILENT_S = 45.0
+# Twice as long as a transaction of a copier that was killed stays open.
+STUCK_S = 120.0
 PROGRAMS = {
     "aiokafka": "aiokafka_copier",
     "confluent-kafka": "confluent_copier",
@@ -38,7 +43,9 @@ class Copier:
     """One process, and what it said."""
 
     process: subprocess.Popen[str]
+    options: Options
     said: list[dict[str, Any]] = field(default_factory=list)
+    said_s: float = 0.0
     following: threading.Thread | None = None
 
     def has_said(self, event: str) -> bool:
@@ -61,6 +68,8 @@ class CopyScenario:
         self._copiers: dict[str, Copier] = {}
         self._changed = threading.Condition()
         self._written = 0
+        self._started = 0
+        self.restarts: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +81,8 @@ class CopyScenario:
 
     def write(self, count: int) -> None:
         """Add this many records to every partition of the source; their values number them."""
-        producer = Producer({"bootstrap.servers": self._bootstrap})
+        # Idempotent, so that none of them is there twice if brokers die.
+        producer = Producer({"bootstrap.servers": self._bootstrap, "enable.idempotence": True})
         for number in range(self._written, self._written + count):
             for partition in range(PARTITIONS):
                 producer.produce(SOURCE, b"%d" % number, partition=partition)
@@ -81,9 +91,15 @@ class CopyScenario:
 
     def start(self, name: str, transactional_id: str, partitions: list[int] | None = None) -> None:
         """Start a copier and wait until its transactional id is its own."""
-        options = Options(
-            self._bootstrap, GROUP, SOURCE, TARGET, transactional_id, seed=len(self._copiers), partitions=partitions
+        seed = self._started
+        self._started += 1
+        self._launch(
+            name,
+            Options(self._bootstrap, GROUP, SOURCE, TARGET, transactional_id, seed=seed, partitions=partitions),
         )
+        self.wait_until_said("ready", name)
+
+    def _launch(self, name: str, options: Options) -> None:
         argument = json.dumps(asdict(options))
         if self._family == "java":
             command = ["java", "-Xmx128m", "-cp", f"{self._java_jars}/*", JAVA_PROGRAM, argument]
@@ -94,10 +110,18 @@ class CopyScenario:
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
             )
-        copier = self._copiers[name] = Copier(process)
+        copier = self._copiers[name] = Copier(process, options, said_s=time.monotonic())
         copier.following = threading.Thread(target=self._follow, args=(copier,), name=f"following {name}")
         copier.following.start()
-        self.wait_until_said("ready", name)
+
+    def tend(self) -> None:
+        """Restart the copiers that have failed, and those that have not ended a transaction for long."""
+        for name, copier in list(self._copiers.items()):
+            is_silent = time.monotonic() - copier.said_s > SILENT_S
+            if is_silent or copier.process.poll() is not None:
+                self.restarts.append(f"{name}: {'silent' if is_silent else 'failed'} after {copier.said[-2:]}")
+                self.kill(name)
+                self._launch(name, copier.options)
 
     def lead(self, name: str, line: str) -> None:
         """Tell a copier to `stall` inside its next transaction, or to `go` on."""
@@ -146,10 +170,29 @@ class CopyScenario:
         finally:
             consumer.close()
 
-    def check(self) -> None:
+    def tend_until_copied(self) -> None:
+        """As `wait_until_copied`, with copiers restarted where they need it; ends only when nothing moves any more."""
+        consumer = reader(self._bootstrap, "read_committed")
+        try:
+            moved_s, found = time.monotonic(), 0
+            while found < self._written * PARTITIONS:
+                self.tend()
+                more = sum(message.error() is None for message in consumer.consume(500, timeout=0.2))
+                found, moved_s = found + more, time.monotonic() if more else moved_s
+                assert time.monotonic() - moved_s < STUCK_S, f"{found} records were copied; {self._state()}"
+        finally:
+            consumer.close()
+
+    def check_values(self) -> Rows:
+        """Each record is there once, and in order."""
         expected = {partition: [b"%d" % number for number in range(self._written)] for partition in range(PARTITIONS)}
         committed = read(self._bootstrap, "read_committed")
-        assert {partition: [value for _, value in rows] for partition, rows in committed.items()} == expected
+        found = {partition: [value for _, value in rows] for partition, rows in committed.items()}
+        assert found == expected, f"not copied as written; restarts: {self.restarts}"
+        return committed
+
+    def check(self) -> None:
+        committed = self.check_values()
         everything = read(self._bootstrap, "read_uncommitted")
         keys = {key for rows in everything.values() for key, _ in rows}
         # Without these in the log, the reader of committed records would have had nothing to leave out.
@@ -162,6 +205,7 @@ class CopyScenario:
         for line in copier.process.stdout:
             with self._changed:
                 copier.said.append(json.loads(line))
+                copier.said_s = time.monotonic()
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
