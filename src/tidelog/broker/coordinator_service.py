@@ -2,7 +2,8 @@
 
 What always holds: a shard takes requests only after the whole log of its partition was replayed, and none once this
 broker has lost the partition. Each write of a shard is one batch, and the shard learns the outcomes in the order of the
-writes. If an outcome is not known in time, the shard is reloaded from the log. Everything except reading logs runs on
+writes. If an outcome is not known in time, the shard is reloaded from the log. What was prepared for one shard is never
+carried out on another. Everything except reading logs runs on
 the event loop. What is special about groups and transactions is in `group_service` and `txn_service`.
 """
 
@@ -21,7 +22,18 @@ from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.group_timers import TimerHeap
 from tidelog.broker.internal_topics import InternalTopicCreation, coordinator_of, partition_for
 from tidelog.broker.partition import ACKS_ALL, Partition
-from tidelog.coordinator.actions import Action, Answer, Append, CancelTimer, Client, Now, SetTimer, TimerKey
+from tidelog.common.steps import Steps, run_through
+from tidelog.coordinator.actions import (
+    Action,
+    Answer,
+    Append,
+    CancelTimer,
+    Client,
+    Now,
+    Prepared,
+    SetTimer,
+    TimerKey,
+)
 from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError, ProtocolError
 from tidelog.records import Compression, CorruptBatchError, encode_batch
@@ -59,6 +71,9 @@ class Shard(Protocol):
 
 
 ShardT = TypeVar("ShardT", bound=Shard)
+
+_AT_ONCE_MAX: Final = 256
+"""A request about more things than this is prepared in steps; so many take half a millisecond."""
 
 # Called with NONE or the error of a write, and the offset of its first record; returns the resulting actions.
 Decided = Callable[[ErrorCode, int], list[Action]]
@@ -186,6 +201,55 @@ class CoordinatorService(ABC, Generic[ShardT]):
         """Send a request to the id's shard; returns its answer or a future. Raises KafkaError as `shard_of` does."""
         client = Client(context.client_id or "", context.client_host, context.version)
         return self._submit(key, lambda shard, now, exchange: ask(shard, client, now, exchange))
+
+    def submit_prepared(
+        self,
+        key: str,
+        context: RequestContext,
+        prepare: Callable[[ShardT, Client, Now], Steps[Prepared]],
+        *,
+        refuse: Callable[[ErrorCode], Steps[Any]],
+        size: int,
+    ) -> Any:
+        """As `submit` for a request about `size` things, which is prepared first, in steps if there are many.
+
+        `refuse` makes the response to an error. A large request is carried out in a turn of the loop of its own, so
+        that what it takes to prepare it does not come on top.
+        """
+        client = Client(context.client_id or "", context.client_host, context.version)
+        if size > _AT_ONCE_MAX:
+            return self._prepare_in_steps(key, client, prepare, refuse)
+        try:
+            prepared = run_through(prepare(self._find(key).shard, client, self._now()))
+            return self._submit(key, lambda shard, now, exchange: prepared(now, exchange))
+        except KafkaError as error:
+            return run_through(refuse(error.code))
+
+    def _prepare_in_steps(
+        self,
+        key: str,
+        client: Client,
+        prepare: Callable[[ShardT, Client, Now], Steps[Prepared]],
+        refuse: Callable[[ErrorCode], Steps[Any]],
+    ) -> Steps[Any]:
+        try:
+            held = self._find(key)
+        except KafkaError as error:
+            return (yield from refuse(error.code))
+        prepared = yield from prepare(held.shard, client, self._now())
+        return self._carry_out(key, held, prepared, refuse)
+
+    async def _carry_out(
+        self, key: str, held: Held[ShardT], prepared: Prepared, refuse: Callable[[ErrorCode], Steps[Any]]
+    ) -> Any:
+        try:
+            if self._find(key) is not held:
+                # It was lost, or loaded again, and would not know what was prepared.
+                return refuse(ErrorCode.NOT_COORDINATOR)
+            answer = self._submit(key, lambda shard, now, exchange: prepared(now, exchange))
+        except KafkaError as error:
+            return refuse(error.code)
+        return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _submit(self, key: str, ask: Callable[[ShardT, Now, int], list[Action]]) -> Any:
         held = self._find(key)

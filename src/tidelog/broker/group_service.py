@@ -7,7 +7,6 @@ image.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,9 +28,11 @@ from tidelog.records.batch import NO_SEQUENCE
 
 if TYPE_CHECKING:
     from tidelog.broker.replica_manager import ReplicaManager
+    from tidelog.broker.request_context import RequestContext
     from tidelog.broker.topic_creation import TopicCreation
     from tidelog.common.clock import Clock
     from tidelog.common.settings import Settings
+    from tidelog.common.steps import Steps
     from tidelog.controller.cluster_view import ClusterView
     from tidelog.controller.image import ClusterImage
     from tidelog.controller.requests import NewTopic
@@ -122,23 +123,35 @@ class GroupService(CoordinatorService[GroupShard]):
 
     # Offsets in transactions
 
-    async def commit_in_transaction(self, request: TxnOffsetCommitRequest, version: int) -> TxnOffsetCommitResponse:
-        """Write offsets that take effect when their transaction commits; raises KafkaError if nothing was attempted."""
+    async def commit_in_transaction(
+        self,
+        request: TxnOffsetCommitRequest,
+        context: RequestContext,
+        *,
+        refuse: Callable[[ErrorCode], Steps[TxnOffsetCommitResponse]],
+        size: int,
+    ) -> Any:
+        """Write offsets that take effect when their transaction commits; raises KafkaError if nothing was attempted.
+
+        Returns what `submit_prepared` does.
+        """
         partition = self._find(request.group_id).partition
         partition.check_leader()
         transactions = self._replicas.transactions
         transaction = transactions.begin(partition, request.producer_id, request.producer_epoch, NO_SEQUENCE)
         guard = None
         if transaction is not None:
-            await transactions.confirm(request.transactional_id, [transaction], add=version >= _ADDED_FROM)
+            await transactions.confirm(request.transactional_id, [transaction], add=context.version >= _ADDED_FROM)
             if transaction.error:
                 raise KafkaError(transaction.error)
             guard = transaction.guard
-        answer = self._submit(
-            request.group_id, lambda shard, now, exchange: shard.txn_offset_commit(request, guard, now, exchange)
+        return self.submit_prepared(
+            request.group_id,
+            context,
+            lambda shard, client, now: shard.txn_offset_commit(request, guard, now),
+            refuse=refuse,
+            size=size,
         )
-        response: TxnOffsetCommitResponse = await answer if isinstance(answer, asyncio.Future) else answer
-        return response
 
     def _perform(self, held: Held[GroupShard], action: Action) -> list[Action]:
         if not isinstance(action, AppendInTransaction):

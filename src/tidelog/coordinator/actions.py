@@ -7,6 +7,7 @@ before anything else reaches the coordinator. An exchange is answered once; an a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 TimerKey = tuple[object, ...]
@@ -102,3 +103,6 @@ class AllocateProducerId(NamedTuple):
 
 
 Action = Answer | Append | AppendInTransaction | SetTimer | CancelTimer | SendMarkers | AllocateProducerId
+
+Prepared = Callable[[Now, int], list[Action]]
+"""A request that was prepared in steps, to be carried out once; the number is the exchange that gets the answer."""

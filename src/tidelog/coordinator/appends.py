@@ -44,7 +44,10 @@ class Appends:
         """
         if not records:
             raise ValueError("a write without records would never complete")
-        batches = tuple(split_batches(records))
+        return self.start_batches(tuple(split_batches(records)), outcome)
+
+    def start_batches(self, batches: Sequence[tuple[GroupRecord, ...]], outcome: Outcome) -> list[Action]:
+        """As `start_all` for records that are split already."""
         left = len(batches)
         first_error = ErrorCode.NONE
 

@@ -113,6 +113,9 @@ class ClassicGroup:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE and not self.is_empty
         return topic in self.partition_counts
 
+    def is_subscribed_to_any(self, topics: frozenset[str]) -> bool:
+        return any(map(self.is_subscribed_to, topics))
+
     def expires_from_ms(self, offset: CommittedOffset) -> int | None:
         if not self.protocol_type:
             return offset.commit_timestamp_ms

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidelog.common.steps import Steps
 from tidelog.coordinator import classic_join, classic_leave, classic_sync
-from tidelog.coordinator.actions import Action, Answer, Client, Now
+from tidelog.coordinator.actions import Action, Answer, Client, Now, Prepared
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
@@ -123,24 +124,35 @@ class ClassicRequests:
         out.append(Answer(exchange, HeartbeatResponse(error_code=error)))
         return out
 
-    def leave(self, request: LeaveGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
-        out: list[Action] = []
+    def leave(self, request: LeaveGroupRequest, client: Client) -> Steps[Prepared]:
+        """The response is made in steps; then all members leave at once."""
         several = client.api_version >= _SEVERAL_MEMBERS_FROM
         leaving = request.members if several else [MemberIdentity(member_id=request.member_id)]
-        known = self._state.groups.get(request.group_id)
-        if isinstance(known, ConsumerGroup):
-            return self._in_consumer_groups.leave(
-                known, leaving, now, lambda errors: [Answer(exchange, _leave_response(leaving, errors, several))]
-            )
-        group = self._find(request.group_id)
-        errors: list[ErrorCode]
-        if isinstance(group, ErrorCode):
-            errors = [group for _ in leaving]
-        else:
-            errors = classic_leave.leave(group, leaving, now, out)
-            self._forget_unused(group)
-        out.append(Answer(exchange, _leave_response(leaving, errors, several)))
-        return out
+        response = LeaveGroupResponse()
+        for identity in leaving if several else ():
+            answer = MemberResponse(member_id=identity.member_id, group_instance_id=identity.group_instance_id)
+            response.members.append(answer)
+            yield 0
+
+        def answered(errors: list[ErrorCode], exchange: int) -> list[Action]:
+            if not several:
+                response.error_code = errors[0]
+            for answer, error in zip(response.members, errors, strict=several):
+                answer.error_code = error
+            return [Answer(exchange, response)]
+
+        def carry_out(now: Now, exchange: int) -> list[Action]:
+            known = self._state.groups.get(request.group_id)
+            if isinstance(known, ConsumerGroup):
+                return self._in_consumer_groups.leave(known, leaving, now, lambda errors: answered(errors, exchange))
+            if not isinstance(known, ClassicGroup):
+                return answered([ErrorCode.UNKNOWN_MEMBER_ID] * len(leaving), exchange)
+            out: list[Action] = []
+            errors = classic_leave.leave(known, leaving, now, out)
+            self._forget_unused(known)
+            return out + answered(errors, exchange)
+
+        return carry_out
 
     def forget_unused(self, group_id: str) -> None:
         """Drop a group that nobody joined after all."""
@@ -162,14 +174,3 @@ class ClassicRequests:
 
 def _join_refusal(exchange: int, error: ErrorCode, member_id: str) -> list[Action]:
     return [Answer(exchange, JoinGroupResponse(error_code=error, member_id=member_id))]
-
-
-def _leave_response(leaving: list[MemberIdentity], errors: list[ErrorCode], several: bool) -> LeaveGroupResponse:
-    if not several:
-        return LeaveGroupResponse(error_code=errors[0])
-    return LeaveGroupResponse(
-        members=[
-            MemberResponse(member_id=identity.member_id, group_instance_id=identity.group_instance_id, error_code=error)
-            for identity, error in zip(leaving, errors, strict=True)
-        ]
-    )

@@ -238,6 +238,9 @@ class ConsumerGroup:
     def is_subscribed_to(self, topic: str) -> bool:
         return any(topic in self.topics_of(member) for member in self.members.values())
 
+    def is_subscribed_to_any(self, topics: frozenset[str]) -> bool:
+        return any(not topics.isdisjoint(self.topics_of(member)) for member in self.members.values())
+
     def expires_from_ms(self, offset: CommittedOffset) -> int | None:
         """Offsets of topics that no member subscribes to any more expire counting from their commit."""
         return offset.commit_timestamp_ms

@@ -63,6 +63,10 @@ class Group(Protocol):
         """Whether offsets of this topic are in use: a member subscribes to it, or what members want is not known."""
         ...
 
+    def is_subscribed_to_any(self, topics: frozenset[str]) -> bool:
+        """Whether offsets of any of these topics are in use."""
+        ...
+
     def expires_from_ms(self, offset: CommittedOffset) -> int | None:
         """The wall-clock time from which the retention of an offset counts; None while it can't expire.
 

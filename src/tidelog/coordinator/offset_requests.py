@@ -5,24 +5,31 @@ acknowledged when it is committed, in the order of the requests. A member's grou
 topic is deleted, so are its offsets; a topic recreated under the same name does not inherit them. When the memory for
 offsets is used up, those that exist can still be moved, but no more are committed (INVALID_COMMIT_OFFSET_SIZE, which
 clients report instead of retrying).
+
+A request may name thousands of partitions, so it is prepared in steps: what to answer, the records, the offsets. That
+changes nothing that others can see, and others are served in between. Then all of it is carried out at once, after a
+second look at whatever may have changed meanwhile: whether the member is still one, whether there is memory, whether
+topics were deleted or subscribed to. A deletion that comes in between does not make an offset that was not there count
+as one: the later record wins, as with two requests one after the other.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.steps import Steps
-from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now
-from tidelog.coordinator.appends import coordinator_error
+from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now, Prepared
+from tidelog.coordinator.appends import coordinator_error, split_batches
 from tidelog.coordinator.config import GroupImage
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue
 from tidelog.coordinator.offsets import (
     NO_EXPIRATION,
     CommittedOffset,
     GroupOffsets,
+    PendingOffset,
     offset_bytes,
     offset_tombstone,
     pending_bytes,
@@ -32,6 +39,7 @@ from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
     OffsetCommitRequest,
+    OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
@@ -43,6 +51,11 @@ from tidelog.protocol.messages.k09_offset_fetch import (
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopics,
+)
+from tidelog.protocol.messages.k28_txn_offset_commit import (
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
 )
 from tidelog.protocol.messages.k47_offset_delete import (
     OffsetDeleteRequest,
@@ -60,31 +73,77 @@ NO_PRODUCER_ID: Final = -1
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 
+_STEP_PARTITIONS: Final = 32
+"""After so many partitions of a topic a step ends: they take a tenth of a millisecond."""
+
+AnswerT = TypeVar("AnswerT", OffsetCommitResponsePartition, TxnOffsetCommitResponsePartition)
+
+
 class Commits:
     """The offsets that one request commits; the memory that they will take is reserved while they are written."""
 
-    __slots__ = ("_growth_bytes", "_is_transactional", "_new_topics", "_offsets", "_state", "has_members", "rows")
+    __slots__ = (
+        "_growth_bytes",
+        "_image",
+        "_is_transactional",
+        "_new_topics",
+        "_offsets",
+        "_state",
+        "_topic_ids",
+        "commit_timestamp_ms",
+        "expire_timestamp_ms",
+        "group_id",
+        "pending",
+        "records",
+        "rows",
+    )
 
-    def __init__(self, state: ShardState, group_id: str, *, is_transactional: bool = False) -> None:
+    def __init__(
+        self,
+        state: ShardState,
+        group_id: str,
+        now: Now,
+        *,
+        expire_timestamp_ms: int = NO_EXPIRATION,
+        is_transactional: bool = False,
+    ) -> None:
+        self.group_id = group_id
+        self.commit_timestamp_ms = now.wall_ms
+        self.expire_timestamp_ms = expire_timestamp_ms
         self.rows: list[tuple[str, int, CommittedOffset]] = []
-        group = state.groups.get(group_id)
-        self.has_members = group is not None and not group.is_empty
+        self.records: list[GroupRecord] = []
+        # The same in a transaction, for each partition the last one.
+        self.pending: dict[tuple[str, int], PendingOffset] = {}
         self._state = state
+        self._image = state.image
         self._is_transactional = is_transactional
         self._offsets = state.offsets.get(group_id)
         self._growth_bytes = 0 if self._offsets is not None else GroupOffsets(group_id).footprint.size_bytes
         self._new_topics: set[str] = set()
+        self._topic_ids: dict[str, uuid.UUID | None] = {}
+
+    def add_topic(self, topic: str) -> None:
+        """Offsets of this topic follow."""
+        self._topic_ids[topic] = self._state.image.topic_id(topic)
 
     def add(self, topic: str, partition: int, offset: CommittedOffset) -> bool:
         """Commit this offset, too; False if there is no memory for it."""
         more_bytes = self._more_bytes(topic, partition, offset.metadata)
         if more_bytes > 0:
             growth_bytes = self._growth_bytes + more_bytes
-            if not self._state.shared_memory.has_room_for_offsets(growth_bytes, has_members=self.has_members):
+            if not self._has_room(growth_bytes):
                 return False
             self._growth_bytes = growth_bytes
+        if self._is_transactional:
+            self.pending[topic, partition] = PendingOffset(topic, offset, len(self.rows))
         self.rows.append((topic, partition, offset))
+        self.records.append(offset.record(self.group_id, topic, partition))
         return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        group = self._state.groups.get(self.group_id)
+        has_members = group is not None and not group.is_empty
+        return self._state.shared_memory.has_room_for_offsets(size_bytes, has_members=has_members)
 
     def _more_bytes(self, topic: str, partition: int, metadata: str) -> int:
         if self._is_transactional:
@@ -97,8 +156,16 @@ class Commits:
             return topic_bytes(topic) + offset_bytes(metadata)
         return offset_bytes(metadata) - (0 if before is None else offset_bytes(before.metadata))
 
-    def reserve(self) -> None:
+    def reserve(self) -> ErrorCode:
+        """Take the memory, as the last thing before they are written; the error if they can't be written any more."""
+        image = self._state.image
+        if image is not self._image and any(image.topic_id(name) != known for name, known in self._topic_ids.items()):
+            # Topics were deleted while this was prepared. When the client asks again, it hears about each partition.
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if self._growth_bytes > 0 and not self._has_room(self._growth_bytes):
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         self._state.offsets_memory.add(self._growth_bytes)
+        return ErrorCode.NONE
 
     def release(self) -> None:
         """Their write is decided; what counts from now on is what is kept."""
@@ -128,12 +195,14 @@ class OffsetRequests:
         if producer_id == NO_PRODUCER_ID:
             offsets.put(key.topic, key.partition, offset)
         else:
-            self.put_pending(key.group, producer_id, key.topic, key.partition, offset)
+            offsets.put_pending(producer_id, key.topic, key.partition, offset)
+            self._groups_in_transactions.setdefault(producer_id, set()).add(key.group)
 
-    def put_pending(self, group_id: str, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
-        """Hold an offset that is in the log until its transaction ends."""
-        self._state.offsets_of(group_id).put_pending(producer_id, topic, partition, offset)
-        self._groups_in_transactions.setdefault(producer_id, set()).add(group_id)
+    def put_pending(self, producer_id: int, commits: Commits, first_offset: int) -> None:
+        """Hold offsets whose batch is in the log at this offset until their transaction ends."""
+        size_bytes = sum(pending.size_bytes for pending in commits.pending.values())
+        self._state.offsets_of(commits.group_id).put_all_pending(producer_id, commits.pending, first_offset, size_bytes)
+        self._groups_in_transactions.setdefault(producer_id, set()).add(commits.group_id)
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """The marker of a producer's transaction is in the log: apply its pending offsets, or drop them."""
@@ -155,32 +224,54 @@ class OffsetRequests:
 
     # Commit
 
-    def commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
-        error = self._check_commit(request, client.api_version)
+    def commit(self, request: OffsetCommitRequest, client: Client, now: Now) -> Steps[Prepared]:
+        api_version = client.api_version
         group_id = request.group_id
-        commits = Commits(self._state, group_id)
-        response = OffsetCommitResponse(
-            topics=[self.prepare(topic, request, client, now, error, commits) for topic in request.topics]
-        )
-        if not commits.rows:
-            return [Answer(exchange, response)]
-        commits.reserve()
-        group = self._state.groups.get(group_id)
-        actions = [] if group is None else group.on_offset_commit(request.member_id, now)
+        expire_ms = NO_EXPIRATION
+        if request.retention_time_ms >= 0:
+            # A time that doesn't fit into a record is replaced by the latest one that does.
+            expire_ms = min(now.wall_ms + request.retention_time_ms, _TIMESTAMP_MS_MAX)
+        error = self._check_commit(request, api_version)
+        commits = Commits(self._state, group_id, now, expire_timestamp_ms=expire_ms)
+        response = OffsetCommitResponse()
+        for topic in request.topics:
+            name, unknown = self._named(topic, api_version)
+            partitions = yield from self.prepare(
+                name, topic.partitions, OffsetCommitResponsePartition, error, commits, unknown
+            )
+            answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+            response.topics.append(answer)
+            yield 0
 
-        def finish(error: ErrorCode, now: Now) -> list[Action]:
-            commits.release()
+        def carry_out(now: Now, exchange: int) -> list[Action]:
+            if not commits.rows:
+                return [Answer(exchange, response)]
+            error = self._check_commit(request, api_version) or commits.reserve()
             if error:
                 fail_commit(response, error)
-            else:
-                offsets = self._state.offsets_of(group_id)
-                for topic, partition, offset in commits.rows:
-                    offsets.put(topic, partition, offset)
-            return [Answer(exchange, response)]
+                return [Answer(exchange, response)]
 
-        records = [offset.record(group_id, topic, partition) for topic, partition, offset in commits.rows]
-        actions.append(self._state.appends.start(records, finish))
-        return actions
+            def finish(error: ErrorCode, now: Now) -> list[Action]:
+                commits.release()
+                if error:
+                    fail_commit(response, write_error(error))
+                else:
+                    self._state.offsets_of(group_id).put_all(commits.rows)
+                return [Answer(exchange, response)]
+
+            group = self._state.groups.get(group_id)
+            actions = [] if group is None else group.on_offset_commit(request.member_id, now)
+            actions.append(self._state.appends.start(commits.records, finish))
+            return actions
+
+        return carry_out
+
+    def _named(self, topic: OffsetCommitRequestTopic, api_version: int) -> tuple[str | None, ErrorCode]:
+        """The name of the topic, if there is one, and the error for partitions that it does not have."""
+        if api_version < _TOPIC_IDS_FROM:
+            return topic.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        name = self._state.image.topic_name(topic.topic_id)
+        return name, ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _check_commit(self, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
         group = self._state.groups.get(request.group_id)
@@ -198,47 +289,43 @@ class OffsetRequests:
 
     def prepare(
         self,
-        topic: OffsetCommitRequestTopic,
-        request: OffsetCommitRequest,
-        client: Client,
-        now: Now,
+        name: str | None,
+        partitions: Sequence[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition],
+        answer: type[AnswerT],
         group_error: ErrorCode,
         commits: Commits,
-    ) -> OffsetCommitResponseTopic:
-        """The answer for one topic if all goes well, and the offsets to commit."""
+        unknown: ErrorCode = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ) -> Steps[list[AnswerT]]:
+        """The answers for one topic if all goes well; its offsets are added to those to commit."""
         image = self._state.image
-        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if client.api_version >= _TOPIC_IDS_FROM:
-            name, topic_id = image.topic_name(topic.topic_id), topic.topic_id
-            unknown = ErrorCode.UNKNOWN_TOPIC_ID if name is None else unknown
-        else:
-            name, topic_id = topic.name, image.topic_id(topic.name) or ZERO_UUID
-        count = 0 if name is None else image.partition_count(name)
-        expire_ms = NO_EXPIRATION
-        if request.retention_time_ms >= 0:
-            # A time that doesn't fit into a record is replaced by the latest one that does.
-            expire_ms = min(now.wall_ms + request.retention_time_ms, _TIMESTAMP_MS_MAX)
+        count, topic_id = 0, ZERO_UUID
+        if name is not None:
+            count, topic_id = image.partition_count(name), image.topic_id(name) or ZERO_UUID
+            commits.add_topic(name)
+        metadata_bytes_max = self._state.config.offset_metadata_max_bytes
         answers = []
-        for partition in topic.partitions:
+        for number, partition in enumerate(partitions, 1):
             index, metadata = partition.partition_index, partition.committed_metadata or ""
             error = group_error
             if name is None or not 0 <= index < count:
                 error = unknown
-            elif not error and len(metadata) > self._state.config.offset_metadata_max_bytes:
+            elif not error and len(metadata) > metadata_bytes_max:
                 error = ErrorCode.OFFSET_METADATA_TOO_LARGE
             if not error and name is not None:
                 offset = CommittedOffset(
                     partition.committed_offset,
                     partition.committed_leader_epoch,
                     metadata,
-                    now.wall_ms,
-                    expire_ms,
+                    commits.commit_timestamp_ms,
+                    commits.expire_timestamp_ms,
                     topic_id,
                 )
                 if not commits.add(name, index, offset):
                     error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-            answers.append(OffsetCommitResponsePartition(partition_index=index, error_code=error))
-        return OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=answers)
+            answers.append(answer(partition_index=index, error_code=error))
+            if not number % _STEP_PARTITIONS:
+                yield 0
+        return answers
 
     # Fetch
 
@@ -291,40 +378,62 @@ class OffsetRequests:
 
     # Delete
 
-    def delete(self, request: OffsetDeleteRequest, exchange: int) -> list[Action]:
+    def delete(self, request: OffsetDeleteRequest) -> Steps[Prepared]:
         group_id = request.group_id
-        group = self._state.groups.get(group_id)
-        if not self._state.is_known(group_id):
-            return [Answer(exchange, OffsetDeleteResponse(error_code=ErrorCode.GROUP_ID_NOT_FOUND))]
-        error = ErrorCode.NONE if group is None else group.check_offset_delete()
-        if error:
-            return [Answer(exchange, OffsetDeleteResponse(error_code=error))]
+        error = self._check_delete(group_id)
         deleted: list[tuple[str, int]] = []
-        response = OffsetDeleteResponse(
-            topics=[self._delete_topic(topic, group_id, deleted) for topic in request.topics]
-        )
-        if not deleted:
-            return [Answer(exchange, response)]
+        response = OffsetDeleteResponse(error_code=error)
+        for topic in () if error else request.topics:
+            response.topics.append((yield from self._delete_topic(topic, group_id, deleted)))
+            yield 0
+        records = []
+        for number, (name, partition) in enumerate(deleted, 1):
+            records.append(offset_tombstone(group_id, name, partition))
+            if not number % _STEP_PARTITIONS:
+                yield 0
+        batches = []
+        for batch in split_batches(records):
+            batches.append(batch)
+            yield 0
+        topics = frozenset(name for name, _ in deleted)
 
-        def finish(error: ErrorCode, now: Now) -> list[Action]:
+        def carry_out(now: Now, exchange: int) -> list[Action]:
+            if not deleted:
+                return [Answer(exchange, response)]
+            error = self._check_delete(group_id)
+            group = self._state.groups.get(group_id)
+            if group is not None and group.is_subscribed_to_any(topics):
+                # A member that came while this was prepared. When the client asks again, it hears about each topic.
+                error = error or ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
             if error:
-                return [Answer(exchange, OffsetDeleteResponse(error_code=coordinator_error(error)))]
-            # The group itself stays until the next check for expired offsets, even if it has none left.
-            self._forget(group_id, deleted, keep_group=True)
-            return [Answer(exchange, response)]
+                return [Answer(exchange, OffsetDeleteResponse(error_code=error))]
 
-        records = [offset_tombstone(group_id, topic, partition) for topic, partition in deleted]
-        return self._state.appends.start_all(records, finish)
+            def finish(error: ErrorCode, now: Now) -> list[Action]:
+                if error:
+                    return [Answer(exchange, OffsetDeleteResponse(error_code=coordinator_error(error)))]
+                # The group itself stays until the next check for expired offsets, even if it has none left.
+                self._forget(group_id, deleted, keep_group=True)
+                return [Answer(exchange, response)]
+
+            return self._state.appends.start_batches(batches, finish)
+
+        return carry_out
+
+    def _check_delete(self, group_id: str) -> ErrorCode:
+        if not self._state.is_known(group_id):
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        group = self._state.groups.get(group_id)
+        return ErrorCode.NONE if group is None else group.check_offset_delete()
 
     def _delete_topic(
         self, topic: OffsetDeleteRequestTopic, group_id: str, deleted: list[tuple[str, int]]
-    ) -> OffsetDeleteResponseTopic:
+    ) -> Steps[OffsetDeleteResponseTopic]:
         group = self._state.groups.get(group_id)
         offsets = self._state.offsets.get(group_id) or GroupOffsets()
         count = self._state.image.partition_count(topic.name)
         is_subscribed = group is not None and group.is_subscribed_to(topic.name)
         answers = []
-        for partition in topic.partitions:
+        for number, partition in enumerate(topic.partitions, 1):
             index = partition.partition_index
             error = ErrorCode.NONE
             if not 0 <= index < count:
@@ -334,6 +443,8 @@ class OffsetRequests:
             elif offsets.get(topic.name, index) is not None:
                 deleted.append((topic.name, index))
             answers.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
+            if not number % _STEP_PARTITIONS:
+                yield 0
         return OffsetDeleteResponseTopic(name=topic.name, partitions=answers)
 
     # What removes offsets without a request
@@ -439,9 +550,13 @@ def _no_offset(partition: int, error: ErrorCode) -> OffsetFetchResponsePartition
     return OffsetFetchResponsePartitions(partition_index=partition, committed_offset=_NO_OFFSET, error_code=error)
 
 
-def fail_commit(response: OffsetCommitResponse, error: ErrorCode) -> None:
+def fail_commit(response: OffsetCommitResponse | TxnOffsetCommitResponse, error: ErrorCode) -> None:
     """Set the error on every partition that would have been committed."""
-    code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if error in _TOO_LARGE else coordinator_error(error)
     for topic in response.topics:
         for partition in topic.partitions:
-            partition.error_code = partition.error_code or code
+            partition.error_code = partition.error_code or error
+
+
+def write_error(error: ErrorCode) -> ErrorCode:
+    """The error for a commit whose write failed with this one."""
+    return ErrorCode.INVALID_COMMIT_OFFSET_SIZE if error in _TOO_LARGE else coordinator_error(error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from sys import getsizeof
 from typing import NamedTuple
 
@@ -108,11 +108,25 @@ def offset_tombstone(group_id: str, topic: str, partition: int) -> GroupRecord:
     return encode_record(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
 
 
-class _Pending(NamedTuple):
-    """An offset in an open transaction, and the committed offset when it was written."""
+class PendingOffset:
+    """An offset in an open transaction; it takes effect when the transaction is committed.
 
-    offset: CommittedOffset
-    before: CommittedOffset | None
+    Made before its record is written, so that thousands of them need little time once it is.
+    """
+
+    __slots__ = ("before", "offset", "record_offset", "size_bytes")
+
+    def __init__(self, topic: str, offset: CommittedOffset, record_offset: int) -> None:
+        self.offset = offset
+        # The position of its record in the log; until it is known, in its batch.
+        self.record_offset = record_offset
+        self.size_bytes = pending_bytes(topic, offset.metadata)
+        # What was committed when it was written.
+        self.before: CommittedOffset | None = None
+
+    def written(self) -> CommittedOffset:
+        """The offset to commit."""
+        return CommittedOffset(*self.offset[:-1], self.record_offset)
 
 
 def topic_bytes(topic: str) -> int:
@@ -137,7 +151,7 @@ class GroupOffsets:
     def __init__(self, group_id: str = "") -> None:
         self._committed: dict[str, dict[int, CommittedOffset]] = {}
         # By the producer id of the open transaction.
-        self._pending: dict[int, dict[tuple[str, int], _Pending]] = {}
+        self._pending: dict[int, dict[tuple[str, int], PendingOffset]] = {}
         self.footprint = Footprint(OFFSETS_BYTES + text_bytes((group_id,)))
 
     def __bool__(self) -> bool:
@@ -162,6 +176,10 @@ class GroupOffsets:
         partitions = self._committed.get(topic)
         return None if partitions is None else partitions.get(partition)
 
+    def put_all(self, rows: Iterable[tuple[str, int, CommittedOffset]]) -> None:
+        for topic, partition, offset in rows:
+            self.put(topic, partition, offset)
+
     def put(self, topic: str, partition: int, offset: CommittedOffset) -> None:
         partitions = self._committed.get(topic)
         if partitions is None:
@@ -184,8 +202,14 @@ class GroupOffsets:
             if not partitions:
                 del self._committed[topic]
                 self.footprint.add(-topic_bytes(topic))
+        if self._pending:
+            self._remove_pending((topic, partition))
+
+    def _remove_pending(self, name: tuple[str, int]) -> None:
         for producer_id, pending in tuple(self._pending.items()):
-            self._release(topic, pending.pop((topic, partition), None))
+            removed = pending.pop(name, None)
+            if removed is not None:
+                self.footprint.add(-removed.size_bytes)
             if not pending:
                 del self._pending[producer_id]
 
@@ -196,14 +220,25 @@ class GroupOffsets:
         return {name for pending in self._pending.values() for name in pending}
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
-        of_producer = self._pending.setdefault(producer_id, {})
-        self._release(topic, of_producer.get((topic, partition)))
-        of_producer[topic, partition] = _Pending(offset, self.get(topic, partition))
-        self.footprint.add(pending_bytes(topic, offset.metadata))
+        """Hold an offset whose record offset is known."""
+        pending = PendingOffset(topic, offset, 0)
+        self.put_all_pending(producer_id, {(topic, partition): pending}, offset.record_offset, pending.size_bytes)
 
-    def _release(self, topic: str, pending: _Pending | None) -> None:
-        if pending is not None:
-            self.footprint.add(-pending_bytes(topic, pending.offset.metadata))
+    def put_all_pending(
+        self, producer_id: int, new: dict[tuple[str, int], PendingOffset], first_offset: int, size_bytes: int
+    ) -> None:
+        """Hold offsets whose batch was written at this offset, and which take so many bytes together."""
+        held = self._pending.setdefault(producer_id, {})
+        if held:
+            size_bytes -= sum(held[name].size_bytes for name in held.keys() & new.keys())
+        committed = self._committed
+        for (topic, partition), pending in new.items():
+            pending.record_offset += first_offset
+            partitions = committed.get(topic)
+            if partitions is not None:
+                pending.before = partitions.get(partition)
+        held.update(new)
+        self.footprint.add(size_bytes)
 
     def is_pending(self, topic: str, partition: int) -> bool:
         """Whether an open transaction may change this offset, so that its reader should wait (KIP-447)."""
@@ -211,11 +246,11 @@ class GroupOffsets:
 
     def end_transaction(self, producer_id: int, *, committed: bool) -> None:
         """Apply a transaction's offsets, except where a later one was committed, or drop them."""
-        for (topic, partition), pending in self._pending.pop(producer_id, {}).items():
-            self._release(topic, pending)
-            if not committed:
-                continue
-            offset, before = pending
+        ended = self._pending.pop(producer_id, {})
+        self.footprint.add(-sum(pending.size_bytes for pending in ended.values()))
+        if not committed:
+            return
+        for (topic, partition), pending in ended.items():
             other = self.get(topic, partition)
-            if other is before or other is None or other.record_offset < offset.record_offset:
-                self.put(topic, partition, offset)
+            if other is pending.before or other is None or other.record_offset < pending.record_offset:
+                self.put(topic, partition, pending.written())

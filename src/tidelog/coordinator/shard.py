@@ -7,6 +7,10 @@ nothing is answered before that. A replay of the records gives the same groups a
     shard.replay(record, offset)            for every record of the partition, then
     shard.on_loaded(now)                    after which requests may be handed in
 
+Requests that may name thousands of things are prepared in steps, each of which leaves all that others see as it is;
+what comes out of that is a `Prepared`, called immediately after the last step or some time later, never in between. Any
+other request may be handed in meanwhile, so it checks again what was found before.
+
 The handlers share a ShardState: `offset_requests` for offsets, `group_requests` for groups of any kind,
 `classic_requests` for members of classic groups, `consumer_requests` for members of the new protocol. Each handler of
 one kind of group has `replay(key, value)` for its records.
@@ -18,7 +22,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.common.steps import Steps
-from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, SetTimer, TimerKey
+from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, Prepared, SetTimer, TimerKey
 from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
 from tidelog.coordinator.classic_requests import ClassicRequests
 from tidelog.coordinator.config import GroupConfig, GroupConfigs, GroupImage
@@ -157,20 +161,18 @@ class GroupShard:
 
     # Offsets
 
-    def offset_commit(self, request: OffsetCommitRequest, client: Client, now: Now, exchange: int) -> list[Action]:
-        return self._offsets.commit(request, client, now, exchange)
+    def offset_commit(self, request: OffsetCommitRequest, client: Client, now: Now) -> Steps[Prepared]:
+        return self._offsets.commit(request, client, now)
 
-    def txn_offset_commit(
-        self, request: TxnOffsetCommitRequest, permit: object, now: Now, exchange: int
-    ) -> list[Action]:
+    def txn_offset_commit(self, request: TxnOffsetCommitRequest, permit: object, now: Now) -> Steps[Prepared]:
         """The permit lets the transaction write to this partition; it comes back with the write."""
-        return self._txn_offsets.commit(request, permit, now, exchange)
+        return self._txn_offsets.commit(request, permit, now)
 
     def offset_fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> Steps[OffsetFetchResponseGroup]:
         return self._offsets.fetch(group, require_stable=require_stable)
 
-    def offset_delete(self, request: OffsetDeleteRequest, exchange: int) -> list[Action]:
-        return self._offsets.delete(request, exchange)
+    def offset_delete(self, request: OffsetDeleteRequest) -> Steps[Prepared]:
+        return self._offsets.delete(request)
 
     # Groups of any kind
 
@@ -195,8 +197,8 @@ class GroupShard:
     def heartbeat(self, request: HeartbeatRequest, now: Now, exchange: int) -> list[Action]:
         return self._classic.heartbeat(request, now, exchange)
 
-    def leave(self, request: LeaveGroupRequest, client: Client, now: Now, exchange: int) -> list[Action]:
-        return self._classic.leave(request, client, now, exchange)
+    def leave(self, request: LeaveGroupRequest, client: Client) -> Steps[Prepared]:
+        return self._classic.leave(request, client)
 
     # Groups of the new consumer protocol
 

@@ -2,23 +2,19 @@
 
 What always holds: one request is one batch of the producer's transaction; until the marker is in the log, the offsets
 are pending and invisible; a member that has lost its place in the group can't commit through its transaction either.
-The caller has confirmed that the transaction may write here.
+The caller has confirmed that the transaction may write here. As in `offset_requests`, a request is prepared in steps,
+and carried out at once after the member was checked again.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidelog.coordinator.actions import Action, Answer, AppendInTransaction, Client, Now
-from tidelog.coordinator.offset_requests import Commits, OffsetRequests, fail_commit
+from tidelog.common.steps import Steps
+from tidelog.coordinator.actions import Action, Answer, AppendInTransaction, Now, Prepared
+from tidelog.coordinator.offset_requests import Commits, OffsetRequests, fail_commit, write_error
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
-from tidelog.protocol.messages.k08_offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-)
 from tidelog.protocol.messages.k28_txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitResponse,
@@ -26,16 +22,13 @@ from tidelog.protocol.messages.k28_txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 
-# Topics are named, as in every version of OffsetCommit up to this one.
-_BY_NAME = Client("", "", 9)
-
 
 class _Waiting(NamedTuple):
     """A write that is not committed yet."""
 
-    request: TxnOffsetCommitRequest
+    producer_id: int
     commits: Commits
-    response: OffsetCommitResponse
+    response: TxnOffsetCommitResponse
     exchange: int
 
 
@@ -48,24 +41,34 @@ class TxnOffsetRequests:
         self._waiting: dict[int, _Waiting] = {}
         self._next_token = 0
 
-    def commit(self, request: TxnOffsetCommitRequest, permit: object, now: Now, exchange: int) -> list[Action]:
+    def commit(self, request: TxnOffsetCommitRequest, permit: object, now: Now) -> Steps[Prepared]:
         error = self._check(request)
-        plain = _as_plain(request)
-        commits = Commits(self._state, request.group_id, is_transactional=True)
-        response = OffsetCommitResponse(
-            topics=[self._offsets.prepare(topic, plain, _BY_NAME, now, error, commits) for topic in plain.topics]
-        )
-        if not commits.rows:
-            return [Answer(exchange, _as_transactional(response))]
-        group = self._state.groups.get(request.group_id)
-        actions = [] if group is None else group.on_offset_commit(request.member_id, now)
-        records = tuple(offset.record(request.group_id, topic, partition) for topic, partition, offset in commits.rows)
-        commits.reserve()
-        token = self._next_token
-        self._next_token += 1
-        self._waiting[token] = _Waiting(request, commits, response, exchange)
-        actions.append(AppendInTransaction(records, request.producer_id, request.producer_epoch, permit, token))
-        return actions
+        commits = Commits(self._state, request.group_id, now, is_transactional=True)
+        response = TxnOffsetCommitResponse()
+        for topic in request.topics:
+            partitions = yield from self._offsets.prepare(
+                topic.name, topic.partitions, TxnOffsetCommitResponsePartition, error, commits
+            )
+            response.topics.append(TxnOffsetCommitResponseTopic(name=topic.name, partitions=partitions))
+            yield 0
+
+        def carry_out(now: Now, exchange: int) -> list[Action]:
+            if not commits.rows:
+                return [Answer(exchange, response)]
+            error = self._check(request) or commits.reserve()
+            if error:
+                fail_commit(response, error)
+                return [Answer(exchange, response)]
+            group = self._state.groups.get(request.group_id)
+            actions = [] if group is None else group.on_offset_commit(request.member_id, now)
+            token = self._next_token
+            self._next_token += 1
+            self._waiting[token] = _Waiting(request.producer_id, commits, response, exchange)
+            records = tuple(commits.records)
+            actions.append(AppendInTransaction(records, request.producer_id, request.producer_epoch, permit, token))
+            return actions
+
+        return carry_out
 
     def _check(self, request: TxnOffsetCommitRequest) -> ErrorCode:
         group = self._state.groups.get(request.group_id)
@@ -79,52 +82,10 @@ class TxnOffsetRequests:
         return ErrorCode.UNKNOWN_MEMBER_ID if is_known else ErrorCode.ILLEGAL_GENERATION
 
     def finish(self, token: int, error: ErrorCode, first_offset: int) -> list[Action]:
-        request, commits, response, exchange = self._waiting.pop(token)
+        producer_id, commits, response, exchange = self._waiting.pop(token)
         commits.release()
         if error:
-            fail_commit(response, error)
-        for index, (topic, partition, offset) in enumerate(() if error else commits.rows):
-            written = offset._replace(record_offset=first_offset + index)
-            self._offsets.put_pending(request.group_id, request.producer_id, topic, partition, written)
-        return [Answer(exchange, _as_transactional(response))]
-
-
-def _as_plain(request: TxnOffsetCommitRequest) -> OffsetCommitRequest:
-    return OffsetCommitRequest(
-        group_id=request.group_id,
-        generation_id_or_member_epoch=request.generation_id,
-        member_id=request.member_id,
-        group_instance_id=request.group_instance_id,
-        topics=[
-            OffsetCommitRequestTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetCommitRequestPartition(
-                        partition_index=partition.partition_index,
-                        committed_offset=partition.committed_offset,
-                        committed_leader_epoch=partition.committed_leader_epoch,
-                        committed_metadata=partition.committed_metadata,
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ],
-    )
-
-
-def _as_transactional(response: OffsetCommitResponse) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=partition.partition_index, error_code=partition.error_code
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in response.topics
-        ]
-    )
+            fail_commit(response, write_error(error))
+        else:
+            self._offsets.put_pending(producer_id, commits, first_offset)
+        return [Answer(exchange, response)]

@@ -16,7 +16,8 @@ from typing import cast
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.common.steps import Steps
+from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
     OFFSET_COMMIT,
     OffsetCommitRequest,
@@ -29,29 +30,25 @@ from tidelog.protocol.messages.k08_offset_commit import (
 @handles(OFFSET_COMMIT, "2-10")
 def handle_offset_commit(
     request: OffsetCommitRequest, context: RequestContext
-) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]:
-    try:
-        answer = context.services.groups.submit(
-            request.group_id,
-            context,
-            lambda shard, client, now, exchange: shard.offset_commit(request, client, now, exchange),
-        )
-    except KafkaError as error:
-        return _refuse(request, error.code)
-    return cast("OffsetCommitResponse | asyncio.Future[OffsetCommitResponse]", answer)
-
-
-def _refuse(request: OffsetCommitRequest, error: ErrorCode) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=[
-                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
+) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Steps[object]:
+    answer = context.services.groups.submit_prepared(
+        request.group_id,
+        context,
+        lambda shard, client, now: shard.offset_commit(request, client, now),
+        refuse=lambda error: _refuse(request, error),
+        size=len(request.topics) + sum(len(topic.partitions) for topic in request.topics),
     )
+    return cast("OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Steps[object]", answer)
+
+
+def _refuse(request: OffsetCommitRequest, error: ErrorCode) -> Steps[OffsetCommitResponse]:
+    response = OffsetCommitResponse()
+    for topic in request.topics:
+        answer = OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id)
+        for partition in topic.partitions:
+            row = OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+            answer.partitions.append(row)
+            yield 0
+        response.topics.append(answer)
+        yield 0
+    return response

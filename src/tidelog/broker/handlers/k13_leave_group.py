@@ -12,22 +12,27 @@ from typing import cast
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
-from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.common.steps import Steps
+from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k13_leave_group import LEAVE_GROUP, LeaveGroupRequest, LeaveGroupResponse
 
 
 @handles(LEAVE_GROUP, "0-5")
 def handle_leave_group(
     request: LeaveGroupRequest, context: RequestContext
-) -> LeaveGroupResponse | asyncio.Future[LeaveGroupResponse]:
+) -> LeaveGroupResponse | asyncio.Future[LeaveGroupResponse] | Steps[object]:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    try:
-        answer = context.services.groups.submit(
-            request.group_id,
-            context,
-            lambda shard, client, now, exchange: shard.leave(request, client, now, exchange),
-        )
-    except KafkaError as error:
-        return LeaveGroupResponse(error_code=error.code)
-    return cast("LeaveGroupResponse | asyncio.Future[LeaveGroupResponse]", answer)
+    answer = context.services.groups.submit_prepared(
+        request.group_id,
+        context,
+        lambda shard, client, now: shard.leave(request, client),
+        refuse=_refuse,
+        size=len(request.members),
+    )
+    return cast("LeaveGroupResponse | asyncio.Future[LeaveGroupResponse] | Steps[object]", answer)
+
+
+def _refuse(error: ErrorCode) -> Steps[LeaveGroupResponse]:
+    yield 0
+    return LeaveGroupResponse(error_code=error)

@@ -10,10 +10,11 @@ The offsets are in __consumer_offsets when this is answered, and count when the 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k28_txn_offset_commit import (
     TXN_OFFSET_COMMIT,
@@ -36,39 +37,47 @@ _TOLD = {
 
 
 @handles(TXN_OFFSET_COMMIT, "0-5")
-def handle_txn_offset_commit(
-    request: TxnOffsetCommitRequest, context: RequestContext
-) -> Coroutine[None, None, TxnOffsetCommitResponse]:
-    return _commit(request, context)
-
-
-async def _commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
+def handle_txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> Steps[object]:
     if not request.group_id:
         return _refuse(request, ErrorCode.INVALID_GROUP_ID)
+    size = len(request.topics) + sum(len(topic.partitions) for topic in request.topics)
+    return _check(request, context, size)
+
+
+def _check(request: TxnOffsetCommitRequest, context: RequestContext, size: int) -> Steps[object]:
     image = context.services.cluster.image
-    asked = [(topic.name, partition.partition_index) for topic in request.topics for partition in topic.partitions]
-    if all(image.partition(*each) is None for each in asked):
-        # There is nothing to commit, so no transaction begins either.
-        return _refuse(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    try:
-        return await context.services.groups.commit_in_transaction(request, context.version)
-    except KafkaError as error:
-        code = _TOLD.get(error.code, error.code)
+    for topic in request.topics:
+        for partition in topic.partitions:
+            if image.partition(topic.name, partition.partition_index) is not None:
+                return _commit(request, context, size)
+            yield 0
+        yield 0
+    # There is nothing to commit, so no transaction begins either.
+    return (yield from _refuse(request, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+
+
+async def _commit(request: TxnOffsetCommitRequest, context: RequestContext, size: int) -> object:
+    def refuse(error: ErrorCode) -> Steps[TxnOffsetCommitResponse]:
+        code = _TOLD.get(error, error)
         if code is ErrorCode.TRANSACTION_ABORTABLE and context.version < _ABORTABLE_FROM:
             code = ErrorCode.INVALID_TXN_STATE
         return _refuse(request, code)
 
+    try:
+        answer: object = await context.services.groups.commit_in_transaction(request, context, refuse=refuse, size=size)
+    except KafkaError as error:
+        return refuse(error.code)
+    return await answer if isinstance(answer, asyncio.Future) else answer
 
-def _refuse(request: TxnOffsetCommitRequest, error: ErrorCode) -> TxnOffsetCommitResponse:
-    return TxnOffsetCommitResponse(
-        topics=[
-            TxnOffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+
+def _refuse(request: TxnOffsetCommitRequest, error: ErrorCode) -> Steps[TxnOffsetCommitResponse]:
+    response = TxnOffsetCommitResponse()
+    for topic in request.topics:
+        answer = TxnOffsetCommitResponseTopic(name=topic.name)
+        for partition in topic.partitions:
+            row = TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=error)
+            answer.partitions.append(row)
+            yield 0
+        response.topics.append(answer)
+        yield 0
+    return response

@@ -16,6 +16,7 @@ from tidelog.client.consumer.membership_classic import ClassicConfig, ClassicMem
 from tidelog.client.consumer.membership_consumer import ConsumerConfig, ConsumerMember
 from tidelog.client.errors import ConnectionLostError
 from tidelog.client.types import TopicPartition
+from tidelog.common.steps import run_through
 from tidelog.coordinator.actions import (
     Action,
     Answer,
@@ -212,7 +213,8 @@ class SimulatedGroup:
             case HeartbeatRequest():
                 self._carry_out(self.shard.heartbeat(request, self._now, exchange))
             case LeaveGroupRequest():
-                self._carry_out(self.shard.leave(request, Client("client", "/127.0.0.1", 5), self._now, exchange))
+                leave = run_through(self.shard.leave(request, Client("client", "/127.0.0.1", 5)))
+                self._carry_out(leave(self._now, exchange))
             case ConsumerGroupHeartbeatRequest():
                 client = Client("client", "/127.0.0.1", 1)
                 self._carry_out(self.shard.consumer_heartbeat(request, client, self._now, exchange))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from tidelog.common.steps import run_through
 from tidelog.coordinator.actions import (
     Action,
     Answer,
@@ -165,7 +166,7 @@ class Coordinator:
     ) -> LeaveGroupResponse:
         request = LeaveGroupRequest(group_id=group, member_id=member_id, members=list(leaving))
         client = Client("client", "/127.0.0.1", version)
-        exchange = self._ask(lambda exchange: self.shard.leave(request, client, self.now, exchange))
+        exchange = self._ask(lambda exchange: run_through(self.shard.leave(request, client))(self.now, exchange))
         return self.answer(exchange, LeaveGroupResponse)
 
     def is_waiting(self, exchange: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tidelog.common.steps import run_through
 from tidelog.coordinator.actions import (
     Action,
     Answer,
@@ -194,7 +195,7 @@ class NewConsumer:
         """An administrator takes the member out by LeaveGroup, naming it this often; the errors."""
         identity = MemberIdentity(member_id=self.name, group_instance_id=self.instance_id)
         request = LeaveGroupRequest(group_id=GROUP, members=[identity] * times)
-        exchange = self.bench.ask(lambda shard, *rest: shard.leave(request, *rest), 5)
+        exchange = self.bench.ask(lambda shard, client, *rest: run_through(shard.leave(request, client))(*rest), 5)
         self.partitions, self.epoch, self.is_gone = set(), 0, True
         return [member.error_code for member in self.bench.answers[exchange].members]
 
@@ -334,7 +335,7 @@ class OldConsumer:
         request = LeaveGroupRequest(
             group_id=GROUP, members=[MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id)]
         )
-        self.bench.ask(lambda shard, *rest: shard.leave(request, *rest), 5)
+        self.bench.ask(lambda shard, client, *rest: run_through(shard.leave(request, client))(*rest), 5)
         self._start_over()
         self.joining = self.syncing = None
         self.is_gone = True

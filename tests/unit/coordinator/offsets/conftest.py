@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from tidelog.common.steps import run_through
+from tidelog.common.steps import Steps, run_through
 from tidelog.coordinator.actions import (
     Action,
     Answer,
@@ -19,6 +19,7 @@ from tidelog.coordinator.actions import (
     Client,
     GroupRecord,
     Now,
+    Prepared,
     SetTimer,
     TimerKey,
 )
@@ -148,6 +149,9 @@ class Offsets:
         self._carry_out(ask(self._exchange))
         return self._exchange
 
+    def submit_prepared(self, steps: Steps[Prepared]) -> int:
+        return self.submit(lambda exchange: run_through(steps)(self.now, exchange))
+
     def answer(self, kind: type[T], exchange: int) -> T:
         answer = self.answers[exchange]
         assert isinstance(answer, kind)
@@ -155,7 +159,7 @@ class Offsets:
 
     def send_commit(self, request: OffsetCommitRequest, version: int = 8) -> int:
         client = Client("client", "/127.0.0.1", version)
-        return self.submit(lambda exchange: self.shard.offset_commit(request, client, self.now, exchange))
+        return self.submit_prepared(self.shard.offset_commit(request, client, self.now))
 
     def commit(self, request: OffsetCommitRequest, version: int = 8) -> list[int]:
         """The error codes, partition by partition."""
@@ -180,7 +184,7 @@ class Offsets:
         """The error of the group, and those of the partitions."""
         rows = [OffsetDeleteRequestPartition(partition_index=partition) for partition in partitions]
         request = OffsetDeleteRequest(group_id=group_id, topics=[OffsetDeleteRequestTopic(name=topic, partitions=rows)])
-        exchange = self.submit(lambda number: self.shard.offset_delete(request, number))
+        exchange = self.submit_prepared(self.shard.offset_delete(request))
         answer = self.answer(OffsetDeleteResponse, exchange)
         return answer.error_code, [row.error_code for each in answer.topics for row in each.partitions]
 

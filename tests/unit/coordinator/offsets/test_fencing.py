@@ -81,7 +81,7 @@ def emptied_group(offsets: Offsets, group_id: str) -> Member:
     member = classic_member(offsets, group_id)
     request = LeaveGroupRequest(group_id=group_id, members=[MemberIdentity(member_id=member.member_id)])
     client = Client("client", "/127.0.0.1", 5)
-    offsets.submit(lambda number: offsets.shard.leave(request, client, offsets.now, number))
+    offsets.submit_prepared(offsets.shard.leave(request, client))
     return member
 
 
@@ -141,7 +141,7 @@ def commit_in_transaction(offsets: Offsets, group_id: str, member: Member) -> Er
             )
         ],
     )
-    exchange = offsets.submit(lambda number: offsets.shard.txn_offset_commit(request, None, offsets.now, number))
+    exchange = offsets.submit_prepared(offsets.shard.txn_offset_commit(request, None, offsets.now))
     [topic] = offsets.answer(TxnOffsetCommitResponse, exchange).topics
     return ErrorCode(topic.partitions[0].error_code)
 

@@ -61,7 +61,7 @@ def commit_in_transaction(offsets: Offsets, producer_id: int, group_id: str, *, 
     partition = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata=metadata)
     topic = TxnOffsetCommitRequestTopic(name="t", partitions=[partition])
     request = TxnOffsetCommitRequest(group_id=group_id, producer_id=producer_id, topics=[topic])
-    exchange = offsets.submit(lambda number: offsets.shard.txn_offset_commit(request, None, offsets.now, number))
+    exchange = offsets.submit_prepared(offsets.shard.txn_offset_commit(request, None, offsets.now))
     return offsets.answer(TxnOffsetCommitResponse, exchange).topics[0].partitions[0].error_code
 
 

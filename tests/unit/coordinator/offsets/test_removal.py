@@ -49,7 +49,7 @@ def join(offsets: Offsets, group_id: str, topic: str) -> str:
 
 def leave(offsets: Offsets, group_id: str, member_id: str) -> None:
     request = LeaveGroupRequest(group_id=group_id, members=[MemberIdentity(member_id=member_id)])
-    offsets.submit(lambda number: offsets.shard.leave(request, CLIENT, offsets.now, number))
+    offsets.submit_prepared(offsets.shard.leave(request, CLIENT))
 
 
 def test_offsets_without_members_expire_after_their_commit(offsets: Offsets, commit_request: MakeRequest) -> None:
