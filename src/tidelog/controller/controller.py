@@ -284,6 +284,7 @@ class Controller:
             lambda image: changes.create_topics(topics, image, self._settings, self._clock.now_ms()),
             validate_only,
             timeout_s,
+            partitions=sum(max(new.partitions, len(new.assignments)) for new in topics),
         )
 
     async def delete_topics(
@@ -297,7 +298,10 @@ class Controller:
     ) -> list[PartitionsResult]:
         """One result a name, in the order asked."""
         return await self._change(
-            lambda image: changes.create_partitions(topics, image, self._settings), validate_only, timeout_s
+            lambda image: changes.create_partitions(topics, image, self._settings),
+            validate_only,
+            timeout_s,
+            partitions=sum(new.count for new in topics),
         )
 
     async def alter_configs(
@@ -321,22 +325,29 @@ class Controller:
         plan: Callable[[ClusterImage], Steps[Change[list[_Result]]]],
         validate_only: bool = False,
         timeout_s: float = ELECTION_WAIT_S,
+        *,
+        partitions: int = 0,
     ) -> list[_Result]:
-        """Carry out a change with a result an item; items that could not be written are refused, not raised."""
+        """Carry out a change with a result an item; items that could not be written are refused, not raised.
+
+        `partitions` is how many are to be made.
+        """
         if validate_only:
-            return await self._results(plan)
+            return await self._results(plan, partitions)
         try:
-            return await self._commit(plan, timeout_s)
+            return await self._commit(plan, timeout_s, partitions)
         except KafkaError as error:
-            return [_refused(result, error) for result in await self._results(plan)]
+            return [_refused(result, error) for result in await self._results(plan, partitions)]
         except MetadataStoreError as error:
             # The disk is full or failing. Some of the change may have been written; a retry finds out.
             refusal = KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
-            return [_refused(result, refusal) for result in await self._results(plan)]
+            return [_refused(result, refusal) for result in await self._results(plan, partitions)]
 
-    async def _results(self, plan: Callable[[ClusterImage], Steps[Change[list[_Result]]]]) -> list[_Result]:
+    async def _results(
+        self, plan: Callable[[ClusterImage], Steps[Change[list[_Result]]]], partitions: int
+    ) -> list[_Result]:
         """What a change would come to now."""
-        return (await self._plan(plan)).results
+        return (await self._plan(plan, partitions)).results
 
     async def _commit_or_refuse(
         self, plan: Callable[[ClusterImage], Change[_T]], timeout_s: float = ELECTION_WAIT_S
@@ -347,13 +358,13 @@ class Controller:
         except MetadataStoreError as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
 
-    async def _commit(self, plan: Plan[_T], timeout_s: float = ELECTION_WAIT_S) -> _T:
+    async def _commit(self, plan: Plan[_T], timeout_s: float = ELECTION_WAIT_S, partitions: int = 0) -> _T:
         """Carry out a change; raises KafkaError NOT_CONTROLLER, or MetadataStoreError."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while True:
             await self._wait_until_decided(deadline_s)
             # Finished even if its caller goes away: the store would have it, and the image would not.
-            task = asyncio.get_running_loop().create_task(self._write_change(plan))
+            task = asyncio.get_running_loop().create_task(self._write_change(plan, partitions))
             self._writing.add(task)
             task.add_done_callback(self._writing.discard)
             with contextlib.suppress(_ResignedError):
@@ -373,12 +384,12 @@ class Controller:
         if self._ledger is None:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "This broker is not the controller.")
 
-    async def _write_change(self, plan: Plan[_T]) -> _T:
+    async def _write_change(self, plan: Plan[_T], partitions: int) -> _T:
         async with self._lock:
             ledger = self._ledger
             if ledger is None:
                 raise _ResignedError
-            change = await self._plan(plan)
+            change = await self._plan(plan, partitions)
             if change.writes:
                 try:
                     written = await ledger.write(change.writes)
@@ -396,13 +407,15 @@ class Controller:
                     await self._publish_in_parts(old)
             return change.results
 
-    async def _plan(self, plan: Plan[_T]) -> Change[_T]:
-        """Compute a change of the current image with pauses; of a large one in a thread, as it may go through it all.
+    async def _plan(self, plan: Plan[_T], partitions: int) -> Change[_T]:
+        """Compute a change of the current image with pauses.
+
+        In a thread where the image is large, as a change may go through all of it, or where many partitions are made.
 
         Whoever writes the change has the lock, so that nothing else changes the image meanwhile.
         """
         image = self._image
-        if image.partitions_count >= PARTITIONS_IN_THREAD_MIN:
+        if max(image.partitions_count, partitions) >= PARTITIONS_IN_THREAD_MIN:
             return await asyncio.to_thread(_computed, plan, image)
         planned = plan(image)
         return planned if isinstance(planned, Change) else await run_with_pauses(planned)

@@ -376,9 +376,16 @@ async def test_changes_of_large_clusters_are_computed_in_a_thread(
     closing.push_async_callback(controller.close)
     await started(controller)
     own = threading.get_ident()
-    (result,) = await controller.create_topics([NewTopic("a", PARTITIONS_IN_THREAD_MIN, 1)])
+    (result,) = await controller.create_topics([NewTopic("a", PARTITIONS_IN_THREAD_MIN - 1, 1)])
     assert result.error is ErrorCode.NONE
     assert set(clock.threads) == {own}
+    clock.threads.clear()
+    # So is one that makes many.
+    (result,) = await controller.create_topics([NewTopic("c", PARTITIONS_IN_THREAD_MIN, 1)], validate_only=True)
+    assert result.error is ErrorCode.NONE
+    assert own not in clock.threads
+    (grown,) = await controller.create_partitions([NewPartitions("a", PARTITIONS_IN_THREAD_MIN)])
+    assert grown.error is ErrorCode.NONE
     clock.threads.clear()
     # What is refused there is refused here.
     first, second = await controller.create_topics([NewTopic("b", 1, 1), NewTopic("a", 1, 1)])
