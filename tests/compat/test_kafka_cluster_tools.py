@@ -13,7 +13,7 @@ import pytest
 
 from broker_processes import BrokerProcesses
 from tidelog import Admin, Producer
-from tidelog.bench.brokers import kafka_jars
+from tidelog.bench.brokers import TidelogBroker, kafka_jars
 from tidelog.client.admin import NewTopic
 from tidelog.client.types import TopicPartition
 
@@ -309,3 +309,28 @@ def test_a_partition_that_is_nowhere_is_refused(admin: Admin, tools: Tools) -> N
     path.write_text(json.dumps(moves("nowhere", [1])))
     output = tools(REASSIGN, "--execute", "--reassignment-json-file", str(path), expected_code=1)
     assert "nowhere" in output
+
+
+def test_replicas_are_moved_between_log_directories(tmp_path: Path) -> None:
+    broker = TidelogBroker(tmp_path / "broker", settings={"log.dirs": f"{tmp_path / 'one'},{tmp_path / 'two'}"})
+    broker.start()
+    try:
+        with Admin(bootstrap_servers=broker.bootstrap) as admin:
+            create(admin, "between", [1])
+            produce(broker.bootstrap, "between", 500, 1_000)
+            key = TopicPartition("between", 0)
+            tools = Tools(broker.bootstrap, tmp_path)
+            for target in ("one", "two", "one"):
+                path = str(tmp_path / target)
+                row = {"topic": "between", "partition": 0, "replicas": [1], "log_dirs": [path]}
+                plan: dict[str, object] = {"version": 1, "partitions": [row]}
+                throttle = ("--replica-alter-log-dirs-throttle", "50000000")
+                assert "Successfully started" in tools.reassign("execute", plan, *throttle)
+                deadline_s = time.monotonic() + DEADLINE_S
+                moved = "Reassignment of replica between-0-1 completed successfully."
+                while moved not in (verified := tools.reassign("verify", plan)):
+                    assert time.monotonic() < deadline_s, verified
+                held = [each.path for each in admin.describe_log_dirs([1], partitions=[key])[1] if each.replicas]
+                assert held == [path]
+    finally:
+        broker.kill()

@@ -29,6 +29,7 @@ from tidelog.broker.partition_files import Opened, PartitionFiles
 from tidelog.broker.purgatory import Purgatory
 from tidelog.broker.read_replicas import NO_REPLICA, choose_read_replica
 from tidelog.broker.record_checks import RecordChecks
+from tidelog.broker.replica_moves import ReplicaMoves
 from tidelog.broker.replication_throttle import ReplicationThrottles
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.broker.txn_verification import TransactionVerification
@@ -144,6 +145,7 @@ class ReplicaManager:
         self._threads = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="partition-disk")
         self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="cold-lookups")
         self.log_opening = LogOpening(logs, self._loop, self._lookup_threads)
+        self.moves = ReplicaMoves(logs, self._throttles.moves, self._on_moved)
         self._unsubscribe = logs.directories.subscribe(self._on_directory_offline)
 
     def start_replication(self, peers: PeerConnections, channel: ControllerChannel) -> None:
@@ -171,6 +173,7 @@ class ReplicaManager:
             await self._fetching.close()
         if self._isr_manager is not None:
             await self._isr_manager.close()
+        await self.moves.close()
         await self._files.close()
         self.checks.close()
         await self._loop.run_in_executor(None, self._threads.shutdown)
@@ -327,6 +330,7 @@ class ReplicaManager:
             if partition is not None:
                 del self._by_name[topic.name, index]
                 partition.stop(reason)
+                self.moves.cancel(partition)
                 self._on_leadership_changed(partition)
                 self.follower_fetches.forget(partition)
 
@@ -740,6 +744,13 @@ class ReplicaManager:
         else:
             self._progress(partition)
 
+    def _on_moved(self, partition: Partition) -> None:
+        """The log of a partition is in another directory; flushes had to wait for that."""
+        if partition.log.is_offline:
+            self.check_storage(partition)
+        else:
+            self._progress(partition)
+
     def check_storage(self, partition: Partition) -> None:
         """After a storage error: if the log went offline, so does its whole directory, whose disk can't be trusted.
 
@@ -765,6 +776,7 @@ class ReplicaManager:
 
     def _stop_without_disk(self, partition: Partition) -> None:
         partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+        self.moves.cancel(partition)
         self._on_leadership_changed(partition)
         self._resign_without_disk(partition)
 

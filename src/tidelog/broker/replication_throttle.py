@@ -1,10 +1,10 @@
-"""How fast throttled replicas may be copied (KIP-73): a quota for what this broker sends as leader, one as follower.
+"""How fast replicas may be copied (KIP-73): a quota for what this broker sends as leader, one as follower.
 
 What always holds: only partitions that their topic's settings name on this broker are throttled, and only for replicas
 that are not in sync, so that no throttle drives a replica out of the ISR or delays an acknowledgement; what all of them
 copied together stays, measured over the window, about the rate. What has been sent can't be taken back, so an answer
 may exceed the rate by its size, and the pause after it makes up for that. It keeps no timer: who copies asks how long
-to pause.
+to pause. A third quota is for copies between the broker's own data directories (KIP-113).
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ UNLIMITED: Final = 2**63 - 1
 
 PAUSE_MAX_S: Final = 1.0
 """A pause is taken in parts of this length, so that a throttle that was raised or removed is soon forgotten."""
+
+MOVES_RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
+_MOVES_SAMPLES: Final = 11
+_MOVES_SAMPLE_MS: Final = 1000
 
 _ALL: Final = "*"
 
@@ -92,9 +96,14 @@ class ReplicationThrottles:
             )
             for side in ("leader", "follower")
         )
+        # For all copies between the broker's own data directories, whichever topics they are of.
+        self.moves = ReplicationQuota(
+            clock, samples=_MOVES_SAMPLES, sample_ms=_MOVES_SAMPLE_MS, rate=settings.get_int(MOVES_RATE)
+        )
 
     def follow(self, image: ClusterImage) -> None:
         """The settings of brokers or topics have changed."""
+        self.moves.rate = broker_value(self._settings, image, MOVES_RATE)
         node_id = self._settings.get_int("node.id")
         for side, quota in (("leader", self.leader), ("follower", self.follower)):
             quota.rate = broker_value(self._settings, image, f"{side}.replication.throttled.rate")

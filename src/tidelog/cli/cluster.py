@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -548,6 +549,63 @@ def _held(admin: Admin, partitions: Iterable[TopicPartition]) -> dict[tuple[int,
         for directory in directories
         for replica in directory.replicas
     }
+
+
+# Log directories
+
+
+@cluster.command("move-replica", epilog="Example: tidelog cluster move-replica orders:0 --broker 1 --to /disk2/logs")
+def move_replica(
+    replica: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION", help="Which partition's replica to move.")],
+    broker: Annotated[int, typer.Option("--broker", metavar="BROKER", help="The broker that has the replica.")],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="The log directory to move it to.")],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the replica has moved.")] = True,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    json: Json = False,
+) -> None:
+    """Move a replica to another log directory of its broker.
+
+    It is written and read meanwhile, and the move goes on if this command is stopped. Naming the directory in which it
+    is ends a move. replica.alter.log.dirs.io.max.bytes.per.second limits how fast a broker copies.
+    """
+    from tidelog.client.types import TopicPartition
+
+    topic, _, index = replica.rpartition(":")
+    if not topic or not index.isdecimal():
+        raise typer.BadParameter("is written TOPIC:PARTITION, as in orders:0", param_hint="'TOPIC:PARTITION'")
+    if not os.path.isabs(to):
+        raise typer.BadParameter("is a path on the broker's machine that begins with /", param_hint="'--to'")
+    key = TopicPartition(topic, int(index))
+    with Interruption().caught() as interruption, administration(bootstrap, timeout, topics=[topic]) as admin:
+        admin.alter_replica_log_dirs(broker, {key: to}).raise_for_errors()
+        path = _wait_for_replica(admin, key, broker, interruption) if wait else None
+    name = f"{key.topic}-{key.partition}"
+    if wait and path != os.path.normpath(to):
+        raise CommandError(f"{name} was not moved to {to}: the log of broker {broker} says why")
+    if json:
+        print_json({"partition": name, "broker": broker, "to": to, "done": wait})
+    else:
+        print_line(f"{name} is in {path} on broker {broker}" if wait else f"{name} is moving to {to}")
+
+
+def _wait_for_replica(admin: Admin, key: TopicPartition, broker: int, interruption: Interruption) -> str | None:
+    """Show how much has been copied until the replica moves no more; returns the directory that it is in."""
+    is_shown = is_watched()
+    with progress("moving the replica", None, shown=is_shown, in_bytes=True) as advance:
+        while True:
+            found = {
+                replica.is_future: (directory.path, replica)
+                for directory in admin.describe_log_dirs([broker], partitions=[key])[broker]
+                for replica in directory.replicas
+            }
+            if True not in found:
+                return found[False][0] if False in found else None
+            copied = found[True][1]
+            if is_shown:
+                advance(copied.size_bytes, f"{count_text(copied.offset_lag)} records behind")
+            interruption.wait(_LOOK_AGAIN_S)
+            interruption.check()
 
 
 # Brokers that are gone

@@ -23,9 +23,6 @@ _SCOPES = {
     ResourceType.GROUP: SettingScope.GROUP,
 }
 
-_DELETED_UNSEEN = frozenset({"replica.alter.log.dirs.io.max.bytes.per.second"})
-"""Settings that don't exist here, but that Kafka's tool for reassignments deletes whether they are set or not."""
-
 _LAGS = ("min.compaction.lag.ms", "max.compaction.lag.ms")
 
 
@@ -79,8 +76,6 @@ def alter_configs(
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A setting may be changed only once in a request.")
     overrides = dict(image.configs.get(resource, {}))
     for change in changes:
-        if change.operation is AlterOperation.DELETE and change.name in _DELETED_UNSEEN:
-            continue
         row = _changeable_row(change.name, resource, settings.table)
         if change.operation is AlterOperation.DELETE:
             overrides.pop(change.name, None)

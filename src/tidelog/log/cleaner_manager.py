@@ -99,6 +99,8 @@ class LogCleaner:
         self._running: dict[PartitionKey, _Running] = {}
         self._uncleanable: dict[PartitionKey, PartitionLog] = {}
         self._retry_at_ms: dict[PartitionKey, int] = {}
+        # Logs that are being copied: a tombstone must not go before its copy has seen it.
+        self._paused: set[PartitionKey] = set()
 
     @property
     def uncleanable(self) -> list[PartitionKey]:
@@ -126,6 +128,16 @@ class LogCleaner:
         if running is not None and running.log is log:
             running.cleaning.abort()
             running.has_ended.wait()
+
+    def pause(self, log: PartitionLog) -> None:
+        """Leave a log as it is until `resume`. Blocks; not for use on the event loop."""
+        with self._guard:
+            self._paused.add((log.topic, log.partition))
+        self.abort(log)
+
+    def resume(self, log: PartitionLog) -> None:
+        with self._guard:
+            self._paused.discard((log.topic, log.partition))
 
     def stop(self) -> None:
         """Start no more compactions and end the running ones soon; `run` then returns."""
@@ -164,6 +176,7 @@ class LogCleaner:
             or log.is_truncating
             or (not log.is_open and log.segments_count == 1)
             or key in self._running
+            or key in self._paused
             or self._uncleanable.get(key) is log
             or self._retry_at_ms.get(key, now_ms) > now_ms
         ):
@@ -190,7 +203,7 @@ class LogCleaner:
     def _begin(self, log: PartitionLog) -> _Running | None:
         key = log.topic, log.partition
         with self._guard:
-            if self._is_stopped or self._find(key) is not log or key in self._running:
+            if self._is_stopped or self._find(key) is not log or key in self._running or key in self._paused:
                 return None
             running = _Running(log, log.start_cleaning(), self._clock.monotonic_ms())
             self._running[key] = running

@@ -128,6 +128,11 @@ class LeaderEpochs:
         self._entries[: slot + 1] = [EpochEntry(self._entries[slot].epoch, start_offset)]
         self.write()
 
+    def replace(self, entries: Iterable[EpochEntry]) -> None:
+        """Have these instead."""
+        self._entries = list(entries)
+        self.write()
+
     def clear(self) -> None:
         if self._entries:
             self._entries = []

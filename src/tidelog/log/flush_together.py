@@ -43,6 +43,8 @@ def flush_together(directory: LogDirectory, logs: Sequence[PartitionLog], *, clo
     if closing:
         logs = [log for log in logs if _try(log.settle)]
     marks = [(log, log.flush_mark()) for log in logs]
+    # In this order: one that was marked after it had moved to another directory is left out here.
+    marks = [(log, mark) for log, mark in marks if log.parent == directory.path]
     try:
         sync_file_system(fd)
     except OSError as error:

@@ -53,6 +53,10 @@ class LogHealth:
         if self._offline_reason is not None:
             raise LogStorageError(self._offline_reason)
 
+    def move(self, on_failure: Callable[[str], None]) -> None:
+        """The files are in another data directory from now on."""
+        self._on_failure = on_failure
+
     def take_offline(self, reason: str) -> None:
         """Refuse everything from now on."""
         if self._offline_reason is None:

@@ -22,7 +22,7 @@ from tidelog.common.checks import partition_of_directory
 from tidelog.common.clock import Clock
 from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Settings
-from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata
+from tidelog.log.checkpoints import PartitionKey, fsync_directory, read_partition_metadata, sync_files
 from tidelog.log.cleaner_config import LogCleanerConfig
 from tidelog.log.cleaner_manager import LogCleaner
 from tidelog.log.config import LogConfig
@@ -30,9 +30,11 @@ from tidelog.log.directory import LogDirectory
 from tidelog.log.directory_set import DirectorySet
 from tidelog.log.errors import CorruptCheckpointError, DataDirectoryError, LogStorageError
 from tidelog.log.flush_together import flush_together
+from tidelog.log.health import is_out_of_room
 from tidelog.log.housekeeping import BackgroundTask, Housekeeping
 from tidelog.log.loading import open_all
 from tidelog.log.manager_config import LogManagerConfig
+from tidelog.log.moves import FUTURE_SUFFIX, MoveNote, put_back, read_note, remove_note, write_note
 from tidelog.log.open_files import OPEN_FILES
 from tidelog.log.partition_log import LogOwner, PartitionLog
 from tidelog.log.placement import find_doubles
@@ -43,6 +45,8 @@ from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
 
+# A copy forgets its producers for those of its log in the end.
+_LIMITS_OF_COPIES = (1_000_000, 1_000_000)
 DELETE_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
 _FILE_NAME_BYTES_MAX = 255
@@ -59,6 +63,22 @@ class _Found:
     key: PartitionKey
     path: Path
     known: LastKnown
+
+
+@dataclass(slots=True)
+class LogMove:
+    """A log that is copied to another data directory."""
+
+    key: PartitionKey
+    log: PartitionLog
+    copy: PartitionLog
+    source: Path
+    # Under which name the log is put away when the copy takes its place.
+    retired: Path
+    # Where the log starts according to the checkpoint of the new directory; -1: no checkpoint was written.
+    checkpointed_start_offset: int = -1
+    # What the checkpoints of the old directory go on to say, until it is on disk that the log has left it.
+    left: LastKnown | None = None
 
 
 class LogManager:
@@ -96,6 +116,7 @@ class LogManager:
         self._doomed: list[tuple[int, Path]] = []
         self._doomed_guard = threading.Lock()
         self._log_starts_guard = threading.Lock()
+        self._moves: dict[PartitionKey, LogMove] = {}
         # Data directories with unflushed deletions.
         self._unflushed: set[Path] = set()
         self.was_clean_shutdown = False
@@ -161,6 +182,7 @@ class LogManager:
                 raise DataDirectoryError(f"can't use the data directory {directory.path}: {error}") from error
             self.was_clean_shutdown &= is_clean
 
+        self._settle_moves()
         self._directories.try_each(look_through)
         found = self._without_doubles(found, topic_ids or {})
         started_ms = self._clock.monotonic_ms()
@@ -193,12 +215,43 @@ class LogManager:
             len(self._offline),
         )
 
+    def _settle_moves(self) -> None:
+        """Let logs that were being moved when the broker ended be where they were; their copies are dropped."""
+
+        def settle(directory: LogDirectory) -> None:
+            try:
+                names = [entry.name for entry in os.scandir(directory.path) if entry.name.endswith(FUTURE_SUFFIX)]
+            except OSError as error:
+                raise DataDirectoryError(f"can't use the data directory {directory.path}: {error}") from error
+            for name in names:
+                self._settle_move(directory.path / name)
+
+        self._directories.try_each(settle)
+
+    def _settle_move(self, future: Path) -> None:
+        for directory in self._directories.online:
+            try:
+                if put_back(future, directory.path):
+                    break
+            except OSError as error:
+                directory.fail(f"a log that was being moved can't be put back: {error}")
+        if self._directories.has_offline:
+            # The log that goes with it may be in a directory that is missing.
+            logger.warning("%s is left until all data directories work", future)
+        else:
+            logger.warning("%s is the copy of a move that did not end; it is removed: move it again", future)
+            self._doom(self._clock.now_ms(), future)
+
     def _without_doubles(self, found: Iterable[_Found], topic_ids: Mapping[str, uuid.UUID]) -> list[_Found]:
         chosen, superseded, undecided = find_doubles(found, topic_ids)
         for item in superseded:
             target = _free_name(item.path, STRAY_SUFFIX)
             os.rename(item.path, target)
-            logger.warning("%s belongs to an earlier topic of that name; it is set aside as %s", item.path, target)
+            logger.warning(
+                "%s was replaced, by a topic of the same name or a move to another directory; it is set aside as %s",
+                item.path,
+                target,
+            )
         for item, error in undecided:
             self._offline[item.key] = error, item
             logger.error("%s", error.message)
@@ -212,6 +265,8 @@ class LogManager:
                 continue
             if entry.name.endswith(DELETE_SUFFIX):
                 self._doom(self._clock.now_ms(), Path(entry.path))
+                continue
+            if entry.name.endswith(FUTURE_SUFFIX):
                 continue
             if entry.name.endswith(STRAY_SUFFIX):
                 logger.warning("%s was set aside earlier; delete it if you don't need it", _as_text(entry.path))
@@ -272,11 +327,19 @@ class LogManager:
         topic, partition = item.key
         try:
             topic_id = read_partition_metadata(item.path)
+            self._finish_cut_off_move(item.path)
             config = configs.get(topic) or LogConfig()
             owner = self._owners[item.path.parent]
             return open_log(topic, partition, item.path, topic_id, config, self._clock, item.known, progress, owner)
         except (OSError, CorruptCheckpointError) as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be opened: {error}") from error
+
+    def _finish_cut_off_move(self, path: Path) -> None:
+        """Forget that a log was moved here, once it is on disk that it has left the directory where it was."""
+        if not self._directories.has_offline and read_note(path) is not None:
+            for directory in self._directories:
+                fsync_directory(directory.path)
+            remove_note(path)
 
     # Logs
 
@@ -414,6 +477,128 @@ class LogManager:
             raise LogStorageError(f"partition {topic}-{partition} can't be taken out: {error}") from error
         return target
 
+    # Moving
+
+    def begin_move(self, log: PartitionLog, target: Path) -> LogMove:
+        """An empty copy of a log in another data directory; raises LogStorageError. Blocks, in a thread of its own.
+
+        Until the move is finished or abandoned the log is not compacted.
+        """
+        directory = self._directories[target]
+        owner = LogOwner(directory.fail, _ignore, _ignore, ProducerLimits(*_LIMITS_OF_COPIES), target)
+        self.cleaner.pause(log)
+        try:
+            log.open()
+            if directory.offline_reason is not None:
+                raise LogStorageError(directory.offline_reason)
+            path = _free_name(target / log.name, FUTURE_SUFFIX)
+            copy = create_log(log.topic, log.partition, path, log.topic_id, log.config, self._clock, owner)
+        except LogStorageError:
+            self.cleaner.resume(log)
+            raise
+        except OSError as error:
+            self.cleaner.resume(log)
+            if not is_out_of_room(error):
+                directory.fail(f"a copy of {log.name} can't be created: {error}")
+            raise LogStorageError(f"{log.name} can't be copied to {target}: {error}") from error
+        key = log.topic, log.partition
+        move = LogMove(key, log, copy, log.parent, _free_name(log.directory, DELETE_SUFFIX))
+        self._moves[key] = move
+        return move
+
+    def prepare_move(self, move: LogMove, offset: int, packed_producers: list[bytes]) -> bool:
+        """Flush the copy and write what a crash after the move needs; False if a disk was full. Blocks.
+
+        The copy holds all below the offset, where the log knows these producers.
+        """
+        copy = move.copy
+        # First, so that no snapshot of what the copy itself knows follows it.
+        copy.keep_producers_of(offset, packed_producers)
+        copy.flush()
+        copy.take_epochs_of(move.log)
+        start_offset = copy.log_start_offset
+        try:
+            known = read_note(move.log.directory)
+            note = MoveNote(1 if known is None else known.number + 1, move.log.name, move.retired.name)
+            sync_files(copy.directory)
+            write_note(copy.directory, note)
+        except OSError as error:
+            if is_out_of_room(error):
+                return False
+            raise copy.health.go_offline(f"a move can't be noted: {error}") from error
+        if not self.checkpoint():
+            return False
+        move.checkpointed_start_offset = start_offset
+        return True
+
+    def commit_move(self, move: LogMove) -> bool:
+        """Let the log go on with its copy, which has all its records; False if that isn't possible right now.
+
+        Called on the event loop, with flushes held and nothing else between the look at the logs' ends and this.
+        """
+        log, copy = move.log, move.copy
+        if self._logs.get(move.key) is not log or log.is_offline or copy.is_offline or log.is_truncating:
+            return False
+        is_flushed = copy.flushed_offset >= min(log.flushed_offset, copy.log_end_offset)
+        if not is_flushed or move.checkpointed_start_offset != log.log_start_offset:
+            return False
+        copy.take_epochs_of(log)
+        left = LastKnown(
+            recovery_point=log.recovery_point,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+        )
+        move.left = left
+        is_moved = False
+        try:
+            is_moved = log.move_to(copy, move.retired, self._owners[copy.parent])
+        finally:
+            if not is_moved:
+                move.left = None
+        if not is_moved:
+            return False
+        self._logs_count[move.source] -= 1
+        self._logs_count[log.parent] += 1
+        return True
+
+    def finish_move(self, move: LogMove) -> None:
+        """Make sure that a power cut does not undo a move that was committed. Blocks."""
+        log = move.log
+        try:
+            log.flush()
+            with log.health.storage("move"):
+                self._let_go(move)
+        finally:
+            self.cleaner.resume(log)
+
+    def _let_go(self, move: LogMove) -> None:
+        source = self._directories[move.source]
+        if source.offline_reason is None:
+            try:
+                fsync_directory(move.source)
+            except OSError as error:
+                source.fail(f"a move to another directory can't be flushed: {error}")
+        if source.offline_reason is None:
+            # Otherwise the old files may be back at the next start, and the note says that they don't count.
+            remove_note(move.log.directory)
+            self._doom(self._clock.now_ms() + move.log.config.file_delete_delay_ms, move.retired)
+            self._moves.pop(move.key, None)
+
+    def abandon_move(self, move: LogMove) -> None:
+        """Drop a copy that is not wanted any more, or can't be finished. Blocks."""
+        self._moves.pop(move.key, None)
+        # Checkpoints may name it.
+        self._stale.add(move.key)
+        self.cleaner.resume(move.log)
+        target = _free_name(move.copy.directory, DELETE_SUFFIX)
+        try:
+            move.copy.retire(target)
+        except OSError as error:
+            logger.warning("%s can't be removed: %s; the next start does", move.copy.directory, error)
+            move.copy.close(clean=False)
+        else:
+            self._doom(self._clock.now_ms(), target)
+
     def _doom(self, due_ms: int, path: Path) -> None:
         with self._doomed_guard:
             self._doomed.append((due_ms, path))
@@ -421,7 +606,8 @@ class LogManager:
     def _on_directory_offline(self, path: Path) -> None:
         """The disk failed: all logs on it refuse everything. May be called from any thread."""
         reason = self._directories[path].offline_reason or ""
-        for log in self.logs():
+        copies = [move.copy for move in tuple(self._moves.values())]
+        for log in (*self.logs(), *copies):
             if log.parent == path:
                 log.health.take_offline(reason)
 
@@ -442,7 +628,7 @@ class LogManager:
         stale = set(self._stale)
         is_written = True
         for directory in self._directories.online:
-            logs = self._logs_of(directory)
+            logs = self._told_of(directory)
             is_written &= directory.write_recovery_points({key: log.recovery_point for key, log in logs.items()})
         is_written &= self.checkpoint_log_start_offsets()
         is_written &= self.checkpoint_high_watermarks()
@@ -458,7 +644,7 @@ class LogManager:
         with self._log_starts_guard:
             for directory in self._directories.online:
                 starts = {key: found.known.log_start_offset for key, found in self._offline_of(directory)}
-                starts |= {key: log.log_start_offset for key, log in self._logs_of(directory).items()}
+                starts |= {key: log.log_start_offset for key, log in self._told_of(directory).items()}
                 is_written &= directory.write_log_start_offsets(
                     {key: offset for key, offset in starts.items() if offset > 0}
                 )
@@ -469,7 +655,7 @@ class LogManager:
         is_written = True
         for directory in self._directories.online:
             watermarks = {key: found.known.high_watermark for key, found in self._offline_of(directory)}
-            watermarks |= {key: log.high_watermark for key, log in self._logs_of(directory).items()}
+            watermarks |= {key: log.high_watermark for key, log in self._told_of(directory).items()}
             is_written &= directory.write_high_watermarks(watermarks)
         return is_written
 
@@ -488,6 +674,19 @@ class LogManager:
         if self._has_one_directory:
             return logs
         return {key: log for key, log in logs.items() if log.parent == directory.path}
+
+    def _told_of(self, directory: LogDirectory) -> dict[PartitionKey, PartitionLog | LastKnown]:
+        """What the checkpoints of a directory tell of: also logs that are moving there, or may not have left it yet."""
+        # In this order: a log that leaves meanwhile is among the others then.
+        here = self._logs_of(directory)
+        told: dict[PartitionKey, PartitionLog | LastKnown] = {}
+        for key, move in self._moves.copy().items():
+            if move.source == directory.path and move.left is not None:
+                told[key] = move.left
+            elif move.copy.parent == directory.path:
+                told[key] = move.copy
+        told |= here
+        return told
 
     def _offline_of(self, directory: LogDirectory) -> list[tuple[PartitionKey, _Found]]:
         offline = self._offline.copy()
@@ -537,6 +736,10 @@ class LogManager:
                     ends = {key: log.log_end for key, log in here if log not in damaged}
                     directory.write_clean_marker(ends, broker_epoch)
         self._directories.unlock()
+
+
+def _ignore(_: PartitionLog) -> None:
+    """Nobody else looks after a copy."""
 
 
 def _free_name(path: Path, suffix: str) -> Path:

@@ -63,6 +63,9 @@ from tidelog.records import (
 
 logger = logging.getLogger(__name__)
 
+_FLUSHES = threading.Condition()
+"""How many flushes of each log are running. One for all logs, of which most are never flushed."""
+
 
 @dataclass(slots=True)
 class AppendResult:
@@ -132,6 +135,7 @@ class FlushMark(NamedTuple):
     active_base_offset: int
     directory_version: int
     truncations: int
+    moves: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +164,16 @@ class PartitionLog:
         "_flushed_directory_version",
         "_flushed_offset",
         "_flushed_truncations",
+        "_flushes_are_held",
+        "_flushes_running",
         "_high_watermark",
         "_is_truncating",
         "_last_flush_ms",
         "_lock",
         "_log_end_offset",
         "_log_start_offset",
+        "_lowest_end_offset",
+        "_moves",
         "_rest",
         "_truncations",
         "clock",
@@ -204,6 +212,13 @@ class PartitionLog:
         self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
         self._last_flush_ms = clock.now_ms()
         self._lock = threading.Lock()  # held by whatever must not run beside a truncation, or beside another opening
+        # Several flushes may run at once, but none while they are held. Both under `_FLUSHES`.
+        self._flushes_running = 0
+        self._flushes_are_held = False
+        # Counts moves to another data directory, so that a flush overtaken by one proves nothing.
+        self._moves = 0
+        # The lowest end that a truncation left since `take_lowest_end_offset`; None: it was not truncated.
+        self._lowest_end_offset: int | None = None
         # Up to here the log is compacted, None where it never was. The cleaner keeps it, and its checkpoint.
         self.first_dirty_offset: int | None = None
         # Counts files created, renamed or written next to the log.
@@ -913,6 +928,18 @@ class PartitionLog:
         self.health.check_online()
         if self._contents is None:
             return
+        with _FLUSHES:
+            while self._flushes_are_held:
+                _FLUSHES.wait()
+            self._flushes_running += 1
+        try:
+            self._flush(up_to)
+        finally:
+            with _FLUSHES:
+                self._flushes_running -= 1
+                _FLUSHES.notify_all()
+
+    def _flush(self, up_to: int | None) -> None:
         mark = self.flush_mark()
         end_offset = mark.end_offset
         is_truncated = self._flushed_truncations < mark.truncations
@@ -939,10 +966,14 @@ class PartitionLog:
     def flush_mark(self) -> FlushMark:
         """The current state of the log, for `note_flushed` after all of it has been flushed."""
         active_base_offset = self._segments.active.base_offset
-        return FlushMark(self._log_end_offset, active_base_offset, self._directory_version, self._truncations)
+        return FlushMark(
+            self._log_end_offset, active_base_offset, self._directory_version, self._truncations, self._moves
+        )
 
     def note_flushed(self, mark: FlushMark) -> None:
         """Everything up to the mark is on disk. May be called from a different thread than the rest."""
+        if self._moves != mark.moves:
+            return  # these were other files
         self._flushed_directory_version = max(self._flushed_directory_version, mark.directory_version)
         self._segments.note_flushed(mark.active_base_offset)
         with self._lock:
@@ -1001,6 +1032,96 @@ class PartitionLog:
                 self._contents.epochs.move(directory)
                 self._contents.segments.move(directory)
             self.close(clean=False)
+
+    # Moving to another data directory
+
+    def take_lowest_end_offset(self) -> int | None:
+        """The lowest end that truncations left since the last call, None if there were none: copies end there, too."""
+        lowest, self._lowest_end_offset = self._lowest_end_offset, None
+        return lowest
+
+    @property
+    def was_truncated(self) -> bool:
+        """Whether `take_lowest_end_offset` has something to tell."""
+        return self._lowest_end_offset is not None
+
+    def hold_flushes(self) -> None:
+        """Keep the flushed offset from moving until `release_flushes`, after the flushes that run. Blocks."""
+        with _FLUSHES:
+            self._flushes_are_held = True
+            while self._flushes_running:
+                _FLUSHES.wait()
+
+    def release_flushes(self) -> None:
+        with _FLUSHES:
+            self._flushes_are_held = False
+            _FLUSHES.notify_all()
+
+    def take_epochs_of(self, other: PartitionLog) -> None:
+        """Know the epochs of a log with the same records, of which some may have none."""
+        if self._epochs.entries != other.epochs:
+            with self.health.storage("leader epoch checkpoint", is_undone=True):
+                self._epochs.replace(other.epochs)
+                self._directory_version += 1
+
+    def keep_producers_of(self, offset: int, packed_producers: list[bytes]) -> None:
+        """Write a snapshot of what another log with these records knows about producers at this offset. Blocks."""
+        with self.health.storage("snapshot"):
+            contents = self.open()
+            contents.pending_snapshot = None
+            snapshot_path(self.directory, offset).unlink(missing_ok=True)
+            write_snapshot(self.directory, offset, packed_producers)
+            contents.last_snapshot_offset = max(contents.last_snapshot_offset, offset)
+
+    def move_to(self, copy: PartitionLog, retired: Path, owner: LogOwner) -> bool:
+        """Go on with the files of a copy that has the same records; those of this log keep the name `retired`.
+
+        False if another thread is working on this log right now. Flushes are held, and nothing of this log counts as
+        flushed that isn't in the copy. Raises LogStorageError where a name can't be given; then all is as before.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._move_to(copy, retired, owner)
+        finally:
+            self._lock.release()
+        return True
+
+    def _move_to(self, copy: PartitionLog, retired: Path, owner: LogOwner) -> None:
+        old, new = self.open(), copy.open()
+        directory = owner.path / self.name
+        source = self.directory
+        with self.health.storage("move", is_undone=True):
+            os.rename(source, retired)
+        try:
+            os.rename(copy.directory, directory)
+        except OSError as error:
+            with self.health.storage("move"):
+                os.rename(retired, source)
+            raise copy.health.refuse("move", error) from error
+        old.segments.abort_cleaning()
+        old.segments.move(retired)
+        new.segments.move(directory)
+        new.epochs.move(directory)
+        new.producers.clear()
+        self._contents = LogContents(
+            segments=new.segments,
+            epochs=new.epochs,
+            producers=old.producers,
+            last_snapshot_offset=new.last_snapshot_offset,
+            last_aborted_offset=new.segments.last_aborted_offset,
+            pending_snapshot=(self._log_end_offset, old.producers.packed()),
+        )
+        copy.health.take_offline("the copy took the place of its log")
+        self.owner, self.parent, self._directory_name = owner, owner.path, None
+        self.health.move(owner.on_failure)
+        self._flushed_offset = copy._flushed_offset
+        # The next flush makes sure of the names, too, before anything more counts as flushed.
+        self._directory_version += 1
+        self._truncations += 1
+        self._moves += 1
+        self._segments_changed()
+        old.segments.close()
 
     def verify(self) -> Iterator[Problem]:
         """Check all files against one another."""
@@ -1093,6 +1214,8 @@ class PartitionLog:
         if self.first_dirty_offset is not None:
             self.first_dirty_offset = min(self.first_dirty_offset, offset)
         self._log_end_offset = offset
+        lowest = self._lowest_end_offset
+        self._lowest_end_offset = offset if lowest is None else min(lowest, offset)
         self._high_watermark = min(self._high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)
         contents = self.open()

@@ -1,19 +1,21 @@
 """Decides which of several data directories holds a partition when more than one claims to.
 
 What always holds: a partition is served from one directory. Two can hold it if a topic was deleted and recreated while
-a directory was offline: the one with the cluster's topic id is right. If that doesn't decide it, neither is used, as a
-guess could bring back deleted records or lose acknowledged ones.
+a directory was offline: the one with the cluster's topic id is right. Or it was being moved from one to the other: the
+one that it was moved to says so. If neither decides it, neither is used, as a guess could bring back deleted records or
+lose acknowledged ones.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tidelog.log.checkpoints import PartitionKey, read_partition_metadata
 from tidelog.log.errors import CorruptCheckpointError, LogStorageError
+from tidelog.log.moves import latest_moved
 
 
 class Placed(Protocol):
@@ -43,6 +45,9 @@ def find_doubles(
             chosen += items
             continue
         right = [item for item in items if _is_of(item.path, topic_ids.get(topic))]
+        moved = _moved(right if topic in topic_ids else items)
+        if moved is not None:
+            right = [moved]
         if len(right) == 1:
             chosen += right
             superseded += [item for item in items if item is not right[0]]
@@ -54,6 +59,17 @@ def find_doubles(
             )
             undecided.append((items[0], error))
     return chosen, superseded, undecided
+
+
+def _moved(items: Sequence[PlacedT]) -> PlacedT | None:
+    """The one that the others were moved to, if all are of the same topic."""
+    try:
+        if len(items) < 2 or len({read_partition_metadata(item.path) for item in items}) > 1:
+            return None
+        path = latest_moved([item.path for item in items])
+    except (OSError, CorruptCheckpointError):
+        return None
+    return next((item for item in items if item.path == path), None)
 
 
 def _is_of(path: Path, topic_id: uuid.UUID | None) -> bool:

@@ -32,6 +32,7 @@ from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
 from tidelog.log.epochs import LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
 from tidelog.log.index import RELATIVE_OFFSET_MAX
+from tidelog.log.moves import MOVE_FILE
 from tidelog.log.partition_log import LogAtRest, LogOwner, LogState, PartitionLog
 from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.producer_replay import NO_SNAPSHOT, remove_doubtful_snapshots, restore_producers
@@ -174,7 +175,7 @@ def _is_as_closed(directory: Path, end: LogEnd) -> bool:
         stem, dot, suffix = entry.name.partition(".")
         base_offset = offset_in_file_name(stem)
         if base_offset is None:
-            if entry.name not in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE):
+            if entry.name not in (LEADER_EPOCH_FILE, PARTITION_METADATA_FILE, MOVE_FILE):
                 return False
         elif dot + suffix == LOG_SUFFIX:
             sizes[base_offset] = entry.stat().st_size

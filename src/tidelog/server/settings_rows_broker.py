@@ -473,6 +473,14 @@ def _throttle_rows() -> Iterator[Setting]:
             dynamic=True,
         )
     yield _row(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        SettingType.LONG,
+        _LONG_MAX,
+        "How many bytes per second the broker copies while it moves replicas between its data directories.",
+        at_least(0),
+        dynamic=True,
+    )
+    yield _row(
         "replication.quota.window.num",
         SettingType.INT,
         11,

@@ -58,13 +58,6 @@ def test_a_brokers_dynamic_settings_can_be_changed(
     assert changed == {"log.retention.ms": "9"}
 
 
-def test_what_kafka_s_tool_for_reassignments_deletes_need_not_exist(image: ClusterImage, settings: Settings) -> None:
-    change = ConfigChange("replica.alter.log.dirs.io.max.bytes.per.second", DELETE)
-    assert configs.alter_configs(BROKER, [change], image, settings) == dict(image.configs.get(BROKER, {}))
-    with pytest.raises(KafkaError):
-        configs.alter_configs(BROKER, [ConfigChange(change.name, SET, "1")], image, settings)
-
-
 @pytest.mark.parametrize(
     ("resource", "change", "code"),
     [

@@ -2,7 +2,7 @@
 
 1 changes nothing in the fields, 2 is flexible, 3 brings an error for the whole answer, 4 the size of the volume and
 what is left of it (KIP-827), 5 whether a directory takes no new partitions (cordoned; none is here). Null topics ask
-for all. Replicas never move between directories, so none is a future one.
+for all. A replica that moves to another directory is listed there, too, as a future one with what it lacks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tidelog.broker.partition import Partition
 from tidelog.broker.registry import handles
+from tidelog.broker.replica_moves import MoveStatus
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.steps import Steps
 from tidelog.protocol import ErrorCode
@@ -40,10 +41,16 @@ def handle_describe_log_dirs(
         yield 0
         if wanted is None or (partition.topic, partition.partition) in wanted:
             by_path[partition.log.parent].append(partition)
+    coming: dict[Path, list[MoveStatus]] = {directory.path: [] for directory in directories}
+    for move in services.replicas.moves.under_way:
+        yield 0
+        if wanted is None or (move.partition.topic, move.partition.partition) in wanted:
+            coming[move.target].append(move)
     response = DescribeLogDirsResponse()
     for directory in directories:
+        path = directory.path
         if directory.offline_reason is None:
-            response.results.append((yield from _describe(directory.path, by_path[directory.path])))
+            response.results.append((yield from _describe(path, by_path[path], coming[path])))
         else:
             response.results.append(_offline(directory.path))
     return response
@@ -53,7 +60,7 @@ def _offline(directory: Path) -> DescribeLogDirsResult:
     return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=str(directory.absolute()))
 
 
-def _describe(directory: Path, partitions: list[Partition]) -> Steps[DescribeLogDirsResult]:
+def _describe(directory: Path, partitions: list[Partition], coming: list[MoveStatus]) -> Steps[DescribeLogDirsResult]:
     topics: dict[str, DescribeLogDirsTopic] = {}
     for partition in partitions:
         yield 0
@@ -64,6 +71,17 @@ def _describe(directory: Path, partitions: list[Partition]) -> Steps[DescribeLog
                 partition_index=partition.partition,
                 partition_size=log.size_bytes,
                 offset_lag=max(0, log.high_watermark - log.log_end_offset),
+            )
+        )
+    for move in coming:
+        yield 0
+        name = move.partition.topic
+        topics.setdefault(name, DescribeLogDirsTopic(name=name)).partitions.append(
+            DescribeLogDirsPartition(
+                partition_index=move.partition.partition,
+                partition_size=move.size_bytes,
+                offset_lag=move.offset_lag,
+                is_future_key=True,
             )
         )
     try:

@@ -297,6 +297,15 @@ class Admin(Closing):
         """The log directories of these brokers or of all, with the replicas of these partitions or of all."""
         return self._run(self._admin.describe_log_dirs(broker_ids, partitions=partitions))
 
+    def alter_replica_log_dirs(
+        self, broker_id: int, targets: Mapping[TopicPartition, str]
+    ) -> Results[TopicPartition, None]:
+        """Begin to move replicas of this broker to other log directories of it, by their paths.
+
+        A replica's own directory ends its move. `describe_log_dirs` shows how far the others are.
+        """
+        return self._run(self._admin.alter_replica_log_dirs(broker_id, targets))
+
     def elect_leaders(
         self,
         election_type: ElectionType | None = None,

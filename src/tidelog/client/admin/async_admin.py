@@ -363,6 +363,17 @@ class AsyncAdmin(AsyncClosing):
 
         return await describe_log_dirs(self._started(), broker_ids, partitions)
 
+    async def alter_replica_log_dirs(
+        self, broker_id: int, targets: Mapping[TopicPartition, str]
+    ) -> Results[TopicPartition, None]:
+        """Begin to move replicas of this broker to other log directories of it, by their paths.
+
+        A replica's own directory ends its move. `describe_log_dirs` shows how far the others are.
+        """
+        from tidelog.client.admin.cluster import alter_replica_log_dirs
+
+        return await alter_replica_log_dirs(self._started(), broker_id, targets)
+
     async def elect_leaders(
         self,
         election_type: ElectionType | None = None,

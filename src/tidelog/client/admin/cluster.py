@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tidelog import __version__
 from tidelog.client.address import Address
@@ -15,11 +15,18 @@ from tidelog.client.admin.types import (
     LogDir,
     LogDirReplica,
 )
-from tidelog.client.errors import raise_for
+from tidelog.client.errors import BrokerError, raise_for
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.connection import CLIENT_SOFTWARE_NAME, Connection
 from tidelog.client.types import Node, TopicPartition, group_by_topic
 from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersionsRequest, ApiVersionsResponse
+from tidelog.protocol.messages.k34_alter_replica_log_dirs import (
+    ALTER_REPLICA_LOG_DIRS,
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopic,
+)
 from tidelog.protocol.messages.k35_describe_log_dirs import (
     DESCRIBE_LOG_DIRS,
     DescribableLogDirTopic,
@@ -88,6 +95,37 @@ async def describe_log_dirs(
         return [_log_dir(node_id, row) for row in response.results]
 
     return await at_brokers(cluster, ask, node_ids=broker_ids)
+
+
+async def alter_replica_log_dirs(
+    cluster: Cluster, broker_id: int, targets: Mapping[TopicPartition, str]
+) -> Results[TopicPartition, None]:
+    by_path: dict[str, list[TopicPartition]] = {}
+    for key, path in targets.items():
+        by_path.setdefault(path, []).append(TopicPartition(*key))
+
+    async def ask(connection: Connection, _: int) -> dict[TopicPartition, BrokerError]:
+        request = AlterReplicaLogDirsRequest(
+            dirs=[
+                AlterReplicaLogDir(
+                    path=path,
+                    topics=[
+                        AlterReplicaLogDirTopic(name=topic, partitions=indexes)
+                        for topic, indexes in group_by_topic(keys).items()
+                    ],
+                )
+                for path, keys in by_path.items()
+            ]
+        )
+        response = await connection.request(ALTER_REPLICA_LOG_DIRS, request, AlterReplicaLogDirsResponse)
+        rows = ((topic.topic_name, row) for topic in response.results for row in topic.partitions)
+        answers = {TopicPartition(name, row.partition_index): row.error_code for name, row in rows}
+        refused = {key: refusal(code, None, f"partition {key} on broker {broker_id}") for key, code in answers.items()}
+        return {key: error for key, error in refused.items() if error is not None}
+
+    errors = (await at_brokers(cluster, ask, node_ids=[broker_id]))[broker_id]
+    wanted = [TopicPartition(*key) for key in targets]
+    return Results(wanted, {key: None for key in wanted if key not in errors}, errors)
 
 
 def _log_dir(node_id: int, row: DescribeLogDirsResult) -> LogDir:

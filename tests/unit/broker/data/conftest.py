@@ -37,9 +37,9 @@ NODE = 1
 class Node:
     """A replica manager on real files, with the handlers on top; its clock stands still, its loop is the test's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, *paths: Path) -> None:
         self.clock = VirtualClock(start_ms=time.time_ns() // 1_000_000)
-        self.logs = LogManager([path], load(options={}), self.clock)
+        self.logs = LogManager(paths, load(options={}), self.clock)
         self.logs.open("cluster", NODE)
         self.logs.load()
         settings = load(options={"node.id": NODE})
