@@ -41,7 +41,7 @@ from tidelog.protocol.messages.k00_produce import PRODUCE, ProduceResponse
 
 RECORD_BYTES: Final = (100, 1000)
 WARM_UP_ROUND_TRIPS = 8_000
-WARM_UP_BATCHES = 300
+WARM_UP_BATCHES = 2_000
 _SETTINGS: Final = {"min.insync.replicas": "2"}
 _WARM_UP_TOPIC: Final = "warm-up"
 _ATTEMPT_PAUSE_S: Final = 0.005

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tidelog.client.admin import ConfigEntry
     from tidelog.protocol.config_values import ConfigChange, ConfigResource
 
-configs = App(help="Show and change settings of topics, brokers and groups, and log levels.")
+configs = App(help="Show and change settings at run time, and log levels.")
 
 
 Topic = Annotated[
@@ -160,7 +160,9 @@ def _resource(
     from tidelog.protocol.config_values import ConfigResource, ResourceType
 
     if (topic is not None) + (broker is not None) + all_brokers + (group is not None) != 1:
-        raise typer.BadParameter("say whose settings: one of --topic TOPIC, --group GROUP, --broker ID, --all-brokers")
+        raise typer.BadParameter(
+            "say whose settings: one of --topic TOPIC, --broker ID, --all-brokers and --group GROUP"
+        )
     if loggers:
         if broker is None:
             raise typer.BadParameter("say whose loggers: --loggers goes with --broker ID")
