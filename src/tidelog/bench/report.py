@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,11 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times better ours is; below 1 it is worse."""
-        return self.ours / self.theirs if self.higher_is_better else self.theirs / self.ours
+        """How many times better ours is; below 1 it is worse, infinite beside what was too little to be measured."""
+        better, other = (self.ours, self.theirs) if self.higher_is_better else (self.theirs, self.ours)
+        if better == other:
+            return 1.0
+        return better / other if other else math.inf
 
     @property
     def verdict(self) -> str:
@@ -48,7 +52,7 @@ class Row:
             "unit": self.unit,
             "tidelog": self.ours,
             "peer": self.theirs,
-            "ratio": round(self.ratio, 3),
+            "ratio": round(self.ratio, 3) if math.isfinite(self.ratio) else None,
             "target_ratio": self.target,
             "limit": self.limit,
             "met": self.is_met,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -13,7 +14,7 @@ from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.comparison import Plan, Quantity, Samples
 from tidelog.bench.errors import PlanError
 from tidelog.bench.processes import cpu_s_of
-from tidelog.bench.report import cells, markdown
+from tidelog.bench.report import Row, cells, markdown
 from tidelog.bench.workload import Throughput
 
 
@@ -88,3 +89,15 @@ def test_a_broker_ends_when_its_start_is_interrupted(tmp_path: Path, monkeypatch
     assert not broker.is_running
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "higher_is_better", "ratio"),
+    [(2.0, 1.0, True, 2.0), (2.0, 1.0, False, 0.5), (0.0, 0.0, False, 1.0), (0.0, 1.0, False, math.inf)],
+)
+def test_what_is_too_little_to_be_measured_has_a_ratio(
+    ours: float, theirs: float, higher_is_better: bool, ratio: float
+) -> None:
+    row = Row("idle", "% of a core", ours, theirs, higher_is_better)
+    assert row.ratio == ratio
+    assert row.as_data()["ratio"] == (ratio if math.isfinite(ratio) else None)
