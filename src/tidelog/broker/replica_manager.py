@@ -627,11 +627,11 @@ class ReplicaManager:
         if run_through(self._add_in_steps(delayed, fetches, reads)):
             await self._purgatory.wait(delayed, delayed.partitions, params.max_wait_ms)
 
-    def delay_in_steps(self, read: LargeRead) -> Steps[Coroutine[None, None, None]]:
-        """As `wait_for_data`; what is prepared in steps ends in the wait itself."""
+    def delay_in_steps(self, read: LargeRead) -> Steps[Callable[[], Coroutine[None, None, None]]]:
+        """As `wait_for_data`; what is prepared in steps ends in a function that waits, for whoever still wants it."""
         delayed = DelayedFetch(read.params, functools.partial(_measure, read.params))
         is_complete = yield from self._add_in_steps(delayed, read.fetches, read.reads)
-        return self._wait_for(delayed, read.params.max_wait_ms if is_complete else 0)
+        return functools.partial(self._wait_for, delayed, read.params.max_wait_ms if is_complete else 0)
 
     async def _wait_for(self, delayed: DelayedFetch, max_wait_ms: int) -> None:
         if max_wait_ms > 0:

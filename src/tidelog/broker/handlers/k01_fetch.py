@@ -14,7 +14,7 @@ process of their broker they are, and are refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import TypeAlias
 
 from tidelog.broker.delayed_fetch import FetchParams
@@ -168,13 +168,13 @@ async def _bring_in(
 
 
 async def _read_again_after(
-    wait: Coroutine[None, None, None],
+    wait: Callable[[], Coroutine[None, None, None]],
     replicas: ReplicaManager,
     read: LargeRead,
     exchange: FetchExchange,
     context: RequestContext,
 ) -> Steps[FetchResult]:
-    await wait
+    await wait()
     return _read_in_steps(replicas, LargeRead(read.params, read.fetches), exchange, context, may_wait=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tidelog.broker.fetch_session import PartitionFetch
 from tidelog.broker.follower_fetches import FollowerFetch
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
 from tidelog.broker.partition import Partition, PartitionRead
+from tidelog.broker.replica_manager import LargeRead
 from tidelog.broker.request_context import RequestContext
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID
@@ -234,6 +236,17 @@ def test_a_high_watermark_is_not_forgotten_when_records_must_come_from_disk(
         assert session.due == {(topic.topic_id, 0): False, key: True}
         for each in waiting:
             each.cancel()
+
+    run(scenario)
+
+
+def test_a_large_fetch_that_nobody_wants_any_more_leaves_no_wait_behind(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        read = LargeRead(FetchParams(max_wait_ms=60_000, min_bytes=1, max_bytes=100), ())
+        wait = run_through(node.replicas.delay_in_steps(read))
+        # Its connection is gone: a coroutine that is never awaited would warn here.
+        del wait
+        gc.collect()
 
     run(scenario)
 
