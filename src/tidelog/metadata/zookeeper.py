@@ -65,10 +65,17 @@ from tidelog.metadata.watching import Changes
 
 logger = logging.getLogger(__name__)
 
+# kazoo logs each attempt to connect, several a second. This store says itself when the connection comes and goes.
+_kazoo_logger: Final = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_logger.setLevel(logging.ERROR)
+
 SCHEME: Final = "zookeeper://"
 
 CONNECT_TIMEOUT_S: Final = 10.0
 """How long a start waits for the ensemble: it may be electing a leader."""
+
+_SILENT_S: Final = 1.0
+"""After so long a start says what it is waiting for."""
 
 CALL_TIMEOUT_S: Final = 10.0
 """How long a call waits while the connection is away, before its outcome counts as unknown."""
@@ -273,6 +280,7 @@ class ZooKeeperStore:
     async def _connect(self) -> KazooClient:
         client = self._make_client(_CLIENT_SESSION_S)
         await _in_thread(lambda: self._start_client(client))
+        client.add_listener(self._log_state)
         try:
             for name in (_RECORDS, _REVISION, _SESSIONS):
                 await _result(client.ensure_path_async(self._path(name)))
@@ -286,19 +294,29 @@ class ZooKeeperStore:
         return KazooClient(
             hosts=self._address.hosts,
             timeout=session_s,
+            logger=_kazoo_logger,
             # Connections are tried again for ever; what a call may wait is up to the call.
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, ignore_expire=False),
         )
 
     def _start_client(self, client: KazooClient) -> None:
-        try:
-            client.start(timeout=CONNECT_TIMEOUT_S)
-        except (*_NO_ANSWER, KazooException) as error:
-            _stop(client)
-            raise MetadataStoreError(
-                f"can't reach ZooKeeper at {self._address.hosts} within {CONNECT_TIMEOUT_S:g} s; start it, for example "
-                "with `tidelog zookeeper`, or correct --metadata"
-            ) from error
+        is_connected = client.start_async()
+        if not is_connected.wait(_SILENT_S):
+            hosts = self._address.hosts
+            logger.info("waiting for ZooKeeper at %s, for up to %g s", hosts, CONNECT_TIMEOUT_S)
+            if not is_connected.wait(CONNECT_TIMEOUT_S - _SILENT_S):
+                _stop(client)
+                raise MetadataStoreError(
+                    f"can't reach ZooKeeper at {hosts} within {CONNECT_TIMEOUT_S:g} s; start it, for example "
+                    "with `tidelog zookeeper`, or correct --metadata"
+                )
+
+    def _log_state(self, state: str) -> None:
+        """Called in a thread of kazoo's."""
+        if state == KazooState.SUSPENDED:
+            logger.warning("lost the connection to ZooKeeper at %s; reconnecting", self._address.hosts)
+        elif state == KazooState.CONNECTED:
+            logger.info("connected to ZooKeeper at %s again", self._address.hosts)
 
     async def _answer(self, result: IAsyncResult) -> Any:
         """Wait for an answer; raises MetadataStoreError where there is none, and KazooException where it is a no."""

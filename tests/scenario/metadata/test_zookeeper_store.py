@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import free_port
 from tidelog.metadata import zookeeper
 from tidelog.metadata.liveness import boot_time_ms
@@ -137,13 +139,39 @@ async def test_a_write_without_an_answer_is_unknown(
     assert rec.value == b"3"
 
 
-async def test_an_ensemble_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_ensemble_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(zookeeper, "CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(zookeeper, "_SILENT_S", 0.1)
+    caplog.set_level(logging.INFO)
     port = free_port()
     store = ZooKeeperStore(parse_address(f"zookeeper://127.0.0.1:{port}"))
     with pytest.raises(MetadataStoreError, match=rf"can't reach ZooKeeper at 127\.0\.0\.1:{port}.*--metadata"):
         await store.open()
     await store.close()
+    # One line, and nothing about each attempt.
+    lines = [record.getMessage() for record in caplog.records if record.name != "asyncio"]
+    assert lines == [f"waiting for ZooKeeper at 127.0.0.1:{port}, for up to 0.3 s"]
+
+
+async def test_a_lost_connection_is_logged_once(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
+    port = int(ensemble.address.partition(",")[0].rpartition(":")[2])
+    with TcpProxy(port) as proxy:
+        store = ZooKeeperStore(parse_address(f"zookeeper://{proxy.address}/connection"))
+        await write_until_ok(store, "before", b"1")
+        caplog.set_level(logging.INFO)
+        proxy.refusing = True
+        proxy.cut_all()
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.connections_refused >= 3)
+        proxy.refusing = False
+        await write_until_ok(store, "after", b"2")
+        await store.close()
+    lines = [record.getMessage() for record in caplog.records if record.name != "asyncio"]
+    assert lines == [
+        f"lost the connection to ZooKeeper at {proxy.address}; reconnecting",
+        f"connected to ZooKeeper at {proxy.address} again",
+    ]
 
 
 def test_addresses() -> None:
