@@ -1,7 +1,7 @@
-"""Admin calls: everything that brokers do for those who look after a cluster.
+"""Admin calls: everything that brokers offer to the people who run a cluster.
 
-`AdminClient` of other Kafka clients is `Admin` here, and `AsyncAdmin` on an event loop. What they take and give is
-imported from here too; each is loaded when it is first asked for, so that a command pays only for what it uses.
+`AdminClient` of other Kafka clients is called `Admin` here, and `AsyncAdmin` on an event loop. The types they take and
+return are imported from here too. Each is loaded on first use, so a command pays only for what it uses.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ __all__ = [
     "TransactionListing",
 ]
 
-# In which module of this package each of them is.
+# The module of this package that holds each name.
 _HOMES = {
     "Admin": "admin",
     "AlterOperation": "types",
@@ -119,7 +119,7 @@ _HOMES = {
 }
 
 
-# Type checkers would take every name for granted.
+# A type checker that sees __getattr__ would accept any name.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The synchronous admin client: the calls of `AsyncAdmin`, run on an event loop in a thread of its own.
+"""The synchronous admin client: the calls of `AsyncAdmin`, run on an event loop in a background thread.
 
 What always holds: several threads may use it at the same time; an interrupted call is abandoned.
 """
@@ -53,7 +53,7 @@ TopicT = TypeVar("TopicT", str, uuid.UUID)
 
 
 class Admin(Closing):
-    """Manages topics, settings, groups, offsets, transactions and log directories of a cluster.
+    """Manages the topics, settings, groups, offsets, transactions and log directories of a cluster.
 
     A call about several items returns `Results`: a mapping that holds each item's value or raises its error.
     """
@@ -66,7 +66,7 @@ class Admin(Closing):
         self._thread = LoopThread("tidelog-admin")
 
     def close(self) -> None:
-        """Close all connections and the thread; may be called again."""
+        """Close all connections and stop the thread; may be called again."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -120,7 +120,7 @@ class Admin(Closing):
         return self._run(self._admin.create_partitions(counts, validate_only=validate_only))
 
     def wait_for_topics(self, topics: str | Iterable[str]) -> None:
-        """Wait until all brokers know of new topics and their partitions have leaders."""
+        """Wait until all brokers know the new topics and their partitions have leaders."""
         return self._run(self._admin.wait_for_topics(topics))
 
     # Settings
@@ -148,7 +148,7 @@ class Admin(Closing):
         return self._run(self._admin.incremental_alter_configs(changes, validate_only=validate_only))
 
     def list_config_resources(self, types: Iterable[ResourceType] = ()) -> list[ConfigResource]:
-        """Everything that has settings, of these types or of all."""
+        """All resources that have settings, of these types or of any type."""
         return self._run(self._admin.list_config_resources(types))
 
     # Groups
@@ -222,7 +222,7 @@ class Admin(Closing):
     def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> Results[TopicPartition, Sequence[PartitionProducer]]:
-        """The producers that the leaders of these partitions remember."""
+        """The producers that the leaders of these partitions know."""
         return self._run(self._admin.describe_producers(partitions))
 
     def list_transactions(
@@ -256,7 +256,7 @@ class Admin(Closing):
         return self._run(self._admin.fence_producers(transactional_ids))
 
     def list_open_transactions(self, partitions: Iterable[TopicPartition]) -> list[OpenTransaction]:
-        """The transactions that are open in these partitions."""
+        """The open transactions in these partitions."""
         return self._run(self._admin.list_open_transactions(partitions))
 
     def find_hanging_transactions(
@@ -300,9 +300,9 @@ class Admin(Closing):
     def alter_replica_log_dirs(
         self, broker_id: int, targets: Mapping[TopicPartition, str]
     ) -> Results[TopicPartition, None]:
-        """Begin to move replicas of this broker to other log directories of it, by their paths.
+        """Start moving replicas of this broker to other log directories of the same broker, given by path.
 
-        A replica's own directory ends its move. `describe_log_dirs` shows how far the others are.
+        Naming a replica's current directory cancels its move. `describe_log_dirs` shows the progress of the others.
         """
         return self._run(self._admin.alter_replica_log_dirs(broker_id, targets))
 
@@ -311,24 +311,24 @@ class Admin(Closing):
         election_type: ElectionType | None = None,
         partitions: Iterable[TopicPartition] | None = None,
     ) -> Results[TopicPartition, None]:
-        """Elect leaders of these partitions, or of all that need it; by default each partition's first replica.
+        """Elect leaders for these partitions, or for all that need it; by default each partition's first replica.
 
-        A partition that its preferred replica leads already has the error ELECTION_NOT_NEEDED.
+        A partition already led by its preferred replica gets the error ELECTION_NOT_NEEDED.
         """
         return self._run(self._admin.elect_leaders(election_type, partitions))
 
     def alter_partition_reassignments(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> Results[TopicPartition, None]:
-        """Begin to move partitions to these brokers, the preferred leader first; None cancels a move."""
+        """Start moving partitions to these brokers, the preferred leader first; None cancels a move."""
         return self._run(self._admin.alter_partition_reassignments(targets))
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """The partitions that are moving, of these or of all."""
+        """The partitions being reassigned, among these or all."""
         return self._run(self._admin.list_partition_reassignments(partitions))
 
     def unregister_broker(self, node_id: int) -> None:
-        """Forget a broker that is gone for good; it must not be running."""
+        """Remove a broker that is gone for good; it must not be running."""
         self._run(self._admin.unregister_broker(node_id))

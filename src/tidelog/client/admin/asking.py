@@ -1,8 +1,8 @@
-"""How admin calls reach those who can answer them: leaders, coordinators, the controller, every broker.
+"""How admin calls reach the brokers that can answer them: leaders, coordinators, the controller, or all of them.
 
-What always holds: each thing asked about ends with its value or its error, also when others fail; what was answered is
-not asked again because of the rest. When nobody at all can be asked the call raises, because then there are no
-results to speak of.
+What always holds: each item ends with its value or its error, even when others fail, and items already answered are not
+asked again because of the rest. If no broker at all can be reached, the call raises, because then there are no results
+to report.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidelog.client.network.routing import KeyType, at_coordinator
 from tidelog.client.types import TopicPartition
 from tidelog.protocol import ErrorCode
 
-# Several thousand groups are asked about in turns, so that no broker's queue is filled by one client.
+# Several thousand groups are asked about in batches, so that one client does not fill a broker's queue.
 _AT_ONCE = 64
 
 GroupT = TypeVar("GroupT")
@@ -35,17 +35,17 @@ Answer = tuple[KeyT, BrokerError | None, ResultT]
 
 
 def refusal(code: int, message: str | None, subject: str) -> BrokerError | None:
-    """The error that a code stands for; None when all went well."""
+    """The error for a code; None for success."""
     if code == ErrorCode.NONE:
         return None
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and subject.startswith("topic "):
-        # Brokers speak of partitions that they don't host; here the cluster as a whole was asked.
+        # A broker reports partitions that it does not host; here the cluster as a whole was asked.
         return NoSuchPartitionError(f"{subject}: there is no such topic")
     return BrokerError(error_code(code), message, subject=subject)
 
 
 def by_topic(wanted: Mapping[TopicPartition, ValueT]) -> list[tuple[str, list[tuple[int, ValueT]]]]:
-    """Partitions with their values, under their topics."""
+    """Partitions and their values, grouped by topic."""
     topics: dict[str, list[tuple[int, ValueT]]] = {}
     for (topic, partition), value in wanted.items():
         topics.setdefault(topic, []).append((partition, value))
@@ -53,7 +53,7 @@ def by_topic(wanted: Mapping[TopicPartition, ValueT]) -> list[tuple[str, list[tu
 
 
 def request_timeout_ms(cluster: Cluster) -> int:
-    """How long a broker may take for a change; longer than this the client would not wait for its answer."""
+    """How long a broker may take over a change: the client would not wait for the answer any longer than this."""
     return int(cluster.settings.request_timeout_s * 1000)
 
 
@@ -67,7 +67,7 @@ async def at_leaders(
     *,
     repeatable: bool = True,
 ) -> Results[TopicPartition, ResultT]:
-    """Ask every partition's leader; partitions whose leader moved are asked again, the others are not."""
+    """Ask every partition's leader; only partitions whose leader moved are asked again."""
     collected = _Collected[ValueT, ResultT](cluster, {TopicPartition(*key): value for key, value in wanted.items()})
     try:
         await cluster.retry(lambda: collected.ask_missing(ask), repeatable=repeatable)
@@ -79,14 +79,14 @@ async def at_leaders(
 
 
 class _Collected(Generic[ValueT, ResultT]):
-    """What the leaders have said so far."""
+    """The leaders' answers so far."""
 
     def __init__(self, cluster: Cluster, wanted: Mapping[TopicPartition, ValueT]) -> None:
         self._cluster = cluster
         self.wanted = wanted
         self.values: dict[TopicPartition, ResultT] = {}
         self.errors: dict[TopicPartition, ClientError] = {}
-        # What may pass, as of the last attempt.
+        # Temporary errors of the latest attempt.
         self._passing: dict[TopicPartition, ClientError] = {}
 
     @property
@@ -94,7 +94,7 @@ class _Collected(Generic[ValueT, ResultT]):
         return bool(self.values or self.errors) or any(isinstance(e, BrokerError) for e in self._passing.values())
 
     def give_up(self, error: ClientError) -> None:
-        """What is not known by now has the error that it met, or this one when the last attempt was cut short."""
+        """Partitions still unanswered get the error they met, or this one if the last attempt was cut short."""
         for key in self.wanted:
             if key not in self.values:
                 self.errors.setdefault(key, self._passing.get(key, error))
@@ -103,7 +103,7 @@ class _Collected(Generic[ValueT, ResultT]):
         self,
         ask: Callable[[Connection, Mapping[TopicPartition, ValueT]], Awaitable[Iterable[PartitionAnswer[ResultT]]]],
     ) -> None:
-        """One attempt for all that is not known yet; raises an error that may pass when there is one."""
+        """One attempt for everything still unanswered; raises a temporary error if there is one."""
         self._passing.clear()
         led: dict[int, list[TopicPartition]] = {}
         missing = [key for key in self.wanted if key not in self.values and key not in self.errors]
@@ -173,7 +173,7 @@ async def at_brokers(
     *,
     node_ids: Iterable[int] | None = None,
 ) -> Results[int, ResultT]:
-    """Ask these brokers, or all there are, sorted by their ids; of all, those that leave meanwhile are left out."""
+    """Ask these brokers, or all of them, sorted by id; when asking all, brokers that leave meanwhile are skipped."""
     known = (await cluster.retry(lambda: cluster.refresh([]))).nodes
     gone: set[int] = set()
 
@@ -203,7 +203,7 @@ async def at_brokers(
 
 
 class _GoneError(Exception):
-    """The cluster does not know the broker any more."""
+    """The cluster no longer knows the broker."""
 
 
 def no_such_broker(node_id: int, known: Iterable[int]) -> BrokerError:
@@ -270,10 +270,10 @@ async def at_controller(
     keys: Iterable[KeyT],
     ask: Callable[[Connection], Awaitable[Iterable[Answer[KeyT, ResultT]]]],
 ) -> Results[KeyT, ResultT]:
-    """Have something changed; any broker hands it on to the controller, or says that another is the controller.
+    """Have something changed: any broker forwards the request to the controller, or says who the controller is.
 
-    While there is none the request is made again: nothing was changed then. After a lost connection it is not, because
-    the change may have been made.
+    While there is no controller the request is retried, because nothing was changed. After a lost connection it is not
+    retried, because the change may have been made.
     """
     controller_id = -1
 

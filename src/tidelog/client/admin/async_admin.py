@@ -1,9 +1,9 @@
 """The admin client on an event loop.
 
-What always holds: a call about several things gives `Results`, in which each has its value or its error; a call about
-one thing, and a list of all there are, raises. Calls try again while they fail for a reason that may pass, for at most
-`default.api.timeout.ms`; those that change something are not repeated after a lost connection, because the broker may
-have carried them out. The logic is in the modules beside this one, each loaded when one of its calls is first made.
+What always holds: a call about several items returns `Results`, in which each has its value or its error. A call about
+one item, or one that lists everything, raises. Calls retry temporary failures for at most `default.api.timeout.ms`;
+calls that change something are not repeated after a lost connection, because the broker may have carried them out. The
+logic is in the modules beside this one, each loaded when one of its calls is first made.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ TopicT = TypeVar("TopicT", str, uuid.UUID)
 
 
 class AsyncAdmin(AsyncClosing):
-    """Everything that brokers do for those who look after a cluster, as coroutines.
+    """Everything that brokers offer to the people who run a cluster, as coroutines.
 
-    Made in or outside of an event loop; it connects with its first call and belongs to that call's loop.
+    It may be created inside or outside an event loop; it connects on the first call and belongs to that call's loop.
     """
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[AdminOptions]) -> None:
-        self._is_closed = True  # until all is well: what fails here need not be closed
+        self._is_closed = True  # set at the end: if this fails earlier, there is nothing to close
         self.settings: ClientSettings = ADMIN_SETTINGS.read(settings, options)
         self._cluster = Cluster(ClusterSettings.read(self.settings))
         self._fork_guard = ForkGuard("AsyncAdmin")
@@ -73,7 +73,7 @@ class AsyncAdmin(AsyncClosing):
         return self
 
     async def close(self) -> None:
-        """End all connections; once is enough."""
+        """Close all connections; may be called again."""
         if not self._is_closed:
             self._is_closed = True
             if not self._fork_guard.forked:
@@ -84,7 +84,7 @@ class AsyncAdmin(AsyncClosing):
             warnings.warn(f"{type(self).__name__} was not closed", ResourceWarning, source=self, stacklevel=2)
 
     def _started(self) -> Cluster:
-        """The cluster, for a call that is about to be made."""
+        """The cluster connection for a call that is about to start."""
         self._fork_guard.check()
         if self._is_closed:
             raise ClosedError("this admin client is closed")
@@ -134,7 +134,7 @@ class AsyncAdmin(AsyncClosing):
         return await create_partitions(self._started(), counts, validate_only=validate_only)
 
     async def wait_for_topics(self, topics: str | Iterable[str]) -> None:
-        """Wait until all brokers know of new topics and their partitions have leaders."""
+        """Wait until all brokers know the new topics and their partitions have leaders."""
         from tidelog.client.admin.topics import wait_for_topics
 
         await wait_for_topics(self._started(), _named(topics))
@@ -170,7 +170,7 @@ class AsyncAdmin(AsyncClosing):
         return await incremental_alter_configs(self._started(), changes, validate_only=validate_only)
 
     async def list_config_resources(self, types: Iterable[ResourceType] = ()) -> list[ConfigResource]:
-        """Everything that has settings, of these types or of all."""
+        """All resources that have settings, of these types or of any type."""
         from tidelog.client.admin.configs import list_config_resources
 
         return await list_config_resources(self._started(), list(types))
@@ -268,7 +268,7 @@ class AsyncAdmin(AsyncClosing):
     async def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> Results[TopicPartition, Sequence[PartitionProducer]]:
-        """The producers that the leaders of these partitions remember."""
+        """The producers that the leaders of these partitions know."""
         from tidelog.client.admin.transactions import describe_producers
 
         return await describe_producers(self._started(), partitions)
@@ -311,7 +311,7 @@ class AsyncAdmin(AsyncClosing):
         return await fence_producers(self._started(), _named(transactional_ids))
 
     async def list_open_transactions(self, partitions: Iterable[TopicPartition]) -> list[OpenTransaction]:
-        """The transactions that are open in these partitions."""
+        """The open transactions in these partitions."""
         from tidelog.client.admin.transactions import list_open_transactions
 
         return await list_open_transactions(self._started(), partitions)
@@ -366,9 +366,9 @@ class AsyncAdmin(AsyncClosing):
     async def alter_replica_log_dirs(
         self, broker_id: int, targets: Mapping[TopicPartition, str]
     ) -> Results[TopicPartition, None]:
-        """Begin to move replicas of this broker to other log directories of it, by their paths.
+        """Start moving replicas of this broker to other log directories of the same broker, given by path.
 
-        A replica's own directory ends its move. `describe_log_dirs` shows how far the others are.
+        Naming a replica's current directory cancels its move. `describe_log_dirs` shows the progress of the others.
         """
         from tidelog.client.admin.cluster import alter_replica_log_dirs
 
@@ -379,9 +379,9 @@ class AsyncAdmin(AsyncClosing):
         election_type: ElectionType | None = None,
         partitions: Iterable[TopicPartition] | None = None,
     ) -> Results[TopicPartition, None]:
-        """Elect leaders of these partitions, or of all that need it; by default each partition's first replica.
+        """Elect leaders for these partitions, or for all that need it; by default each partition's first replica.
 
-        A partition that its preferred replica leads already has the error ELECTION_NOT_NEEDED.
+        A partition already led by its preferred replica gets the error ELECTION_NOT_NEEDED.
         """
         from tidelog.client.admin.replicas import elect_leaders
         from tidelog.client.admin.types import ElectionType
@@ -392,7 +392,7 @@ class AsyncAdmin(AsyncClosing):
     async def alter_partition_reassignments(
         self, targets: Mapping[TopicPartition, Sequence[int] | None]
     ) -> Results[TopicPartition, None]:
-        """Begin to move partitions to these brokers, the preferred leader first; None cancels a move."""
+        """Start moving partitions to these brokers, the preferred leader first; None cancels a move."""
         from tidelog.client.admin.replicas import alter_partition_reassignments
 
         return await alter_partition_reassignments(self._started(), targets)
@@ -400,18 +400,18 @@ class AsyncAdmin(AsyncClosing):
     async def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """The partitions that are moving, of these or of all."""
+        """The partitions being reassigned, among these or all."""
         from tidelog.client.admin.replicas import list_partition_reassignments
 
         return await list_partition_reassignments(self._started(), partitions)
 
     async def unregister_broker(self, node_id: int) -> None:
-        """Forget a broker that is gone for good; it must not be running."""
+        """Remove a broker that is gone for good; it must not be running."""
         from tidelog.client.admin.replicas import unregister_broker
 
         await unregister_broker(self._started(), node_id)
 
 
 def _named(names: str | Iterable[str]) -> list[str]:
-    """Names without repetition; one alone counts as a list of one, not as its letters."""
+    """Names without duplicates; a single string counts as a list of one, not as its letters."""
     return [names] if isinstance(names, str) else list(dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""Calls about settings: of topics, brokers, groups, and what else a broker keeps settings of.
+"""Calls about the settings of topics, brokers, groups and other resources.
 
-What always holds: a broker is asked itself about its own settings and loggers, any broker about all else; what is
-refused for one resource is its error, and the others' results are there.
+What always holds: questions about a broker's own settings and loggers go to that broker, all others to any broker. An
+error for one resource does not affect the results of the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tidelog.protocol.messages.k74_list_config_resources import (
 )
 
 _DOCUMENTATION_FROM = 3
-_RESOURCE_TYPES_FROM = 1  # before, only subscriptions of client metrics were listed
+_RESOURCE_TYPES_FROM = 1  # before that, only client metrics subscriptions were listed
 
 ResultT = TypeVar("ResultT")
 
@@ -182,15 +182,15 @@ def _resource_type(number: int) -> ResourceType:
 
 
 def resource_list(resources: ConfigResource | Iterable[ConfigResource]) -> list[ConfigResource]:
-    # One resource is a tuple, so it could be taken for a list of two.
+    # A single resource is a tuple, so it could be mistaken for a list of two.
     return [resources] if isinstance(resources, ConfigResource) else list(resources)
 
 
-# Whom to ask
+# Choosing brokers
 
 
 def _by_node(resources: Iterable[ConfigResource]) -> dict[int | None, list[ConfigResource]]:
-    """The resources by the broker that must be asked about them; None: any will do."""
+    """The resources by the broker that must be asked about them; None: any broker."""
     groups: dict[int | None, list[ConfigResource]] = {}
     for resource in dict.fromkeys(resources):
         node_id: int | None = None
@@ -213,7 +213,7 @@ async def _connection(cluster: Cluster, node_id: int | None) -> Connection:
 
 
 def _unless_all_may_pass(answers: list[Answer[ConfigResource, ResultT]]) -> list[Answer[ConfigResource, ResultT]]:
-    """The answers; raises when everything was refused for a reason that may pass."""
+    """The answers; raises if everything failed for a temporary reason."""
     errors = [error for _, error, _ in answers]
     for first in errors[:1]:
         if first is not None and all(error is not None and _may_pass(error) for error in errors):
@@ -222,5 +222,5 @@ def _unless_all_may_pass(answers: list[Answer[ConfigResource, ResultT]]) -> list
 
 
 def _may_pass(error: BrokerError) -> bool:
-    # "Unknown topic" is an answer here: settings are not asked for a topic that is only just being made.
+    # "Unknown topic" is final here: nobody asks for the settings of a topic that is still being created.
     return error.retriable and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

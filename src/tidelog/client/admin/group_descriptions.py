@@ -1,4 +1,4 @@
-"""How coordinators describe a group: one form for classic groups and those of the new protocol (KIP-848)."""
+"""Group descriptions from coordinators: one form for classic groups and those of the new protocol (KIP-848)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DEAD = "Dead"
 async def describe_consumer_group(
     connection: Connection, node_id: int, group_id: str, with_history: bool
 ) -> GroupDescription | None:
-    """A group of the new protocol; None when the group is not one."""
+    """A group of the new protocol; None if the group is not one."""
     request = ConsumerGroupDescribeRequest(group_ids=[group_id], include_history=with_history)
     response = await connection.request(CONSUMER_GROUP_DESCRIBE, request, ConsumerGroupDescribeResponse)
     for row in response.groups:
@@ -89,7 +89,7 @@ async def describe_classic_group(
     response = await connection.request(DESCRIBE_GROUPS, request, DescribeGroupsResponse)
     for row in response.groups:
         raise_for(row.error_code, row.error_message, subject=f"group {group_id}")
-        if row.group_state == DEAD:  # how brokers before 4.0 say that there is none
+        if row.group_state == DEAD:  # how brokers before 4.0 report a missing group
             break
         return GroupDescription(
             group_id=row.group_id,
@@ -129,7 +129,7 @@ def _classic_member(member: ClassicMember, protocol_type: str) -> GroupMember:
 
 
 def _embedded(cls: type[MessageT], data: bytes) -> MessageT | None:
-    """What a member told the others; one that can't be read is shown without it."""
+    """The metadata a member sent to its group; None if it can't be read."""
     try:
         return read_member_bytes(cls, data)
     except ProtocolError:

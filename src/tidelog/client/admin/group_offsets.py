@@ -1,7 +1,7 @@
-"""Calls about the offsets that consumer groups have committed.
+"""Calls about the committed offsets of consumer groups.
 
-What always holds: they go to the group's coordinator, which is looked up again after it moves. Offsets are committed
-from outside only while the group has no members, which the coordinator checks.
+What always holds: they go to the group's coordinator, which is looked up again after it moves. Offsets can be committed
+from outside only while the group has no members; the coordinator checks this.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidelog.protocol.messages.k47_offset_delete import (
 
 Committed = Mapping[TopicPartition, OffsetAndMetadata]
 
-# With these codes the coordinator has done nothing for any partition.
+# These codes mean that the coordinator has done nothing for any partition.
 _COORDINATOR_CODES = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -75,7 +75,7 @@ async def list_consumer_group_offsets(
 def _committed_rows(
     response: OffsetFetchResponse, group_id: str
 ) -> Iterator[tuple[str, OffsetFetchResponsePartition | OffsetFetchResponsePartitions]]:
-    """Topic and row, from either form of the answer."""
+    """Topic and row, from either form of the response."""
     raise_for(response.error_code, subject=f"group {group_id}")
     for topic in response.topics:
         yield from ((topic.name, row) for row in topic.partitions)

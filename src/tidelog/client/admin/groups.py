@@ -1,7 +1,7 @@
-"""Calls about consumer groups: lists, descriptions, removal of members, deletion.
+"""Calls about consumer groups: list, describe, remove members, delete.
 
-What always holds: what is about one group goes to its coordinator, which is looked up again after it moves; groups of
-both protocols are described alike. It joins no group.
+What always holds: requests about one group go to its coordinator, which is looked up again after it moves. Groups of
+both protocols are described in the same form. Nothing here joins a group.
 """
 
 from __future__ import annotations

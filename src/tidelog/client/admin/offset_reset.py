@@ -1,7 +1,7 @@
-"""Where a group's offsets are to be set: the ways in which people say it, turned into offsets that are in the log.
+"""Where a group's offsets should be reset to: turns the ways people specify it into offsets in the log.
 
-What always holds: a new offset lies between the first and the end offset of its partition, whatever was asked for.
-Nothing is committed here: the plan says for each partition what is committed now and what would be.
+What always holds: a new offset lies between the first and the end offset of its partition, whatever was requested.
+Nothing is committed here: the plan shows for each partition the current commit and the new one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the partitions hold, and what the group has committed of them."""
+    """The contents of the partitions, and the group's commits for them."""
 
     first: Mapping[TopicPartition, int]
     end: Mapping[TopicPartition, int]
@@ -40,12 +40,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOffset:
-    """What a reset does to one partition; `was` is None when nothing is committed."""
+    """What a reset does to one partition; `was` is None if nothing is committed."""
 
     topic_partition: TopicPartition
     was: int | None
     will_be: int
-    # Whether what was asked for lies outside of the log, so that its nearest offset is taken.
+    # Whether the request pointed outside the log, so the nearest offset is used instead.
     is_clamped: bool
 
 
@@ -71,7 +71,7 @@ def plan_reset(admin: Admin, bounds: Bounds, targets: Targets) -> list[PlannedOf
     return planned
 
 
-# The ways to say it
+# Ways to specify an offset
 
 
 def to_earliest(admin: Admin, bounds: Bounds) -> Mapping[TopicPartition, int]:
@@ -83,7 +83,7 @@ def to_latest(admin: Admin, bounds: Bounds) -> Mapping[TopicPartition, int]:
 
 
 def to_current(admin: Admin, bounds: Bounds) -> Mapping[TopicPartition, int]:
-    """What is committed, or the end where nothing is."""
+    """The committed offset, or the end if there is none."""
     return {key: bounds.committed[key].offset if key in bounds.committed else end for key, end in bounds.end.items()}
 
 
@@ -92,7 +92,7 @@ def to_offset(offset: int) -> Targets:
 
 
 def to_time(timestamp_ms: int) -> Targets:
-    """The first record of that time or later; the end where there is none."""
+    """The first record at or after that time; the end if there is none."""
 
     def find(admin: Admin, bounds: Bounds) -> Mapping[TopicPartition, int]:
         found = admin.list_offsets(dict.fromkeys(bounds.end, timestamp_ms))
@@ -102,7 +102,7 @@ def to_time(timestamp_ms: int) -> Targets:
 
 
 def by_duration(seconds: float) -> Targets:
-    """The first record that is at most so old."""
+    """The first record that is at most this old."""
     return to_time(time.time_ns() // 1_000_000 - round(seconds * 1000))
 
 

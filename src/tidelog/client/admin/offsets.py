@@ -1,7 +1,7 @@
-"""Calls about what partitions hold: offsets by time, and the deletion of old records.
+"""Calls about the contents of partitions: offsets by time, and deleting old records.
 
-What always holds: each partition's leader is asked; what is refused for one partition is its error, and the others'
-results are there.
+What always holds: each partition's leader is asked, and an error for one partition does not affect the results of the
+others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidelog.protocol.messages.k21_delete_records import (
 
 _ISOLATION_LEVELS = {"read_uncommitted": 0, "read_committed": 1}
 _ISOLATION_FROM = 2
-# From which version of ListOffsets on a special offset can be asked for.
+# The first ListOffsets version that knows each special offset.
 _SPECS_FROM = {OffsetSpec.MAX_TIMESTAMP: 7, OffsetSpec.EARLIEST_LOCAL: 8, OffsetSpec.LATEST_TIERED: 9}
 _CONSUMER_REPLICA_ID = -1
 
@@ -66,7 +66,7 @@ async def list_offsets(
             ],
             timeout_ms=request_timeout_ms(cluster),
         )
-        if version >= _ISOLATION_FROM:  # before, brokers knew no transactions
+        if version >= _ISOLATION_FROM:  # brokers before that knew no transactions
             request.isolation_level = _ISOLATION_LEVELS[isolation_level]
         response = await connection.request(LIST_OFFSETS, request, ListOffsetsResponse, version=version)
         return [

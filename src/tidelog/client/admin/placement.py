@@ -1,8 +1,8 @@
 """Plans which brokers should hold which partitions: to empty a broker, or to spread replicas and leaders evenly.
 
-What always holds: a plan keeps the number of a partition's replicas, never names a broker twice or one that is not
-among those given, keeps replicas on different racks where they were and where racks allow, and moves as little as it
-can: a replica that may stay, stays. Pure functions; nothing is asked or changed here.
+What always holds: a plan keeps the number of replicas of each partition. It never names a broker twice, or one that is
+not among those given. Replicas that are on different racks stay on different racks where possible. It moves as little
+as it can: a replica that may stay, stays. These are pure functions; nothing is requested or changed here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Replicas = tuple[int, ...]
 
 
 class PlacementError(Exception):
-    """There is no such plan; the text says why."""
+    """No such plan exists; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A partition that gets other replicas."""
+    """A partition whose replicas change."""
 
     partition: TopicPartition
     before: Replicas
@@ -60,7 +60,7 @@ def drain(topics: Iterable[TopicMetadata], nodes: Sequence[Node], emptied: Colle
 
 
 def balance(topics: Iterable[TopicMetadata], nodes: Sequence[Node]) -> list[Move]:
-    """Moves after which the brokers hold, and are to lead, as equal numbers of partitions as possible."""
+    """Moves that give each broker as equal a share as possible of replicas and of preferred leaders."""
     state = _State(topics, nodes)
     after = {partition: list(replicas) for partition, replicas in state.replicas.items()}
     lost = drain(topics, nodes, set(state.held) - {node.node_id for node in nodes})
@@ -79,7 +79,7 @@ def balance(topics: Iterable[TopicMetadata], nodes: Sequence[Node]) -> list[Move
 
 
 class _State:
-    """How much each broker holds and is to lead, while a plan is made."""
+    """How much each broker holds and should lead, while a plan is being made."""
 
     def __init__(self, topics: Iterable[TopicMetadata], nodes: Iterable[Node]) -> None:
         self.racks: Mapping[int, str | None] = {node.node_id: node.rack for node in nodes}
@@ -102,7 +102,7 @@ class _State:
             self.led[new] += 1
 
     def best_target(self, targets: Iterable[Node], replicas: Collection[int], *, leads: bool) -> int:
-        """The broker that may hold this partition, has the least, and is in a rack of its own if there is one."""
+        """The least loaded broker that may hold this partition, in a rack of its own if there is one."""
         free = [node.node_id for node in targets if node.node_id not in replicas]
         used = {self.racks.get(node_id) for node_id in replicas} - {None}
         return min(
@@ -117,7 +117,7 @@ class _State:
 
 
 def _spread_replicas(state: _State, after: Mapping[TopicPartition, list[int]], nodes: Sequence[Node]) -> None:
-    """Move replicas from the fullest to the emptiest broker while that evens out."""
+    """Move replicas from the fullest to the emptiest broker while that makes the spread more even."""
     ids = [node.node_id for node in nodes]
     while True:
         fullest, emptiest = max(ids, key=state.held.__getitem__), min(ids, key=state.held.__getitem__)
@@ -139,16 +139,17 @@ def _spread_replicas(state: _State, after: Mapping[TopicPartition, list[int]], n
 
 
 def _keeps_racks(state: _State, replicas: Sequence[int], old: int, new: int) -> bool:
-    """Whether the partition is on as many racks with the new broker as with the old."""
+    """Whether the new broker leaves the partition on as many racks as the old one."""
     before = {state.racks.get(node_id) for node_id in replicas}
     moved = {state.racks.get(new if node_id == old else node_id) for node_id in replicas}
     return len(moved) >= len(before)
 
 
 def _spread_leaders(state: _State, after: Mapping[TopicPartition, list[int]], nodes: Sequence[Node]) -> None:
-    """Reorder replicas, which moves no data, while that evens out who is to lead.
+    """Reorder replicas, which moves no data, while that spreads leadership more evenly.
 
-    Leadership is handed on along a chain of partitions: the one with too many may share none with the one with too few.
+    Leadership is passed along a chain of partitions, because the broker with too many may share no partition with the
+    one with too few.
     """
     ids = [node.node_id for node in nodes]
     while True:
@@ -167,7 +168,7 @@ def _spread_leaders(state: _State, after: Mapping[TopicPartition, list[int]], no
 def _leader_chain(
     state: _State, after: Mapping[TopicPartition, list[int]], ids: Sequence[int]
 ) -> list[tuple[TopicPartition, int]] | None:
-    """Partitions and their new leaders, by which one broker leads fewer and one that leads two fewer leads more."""
+    """Partitions and their new leaders: one broker leads one fewer, and one with at least two fewer gains one."""
     links: dict[int, dict[int, TopicPartition]] = {}
     for partition, replicas in after.items():
         for follower in replicas[1:]:

@@ -1,7 +1,7 @@
 """Calls about replicas: who leads a partition, which brokers hold it, and brokers that are gone for good.
 
-What always holds: what is refused for one partition is its error, and the others' results are there. A change that was
-asked for goes on after the call has returned: `list_partition_reassignments` shows how far it is.
+What always holds: an error for one partition does not affect the results of the others. A reassignment continues after
+the call has returned; `list_partition_reassignments` shows its progress.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def elect_leaders(
         answered[:] = [key for key, _, _ in answers]
         return answers
 
-    # Asked for all partitions, the controller names those that it looked at.
+    # When asked for all partitions, the controller names those it looked at.
     return await at_controller(cluster, answered if wanted is None else wanted, ask)
 
 

@@ -1,7 +1,7 @@
-"""What a call about several things gives: for each of them its value, or the error that it met.
+"""The result of a call about several items: for each of them its value or its error.
 
-What always holds: no error is lost. Asking for the value of something that failed raises its error, and so does going
-through all values; errors that nobody ever looked at are logged when the results are thrown away.
+What always holds: no error gets lost. Reading the value of an item that failed raises its error, and so does iterating
+over all values; errors that nobody has looked at are logged when the results are discarded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Results(Mapping[KeyT, ValueT], Generic[KeyT, ValueT]):
-    """A mapping from what was asked about to what came of it, in the order asked."""
+    """A mapping from the items of a call to their results, in the order given."""
 
     def __init__(
         self, keys: Iterable[KeyT], values: Mapping[KeyT, ValueT], errors: Mapping[KeyT, ClientError] | None = None
@@ -38,7 +38,7 @@ class Results(Mapping[KeyT, ValueT], Generic[KeyT, ValueT]):
                 self._is_looked_at = False
 
     def __getitem__(self, key: KeyT) -> ValueT:
-        """Its value; raises the error that it met, or KeyError when it was not asked about."""
+        """The item's value; raises its error, or KeyError if the item was not in the call."""
         error = self._errors.get(key)
         if error is not None:
             self._is_looked_at = True
@@ -56,17 +56,17 @@ class Results(Mapping[KeyT, ValueT], Generic[KeyT, ValueT]):
 
     @property
     def errors(self) -> Mapping[KeyT, ClientError]:
-        """What failed, and why."""
+        """The items that failed, and why."""
         self._is_looked_at = True
         return dict(self._errors)
 
     @property
     def succeeded(self) -> dict[KeyT, ValueT]:
-        """The values of what did not fail."""
+        """The values of the items that succeeded."""
         return dict(self._values)
 
     def raise_for_errors(self) -> Self:
-        """Raise the first error, if there is one."""
+        """Raise the first error, if any."""
         for error in self.errors.values():
             if len(self._errors) > 1:
                 error.add_note(f"and {len(self._errors) - 1} more of {len(self)} failed")

@@ -1,7 +1,7 @@
 """Calls about topics and their partitions.
 
-What always holds: what is refused for one topic is its error, and the others' results are there. A call that changes
-something is not repeated after a lost connection, because the broker may have carried it out.
+What always holds: an error for one topic does not affect the results of the others. A call that changes something is
+not repeated after a lost connection, because the broker may have carried it out.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from tidelog.protocol.messages.k37_create_partitions import (
     CreatePartitionsTopic,
 )
 
-_DELETE_BY_ID_FROM = 6  # before, the request held plain names
-_METADATA_BY_ID_FROM = 12  # it had ids before, but they could not be asked for
+_DELETE_BY_ID_FROM = 6  # before that, the request held plain names
+_METADATA_BY_ID_FROM = 12  # ids existed before that, but could not be used in requests
 
 TopicKey = str | uuid.UUID
 """A topic is named by its name or its id."""
 
 
-# Which topics there are
+# Listing topics
 
 
 async def list_topics(cluster: Cluster, *, include_internal: bool) -> list[TopicMetadata]:
@@ -144,7 +144,7 @@ def no_such_topic(name: str) -> NoSuchPartitionError:
 async def create_topics(
     cluster: Cluster, topics: NewTopic | str | Iterable[NewTopic | str], *, validate_only: bool
 ) -> Results[str, CreatedTopic]:
-    rows = [topics] if isinstance(topics, (NewTopic, str)) else topics  # a name is not the list of its letters
+    rows = [topics] if isinstance(topics, (NewTopic, str)) else topics  # a name is not a list of letters
     wanted = [NewTopic(topic) if isinstance(topic, str) else topic for topic in rows]
     request = CreateTopicsRequest(
         topics=[_creatable(topic) for topic in wanted],

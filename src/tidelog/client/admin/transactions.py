@@ -1,8 +1,9 @@
-"""Calls about transactions: lists, descriptions, transactions that hang in partitions, and their end.
+"""Calls about transactions: list and describe them, find those that hang in partitions, and end them.
 
-What always holds: what coordinators know is asked of coordinators, what is open in partitions of their leaders. A
-transaction hangs when it is open in a partition whose coordinator will send no marker; only such ones should be aborted
-here, because the coordinator of any other would not hear of it. It begins no transaction.
+What always holds: coordinators are asked for their transactions, partition leaders for those open in their partitions.
+A transaction hangs if it is open in a partition but no coordinator will ever send its marker there. Only such
+transactions should be aborted here, because the coordinator of any other would not find out. Nothing here begins a
+transaction.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _PARTITIONS_AT_ONCE = 500
 _FIRST_COORDINATOR_EPOCH = 0
 
 
-# What coordinators know
+# Questions for coordinators
 
 
 async def list_transactions(
@@ -82,7 +83,7 @@ async def list_transactions(
     )
     if older_than_ms is not None:
         request.duration_filter = older_than_ms
-        # Brokers compare the start also where the transaction has ended.
+        # Brokers apply the age filter to ended transactions, too.
         request.state_filters = list(states or OPEN_STATES)
 
     async def ask(connection: Connection, node_id: int) -> list[TransactionListing]:
@@ -139,7 +140,8 @@ def _description(row: TransactionState, node_id: int) -> TransactionDescription:
 
 async def fence_producers(cluster: Cluster, transactional_ids: Iterable[str]) -> Results[str, ProducerIdAndEpoch]:
     async def ask(connection: Connection, _: int, transactional_id: str) -> ProducerIdAndEpoch:
-        # As a new producer of the id would begin: the coordinator ends what is open and refuses the old one from now.
+        # This is what a new producer of the id does first: the coordinator ends the open transaction and fences the old
+        # one.
         request = InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=request_timeout_ms(cluster)
         )
@@ -150,7 +152,7 @@ async def fence_producers(cluster: Cluster, transactional_ids: Iterable[str]) ->
     return await at_coordinators(cluster, KeyType.TRANSACTIONAL_ID, transactional_ids, ask)
 
 
-# What is open in partitions
+# Questions for partition leaders
 
 
 async def describe_producers(
@@ -222,7 +224,7 @@ async def find_hanging_transactions(
     candidates = [row for row in opened if row.last_timestamp_ms <= written_before_ms]
     awaited = await _awaited_partitions(cluster, {row.producer_id for row in candidates})
     hanging = [row for row in candidates if row.topic_partition not in awaited.get(row.producer_id, ())]
-    # One that ended after the leaders were asked looks as if it hung, but is not open at a second look.
+    # A transaction that ended after the leaders were asked looks like a hanging one, so look a second time.
     still_open = {
         (row.topic_partition, row.producer_id, row.start_offset)
         for row in await list_open_transactions(cluster, [row.topic_partition for row in hanging])

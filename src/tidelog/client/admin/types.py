@@ -35,28 +35,28 @@ from tidelog.protocol.config_values import (
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to be made; what is left out the broker decides by its settings."""
+    """A topic to create; the broker's settings decide whatever is left out."""
 
     name: str
     partitions: int = -1  # -1: the broker's num.partitions
     replication_factor: int = -1  # -1: the broker's default.replication.factor
     configs: Mapping[str, str | None] = field(default_factory=dict)
-    # The brokers of each partition, its leader first; then neither of the numbers above may be given.
+    # The brokers of each partition, the leader first; if given, leave out the two numbers above.
     assignments: Mapping[int, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewPartitions:
-    """How many partitions a topic is to have."""
+    """How many partitions a topic should have."""
 
     total_count: int
-    # The brokers of each new partition, its leader first; None: the controller chooses.
+    # The brokers of each new partition, the leader first; None: the controller chooses.
     assignments: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic as it was made, or would be; numbers are -1 and the id is zero from brokers that don't say."""
+    """A topic as it was or would be created; brokers that don't report them leave numbers at -1 and the id at zero."""
 
     name: str
     topic_id: uuid.UUID
@@ -67,7 +67,7 @@ class CreatedTopic:
 
 @dataclass(frozen=True, slots=True)
 class DeletedTopic:
-    """A topic that was deleted; brokers before 2.8 tell no id."""
+    """A deleted topic; brokers before 2.8 don't report its id."""
 
     name: str
     topic_id: uuid.UUID
@@ -77,7 +77,7 @@ class DeletedTopic:
 
 
 class ConfigSynonym(NamedTuple):
-    """A place that gives a setting its value when those before it do not."""
+    """A level that supplies a setting's value when more specific ones don't."""
 
     name: str
     value: str | None
@@ -86,7 +86,7 @@ class ConfigSynonym(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting; the value of a sensitive one is None."""
+    """One setting; the value of a sensitive setting is None."""
 
     name: str
     value: str | None
@@ -98,7 +98,7 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has set it."""
+        """Whether the setting was never set explicitly."""
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
@@ -107,7 +107,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group as ListGroups tells it; state and type are "" from brokers that don't say."""
+    """A group as listed by ListGroups; state and type are "" from brokers that don't report them."""
 
     group_id: str
     protocol_type: str
@@ -118,23 +118,23 @@ class GroupListing:
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A member of a group, and what it reads."""
+    """A group member and its assignment."""
 
     member_id: str
     group_instance_id: str | None
     client_id: str
     client_host: str
-    # None where members share out something else than partitions, or the bytes can't be read.
+    # None if the members share out something other than partitions, or the bytes can't be read.
     assignment: Sequence[TopicPartition] | None
     subscribed_topics: Sequence[str]
-    # What the coordinator wants it to have; the same as the assignment in classic groups.
+    # The assignment that the coordinator is working towards; in classic groups the same as the assignment.
     target_assignment: Sequence[TopicPartition] | None = None
     member_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """One generation of a group, and why there was a new one."""
+    """One generation of a group, and the reason for it."""
 
     generation: int
     cause: str
@@ -144,14 +144,14 @@ class Rebalance:
     client_id: str
     client_host: str
     began_at_ms: int
-    stood_still_ms: int  # -1 while consumers still wait
+    stood_still_ms: int  # -1 while consumers are still waiting
     members_before: int
     members_after: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as its coordinator knows it."""
+    """A group as described by its coordinator."""
 
     group_id: str
     type: str
@@ -161,7 +161,7 @@ class GroupDescription:
     coordinator_id: int
     members: Sequence[GroupMember]
     group_epoch: int = -1
-    # None from brokers that keep no history.
+    # None if the broker keeps no history.
     history: Sequence[Rebalance] | None = None
 
 
@@ -169,13 +169,13 @@ class GroupDescription:
 
 
 class OffsetSpec(enum.IntEnum):
-    """Offsets that are asked for by name instead of a timestamp, with their numbers in ListOffsets."""
+    """Special offsets, requested by name instead of a timestamp, with their numbers in ListOffsets."""
 
     LATEST = -1
     EARLIEST = -2
     MAX_TIMESTAMP = -3  # of the record with the largest timestamp
-    EARLIEST_LOCAL = -4  # the first that is on a broker's own disk
-    LATEST_TIERED = -5  # the last that is in remote storage
+    EARLIEST_LOCAL = -4  # the first on a broker's local disk
+    LATEST_TIERED = -5  # the last in remote storage
 
 
 EARLIEST_TIMESTAMP = int(OffsetSpec.EARLIEST)
@@ -189,7 +189,7 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 
 
 class ListedOffset(NamedTuple):
-    """An answer to ListOffsets; offset and timestamp are -1 when no record fits."""
+    """A result of ListOffsets; offset and timestamp are -1 if no record matches."""
 
     offset: int
     timestamp: int
@@ -197,7 +197,7 @@ class ListedOffset(NamedTuple):
 
 
 class DeletedRecords(NamedTuple):
-    """What is left of a partition: its first offset."""
+    """The remaining range of a partition: its first offset."""
 
     low_watermark: int
 
@@ -207,7 +207,7 @@ class DeletedRecords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id as ListTransactions tells it."""
+    """A transactional id as listed by ListTransactions."""
 
     transactional_id: str
     producer_id: int
@@ -217,22 +217,22 @@ class TransactionListing:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """A transactional id as its coordinator knows it."""
+    """A transactional id as described by its coordinator."""
 
     transactional_id: str
     state: str
     producer_id: int
     producer_epoch: int
     timeout_ms: int
-    start_time_ms: int | None  # None when there has been no transaction yet
+    start_time_ms: int | None  # None if there has been no transaction yet
     coordinator_id: int
-    # Those that the transaction wrote to and that still wait for its marker.
+    # Partitions that the transaction wrote to and that are still waiting for its marker.
     partitions: Sequence[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProducer:
-    """A producer as the leader of a partition remembers it."""
+    """A producer as known to the leader of a partition."""
 
     producer_id: int
     producer_epoch: int
@@ -244,7 +244,7 @@ class PartitionProducer:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that is open in a partition."""
+    """An open transaction in a partition."""
 
     topic_partition: TopicPartition
     producer_id: int
@@ -255,7 +255,7 @@ class OpenTransaction:
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """What a transactional id has after its producers were fenced off."""
+    """The state of a transactional id after its producers were fenced."""
 
     producer_id: int
     producer_epoch: int
@@ -265,7 +265,7 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 class LogDirReplica(NamedTuple):
-    """A replica in a log directory; `is_future` says that it is being moved there."""
+    """A replica in a log directory; `is_future` means that it is being moved there."""
 
     topic_partition: TopicPartition
     size_bytes: int
@@ -275,19 +275,19 @@ class LogDirReplica(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory of a broker; one that failed has its error."""
+    """A log directory of a broker; a failed one has an error."""
 
     node_id: int
     path: str
     error: BrokerError | None
-    total_bytes: int  # -1 when the broker doesn't say
+    total_bytes: int  # -1 if the broker doesn't report it
     usable_bytes: int
     replicas: Sequence[LogDirReplica]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """Who is in the cluster, and who leads it."""
+    """The brokers of the cluster, and its controller."""
 
     cluster_id: str | None
     controller_id: int
@@ -295,14 +295,14 @@ class ClusterDescription:
 
 
 class ElectionType(enum.IntEnum):
-    """Who may lead: the first of the replicas if it is in sync, or any that lives, even one that lacks records."""
+    """Which replica to elect: the first one if it is in sync, or any live one, even if it lacks records."""
 
     PREFERRED = 0
     UNCLEAN = 1
 
 
 class PartitionReassignment(NamedTuple):
-    """A partition that moves: all its replicas meanwhile, those that come and those that go."""
+    """A partition being reassigned: all its current replicas, those being added and those being removed."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...]
@@ -310,7 +310,7 @@ class PartitionReassignment(NamedTuple):
 
 
 class FeatureVersions(NamedTuple):
-    """From which version of a feature to which."""
+    """The range of versions of a feature."""
 
     min_version: int
     max_version: int
@@ -318,8 +318,8 @@ class FeatureVersions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FeatureMetadata:
-    """What a broker could do (`supported`), and what the cluster has agreed on (`finalized`)."""
+    """The features that a broker supports (`supported`), and those the cluster has agreed on (`finalized`)."""
 
     supported: Mapping[str, FeatureVersions]
     finalized: Mapping[str, FeatureVersions]
-    finalized_epoch: int | None  # None when the broker doesn't say
+    finalized_epoch: int | None  # None if the broker doesn't report it
