@@ -1,8 +1,8 @@
-"""What callers give a consumer, checked and in one form: topics, partitions, offsets.
+"""Checks and normalizes what callers pass to a consumer: topics, partitions, offsets.
 
 What always holds: calls that take partitions accept one or several; each is a `TopicPartition` or a pair of a topic's
-name and a number. Anything else raises TypeError immediately, in the caller's thread, with a message that shows what is
-valid.
+name and a number. Anything else raises TypeError immediately, in the caller's thread, with a message that shows valid
+forms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Partitions = Partition | Iterable[Partition]
 def read_topics(
     topics: Iterable[str] | str | re.Pattern[str], pattern: str | re.Pattern[str] | None
 ) -> tuple[list[str], re.Pattern[str] | None]:
-    """What subscribe() was given: names, or a pattern."""
+    """The argument of subscribe(): names, or a pattern."""
     if isinstance(topics, re.Pattern):
         if pattern is not None:
             raise ValueError("give one pattern, not two")
@@ -82,7 +82,7 @@ def _not_a_partition(given: object) -> TypeError:
 def read_offsets(
     offsets: Mapping[TopicPartition, OffsetAndMetadata | int],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Offsets to commit as they may be given: a plain number is an offset without a note."""
+    """Offsets to commit, in any of the accepted forms; a plain number is an offset without metadata."""
     if not isinstance(offsets, Mapping):
         raise TypeError(f"offsets are a mapping, as {{TopicPartition('orders', 0): 7}}, not {offsets!r}")
     return {read_partition(key): read_offset(value) for key, value in offsets.items()}

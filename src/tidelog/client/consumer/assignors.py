@@ -1,8 +1,8 @@
-"""Who reads what in a classic group: assignors, which the group's leader runs for all its members.
+"""Partition assignment in a classic group: assignors, which the group's leader runs for all its members.
 
-What always holds: range and round-robin give what Apache Kafka's Java client gives for the same members and topics, so
-that a group of both is stable whoever leads it; every partition of a topic that somebody subscribes to has exactly one
-owner, and only a subscriber. An assignor makes no requests and does not know the time. The sticky ones are in
+What always holds: range and round-robin produce the same assignment as Apache Kafka's Java client for the same members
+and topics, so a mixed group is stable whoever leads it. Every partition of a subscribed topic has exactly one owner,
+and the owner is a subscriber. An assignor makes no requests and does not know the time. The sticky assignors are in
 `sticky_assignors`.
 """
 
@@ -19,37 +19,36 @@ NO_GENERATION = -1
 
 @dataclass(frozen=True, slots=True)
 class MemberSubscription:
-    """What a member tells the leader."""
+    """What a member tells the group's leader."""
 
     topics: frozenset[str]
-    owned: tuple[TopicPartition, ...] = ()  # what it reads now; eager members have given all up before they join
-    generation: int = NO_GENERATION  # the generation in which it was given these
-    user_data: bytes | None = None  # of the chosen assignor
+    owned: tuple[TopicPartition, ...] = ()  # its current partitions; none for eager members, which give all up first
+    generation: int = NO_GENERATION  # the generation in which it got them
+    user_data: bytes | None = None  # defined by the chosen assignor
     instance_id: str | None = None
     rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLayout:
-    """The topics of the group as the cluster has them now; a topic that does not exist is left out."""
+    """The group's topics as the cluster has them now; topics that don't exist are left out."""
 
     partition_counts: Mapping[str, int]
-    # The racks that hold a replica of a partition, where brokers say in which they are.
+    # The racks that hold a replica of a partition, if brokers report their racks.
     racks: Mapping[TopicPartition, frozenset[str]] = field(default_factory=dict)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """All partitions of a topic, none of one that does not exist."""
+        """All partitions of a topic; none if it doesn't exist."""
         return [TopicPartition(topic, number) for number in range(self.partition_counts.get(topic, 0))]
 
 
 @runtime_checkable
 class Assignor(Protocol):
-    """Chooses the owners. To make an own one, subclass this, give it a `name`, and define `assign`.
+    """Chooses the owners of partitions. To write your own, subclass this, give it a `name`, and define `assign`.
 
     All members of a group must have an assignor of that name. One instance serves one consumer, so it may keep state.
-    With `is_cooperative` members keep reading during a rebalance; `assign` must then leave out of the result every
-    partition that moves and is still owned by another member: it is given away in the next rebalance, which follows at
-    once.
+    With `is_cooperative`, members keep reading during a rebalance. `assign` must then leave out every partition that
+    moves but is still owned by another member; it is assigned in the next rebalance, which follows immediately.
     """
 
     name: str
@@ -58,20 +57,20 @@ class Assignor(Protocol):
     def assign(
         self, layout: TopicLayout, members: Mapping[str, MemberSubscription]
     ) -> Mapping[str, Sequence[TopicPartition]]:
-        """The partitions of each member, by member id; called on the leader only."""
+        """The partitions of each member, by member id; called only on the leader."""
         ...
 
     def user_data(self, topics: frozenset[str]) -> bytes | None:
-        """What the leader's assignor is to know of this member, beside its subscription; sent with every join."""
+        """Data for the leader's assignor besides this member's subscription; sent with every join."""
         return None
 
     def on_assignment(self, partitions: Sequence[TopicPartition], generation: int) -> None:
-        """This member has been given these; called on every member."""
+        """Called on every member with its new assignment."""
         return None
 
 
 class RangeAssignor(Assignor):
-    """Topic by topic, an equal range to each member; partitions of the same number stay together across topics."""
+    """Gives each member an equal range of every topic; equal partition numbers stay together across topics."""
 
     name = "range"
 
@@ -96,7 +95,7 @@ class RangeAssignor(Assignor):
 
 
 class RoundRobinAssignor(Assignor):
-    """All partitions of all topics dealt out to the members in turn."""
+    """Deals out all partitions of all topics to the members in turn."""
 
     name = "roundrobin"
 
@@ -116,7 +115,7 @@ class RoundRobinAssignor(Assignor):
 
 
 class _TopicShares:
-    """One topic under the range assignor: what is left of it, and how much each member may still get."""
+    """One topic under the range assignor: the partitions left, and how many more each member may get."""
 
     def __init__(
         self, layout: TopicLayout, topic: str, order: list[str], members: Mapping[str, MemberSubscription]
@@ -131,7 +130,7 @@ class _TopicShares:
         self._racks = {partition: layout.racks.get(partition, frozenset()) for partition in self.unassigned}
         wanted = {rack for rack in self.member_racks.values() if rack is not None}
         present = frozenset().union(*self._racks.values())
-        # Racks are of no use when no member is where a replica is, or every partition is in all racks.
+        # Racks don't help if no member shares one with a replica, or if every partition is in all racks.
         self.knows_racks = bool(wanted & present) and any(racks != present for racks in self._racks.values())
 
     def room(self, member_id: str) -> int:
@@ -160,11 +159,11 @@ class _TopicShares:
 
 
 def _assign_by_rack(shares: list[_TopicShares], assigned: dict[str, list[TopicPartition]]) -> None:
-    """First what can be read from a replica in the member's own rack (KIP-881), co-partitioned topics together."""
+    """First assign what a replica in the member's own rack can serve (KIP-881), co-partitioned topics together."""
     alike: dict[tuple[tuple[tuple[str, str | None], ...], int], list[_TopicShares]] = {}
     for share in shares:
         if not any(share.member_racks.values()):
-            continue  # nobody who reads it says where it is
+            continue  # none of its subscribers reports a rack
         alike.setdefault((tuple(share.member_racks.items()), share.partition_count), []).append(share)
     for (_, partition_count), together in alike.items():
         if len(together) > 1:
@@ -201,7 +200,7 @@ def _known_topics(layout: TopicLayout, members: Mapping[str, MemberSubscription]
 
 
 def _in_order(members: Mapping[str, MemberSubscription]) -> list[str]:
-    """Static members by their instance ids, then the others by their member ids: a restart changes little."""
+    """Static members by instance id, then the others by member id, so a restart changes little."""
 
     def key(member_id: str) -> tuple[bool, bytes]:
         instance_id = members[member_id].instance_id
@@ -211,5 +210,5 @@ def _in_order(members: Mapping[str, MemberSubscription]) -> list[str]:
 
 
 def _java_key(text: str) -> bytes:
-    """Java compares strings by UTF-16 units."""
+    """Java compares strings by UTF-16 code units."""
     return text.encode("utf-16-be", "surrogatepass")

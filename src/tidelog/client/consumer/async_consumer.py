@@ -1,8 +1,8 @@
-"""`AsyncConsumer`: reads records on the user's event loop, where it also fetches ahead.
+"""`AsyncConsumer`: reads records on the user's event loop and fetches ahead there.
 
-What always holds: everything runs on the loop that first used it; a poll gives what was fetched already without
-waiting, and user code (listeners, callbacks, deserializers) runs inside a call of the consumer, coroutine methods of a
-listener being awaited there. One task polls at a time.
+What always holds: everything runs on the loop that first used it. A poll returns records that are already fetched
+without waiting. User code (listeners, callbacks, deserializers) runs inside a call of the consumer, which awaits a
+listener's coroutine methods. One task polls at a time.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class AsyncConsumer(AsyncClosing):
         self._fork_guard = ForkGuard("AsyncConsumer")
         self._ready = asyncio.Event()
         self._is_polling = False
-        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not given out yet
+        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not returned yet
 
     @property
     def _core(self) -> ConsumerCore:
-        """The core, made when it is first used, which must be on the loop."""
+        """The core, created on first use, which must be on the loop."""
         if self._closed:
             raise ClosedError("the consumer is closed")
         if self._fork_guard.forked:
@@ -98,7 +98,7 @@ class AsyncConsumer(AsyncClosing):
             warnings.warn(f"an AsyncConsumer was not closed: {self!r}", ResourceWarning, stacklevel=2, source=self)
 
     async def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Leave the group, after a commit where commits are automatic; then end connections and tasks.
+        """Commit if commits are automatic, leave the group, then close connections and tasks.
 
         May be called again. Steps that take longer than the timeout are abandoned.
         """
@@ -118,7 +118,7 @@ class AsyncConsumer(AsyncClosing):
             self._closed = True
 
     def wakeup(self) -> None:
-        """Let a poll that waits, or the next one, raise WakeupError; called on the loop."""
+        """Make the current poll, or the next one, raise WakeupError; called on the loop."""
         self._core.wake_up()
 
     # Reading
@@ -160,7 +160,7 @@ class AsyncConsumer(AsyncClosing):
             core.begin_poll()
             loop = asyncio.get_running_loop()
             deadline_s = None if timeout is None else loop.time() + timeout
-            await asyncio.sleep(0)  # a loop that polls and never waits would leave nothing for others on the loop
+            await asyncio.sleep(0)  # a loop that polls without ever waiting would starve other tasks
             while True:
                 self._ready.clear()
                 core.raise_pending()
@@ -198,7 +198,7 @@ class AsyncConsumer(AsyncClosing):
                 raise StopAsyncIteration
         return self._left.popleft()
 
-    # What is read
+    # Subscription and assignment
 
     def subscribe(
         self,
@@ -209,8 +209,8 @@ class AsyncConsumer(AsyncClosing):
     ) -> None:
         """Read these topics as a member of the group, replacing any earlier subscription.
 
-        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, also to those that
-        are made later.
+        A compiled pattern, or `pattern=`, subscribes to every topic whose whole name it matches, including topics
+        created later.
         """
         names, compiled = read_topics(topics, pattern)
         if not names and compiled is None:
@@ -245,10 +245,10 @@ class AsyncConsumer(AsyncClosing):
         self._core.subscription.resume(read_partitions(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are paused."""
+        """The paused partitions."""
         return self._core.subscription.paused()
 
-    # Where it is read
+    # Positions
 
     def seek(self, partition: Partition, offset: int | OffsetAndMetadata) -> None:
         """Continue from this offset in an assigned partition."""
@@ -319,7 +319,7 @@ class AsyncConsumer(AsyncClosing):
         """Records between the position and the partition's end as of the last fetch; None if unknown."""
         return self._core.lag(read_partition(partition))
 
-    # What is committed
+    # Commits
 
     async def commit(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout: float | None = None
@@ -345,7 +345,7 @@ class AsyncConsumer(AsyncClosing):
         return await self._core.committed(read_partitions(partitions), timeout)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this member is, for `AsyncProducer.send_offsets_to_transaction`."""
+        """The identity of this member, for `AsyncProducer.send_offsets_to_transaction`."""
         return self._core.group_metadata()
 
     def enforce_rebalance(self, reason: str = "the user asked for it") -> None:
@@ -366,14 +366,14 @@ class AsyncConsumer(AsyncClosing):
         """Counters, positions and lag."""
         return self._core.metrics()
 
-    # Records that iteration has polled and not given out: positions are behind them, the user is not
+    # Records that iteration has polled but not returned: positions are past them, the user is not
 
     def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions as the user sees them."""
+        """Positions from the user's point of view."""
         return {**self._core.subscription.consumed(), **first_offsets(self._left)}
 
     def _give_back(self) -> None:
-        """Go back to before them: they are fetched again when they are wanted again."""
+        """Move the positions back before them; they are fetched again when needed."""
         for topic_partition, offset in first_offsets(self._left).items():
             if self._core.subscription.is_assigned(topic_partition):
                 self._core.subscription.seek(topic_partition, offset.offset, offset.leader_epoch)

@@ -1,9 +1,9 @@
-"""A group's offsets: commits that wait and commits that do not, and reading what was committed.
+"""A group's offsets: commits that wait, commits that don't, and reading committed offsets.
 
-What always holds: commits reach the coordinator in the order in which they were asked for, and those that do not wait
-call back in that order; a commit that waits is tried again while the reason may pass, one that does not is not. A
-member's commit carries the generation it has at that moment; when the group has gone on without the member, it fails
-with an error that says why, and nothing is committed.
+What always holds: commits reach the coordinator in the order in which they were requested, and callbacks of commits
+that don't wait run in that order. A commit that waits is retried after temporary errors; one that doesn't wait is not.
+A member's commit carries its current generation. If the group has moved on without the member, the commit fails with an
+error that says why, and nothing is committed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CommitCallback = Callable[[Offsets, Exception | None], None]
 
 _INSTANCES_FROM = 7
 
-# The generation is not what the coordinator has: between two of them, or gone.
+# The generation is not the coordinator's: the member is between two of them, or gone.
 _GENERATION_CODES = frozenset(
     {
         ErrorCode.ILLEGAL_GENERATION,
@@ -63,7 +63,7 @@ _GENERATION_CODES = frozenset(
 
 
 class _MembershipMovedError(RetriableError):
-    """Refused because of the generation it was sent in; with the next one it may be taken."""
+    """Refused because of the generation it was sent in; the next generation may be accepted."""
 
     def __init__(self, error: BrokerError, identity: Identity) -> None:
         super().__init__(str(error))
@@ -75,14 +75,14 @@ class _MembershipMovedError(RetriableError):
 
 
 class Committer(Protocol):
-    """Who commits: what the offsets have to know of the membership."""
+    """The committer: what commits have to know about the membership."""
 
     def identity(self) -> Identity | None:
-        """The member as it is; None for a consumer that is in no group and commits for itself."""
+        """The member's current identity; None for a consumer without a group that commits for itself."""
         ...
 
     def refuse(self, code: ErrorCode, identity: Identity) -> bool:
-        """The coordinator refused this identity. Whether there may be a better one if one waits for it."""
+        """The coordinator refused this identity. Returns whether waiting may bring a better one."""
         ...
 
     async def settled(self) -> None:
@@ -92,12 +92,12 @@ class Committer(Protocol):
     def owns(self, partitions: Iterable[TopicPartition]) -> bool: ...
 
     def why_not_member(self) -> ClientError:
-        """Why there is no generation to commit in, and what to do."""
+        """Why there is no generation to commit in, and what to do about it."""
         ...
 
 
 class GroupOffsets:
-    """The offsets of one group, as one consumer commits and reads them."""
+    """The offsets of one group, as committed and read by one consumer."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class GroupOffsets:
         self._group_id = coordinator.key
         self._committer = committer
         self._require_stable = require_stable
-        self._reads_as_member = reads_as_member  # in the consumer protocol a fenced member may not read offsets
-        self._refused_ids: set[uuid.UUID] = set()  # of topics that were recreated under the same name
+        self._reads_as_member = reads_as_member  # in the consumer protocol, a fenced member may not read offsets
+        self._refused_ids: set[uuid.UUID] = set()  # of topics that were recreated with the same name
         self._channel = CoordinatorChannel(coordinator)
         self._sending = asyncio.Lock()
-        self._last: asyncio.Task[None] | None = None  # of the commits that do not wait
+        self._last: asyncio.Task[None] | None = None  # commits that don't wait
 
     async def connection(self) -> Connection:
-        """For other requests that must not wait behind a join: to leave."""
+        """For other requests that must not wait behind a join: leaving the group."""
         return await self._channel.connection()
 
     # Commits
@@ -127,7 +127,7 @@ class GroupOffsets:
     async def commit(
         self, offsets: Offsets, *, timeout_s: float | None = None, giving_up_on: frozenset[ErrorCode] = frozenset()
     ) -> None:
-        """Commit and wait for it. Raises CommitFailedError, and what did not pass within the time."""
+        """Commit and wait. Raises CommitFailedError, or the last temporary error when the time is up."""
         if offsets:
             try:
                 await self._cluster.retry(
@@ -219,7 +219,7 @@ class GroupOffsets:
     def _raise_refusal(
         self, refusals: list[BrokerError], identity: Identity, topic_ids: Mapping[str, uuid.UUID]
     ) -> None:
-        """Raise what weighs most: the membership, then what will not pass, then what may."""
+        """Raise the gravest error: about the membership first, then permanent ones, then temporary ones."""
         for error in refusals:
             if error.code in _GENERATION_CODES:
                 if self._committer.refuse(error.code, identity):
@@ -236,12 +236,12 @@ class GroupOffsets:
     def _failed(self, why: ClientError) -> CommitFailedError:
         return CommitFailedError(f"group {self._group_id}: the offsets were not committed: {why}")
 
-    # Reading
+    # Reading committed offsets
 
     async def committed(
         self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed for each; None where it has nothing."""
+        """The group's committed offset for each partition; None if there is none."""
         wanted = list(dict.fromkeys(TopicPartition(*partition) for partition in partitions))
         if not wanted:
             return {}
@@ -306,13 +306,13 @@ class GroupOffsets:
             return
         error = self._refusal(code, "offsets")
         if error.code in _GENERATION_CODES:
-            # Only members of the consumer protocol are asked who they are; a heartbeat brings the answer.
+            # Only members of the consumer protocol identify themselves here; they get their identity from a heartbeat.
             self._committer.refuse(error.code, identity)
             raise RetriableBrokerError(error.code, error.message, subject=error.subject)
         raise error
 
     def _topic_ids(self, partitions: Iterable[TopicPartition]) -> dict[str, uuid.UUID]:
-        """The ids of all these topics; nothing when one is not known, and names have to do."""
+        """The ids of all these topics; empty if any is unknown, in which case names have to do."""
         topic_ids: dict[str, uuid.UUID] = {}
         for topic in {partition.topic for partition in partitions}:
             known = self._cluster.known_topic(topic)
@@ -321,10 +321,10 @@ class GroupOffsets:
             topic_ids[topic] = known.topic_id
         return topic_ids
 
-    # The end
+    # Closing
 
     async def drain(self) -> None:
-        """Wait for the commits that do not wait."""
+        """Wait for the commits that don't wait."""
         if self._last is not None:
             await asyncio.wait({self._last})
 

@@ -1,8 +1,8 @@
 """`Consumer`: reads records in the user's own thread, while a background thread fetches ahead.
 
-What always holds: records that were fetched are decoded in the user's thread, without waiting for the other one; user
+What always holds: fetched records are decoded in the user's thread, without waiting for the background thread. User
 code (listeners, callbacks, deserializers, `on_consume`) runs in the user's thread, inside a call of the consumer. A
-consumer belongs to one thread at a time: others may only call `wakeup`.
+consumer belongs to one thread at a time: other threads may only call `wakeup`.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Consumer(Closing):
     """
 
     def __init__(self, settings: Mapping[str, object] | None = None, /, **options: Unpack[ConsumerOptions]) -> None:
-        self._closed = True  # until it is made, there is nothing to close
+        self._closed = True  # there is nothing to close until it is set
         self._is_closing = False
         self._settings = ConsumerSettings.read(settings, options)
         self._fork_guard = ForkGuard("Consumer")
         self._one_thread = OneThread()
         self._ready = threading.Event()
-        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not given out yet
+        self._left: deque[ConsumerRecord] = deque()  # polled by iteration and not returned yet
         self._loop_thread = LoopThread("tidelog-consumer")
         self._user = UserThread(self._loop_thread)
         try:
@@ -191,7 +191,7 @@ class Consumer(Closing):
                 raise StopIteration
         return self._left.popleft()
 
-    # What is read
+    # Subscription and assignment
 
     def subscribe(
         self,
@@ -258,12 +258,12 @@ class Consumer(Closing):
             self._core.subscription.resume(read_partitions(partitions))
 
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions that are paused."""
+        """The paused partitions."""
         with self._one_thread:
             self._check()
             return self._core.subscription.paused()
 
-    # Where it is read
+    # Positions
 
     def seek(self, partition: Partition, offset: int | OffsetAndMetadata) -> None:
         """Continue from this offset in an assigned partition."""
@@ -352,7 +352,7 @@ class Consumer(Closing):
             self._check()
             return self._core.lag(read_partition(partition))
 
-    # What is committed
+    # Commits
 
     def commit_sync(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None, timeout: float | None = None
@@ -374,7 +374,7 @@ class Consumer(Closing):
         """Commit without waiting and without retries; a later call runs `callback(offsets, error)`."""
         with self._one_thread:
             self._check()
-            # Positions are those of now: the user may poll on before the loop gets to it.
+            # Use the current positions: the user may poll again before the loop gets here.
             chosen = self._consumed() if offsets is None else read_offsets(offsets)
             self._loop_thread.run(self._commit_nowait(chosen, callback))
 
@@ -429,10 +429,10 @@ class Consumer(Closing):
         if self._fork_guard.forked:
             self._fork_guard.check()
 
-    # Records that iteration has polled and not given out: positions are behind them, the user is not
+    # Records that iteration has polled but not returned: positions are past them, the user is not
 
     def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions as the user sees them."""
+        """Positions from the user's point of view."""
         return {**self._core.subscription.consumed(), **first_offsets(self._left)}
 
     def _take_left(self) -> list[ConsumerRecord]:
@@ -443,7 +443,7 @@ class Consumer(Closing):
             return records
 
     def _give_back(self) -> None:
-        """Go back to before them: they are fetched again when they are wanted again."""
+        """Move the positions back before them; they are fetched again when needed."""
         for topic_partition, offset in first_offsets(self._left).items():
             if self._core.subscription.is_assigned(topic_partition):
                 self._core.subscription.seek(topic_partition, offset.offset, offset.leader_epoch)
@@ -460,7 +460,7 @@ class Consumer(Closing):
 
 
 def first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Where each partition's records begin."""
+    """The position before each partition's first record."""
     first: dict[TopicPartition, OffsetAndMetadata] = {}
     for record in records:
         topic_partition = TopicPartition(record.topic, record.partition)

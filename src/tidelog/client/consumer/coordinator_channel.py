@@ -1,9 +1,11 @@
-"""Connections to a group's coordinator that nothing else uses.
+"""Dedicated connections to a group's coordinator.
 
-A broker answers the requests of one connection one after the other, and a join is answered when the whole group has
-joined, a fetch when there is something to read. So heartbeats and joins have a connection of their own, and commits
-another: neither waits behind a fetch, and a commit does not wait behind a join. What always holds: the coordinator is
-looked up when it is not known, and `forget` makes it unknown; the channels of one group share what was found.
+A broker answers the requests on a connection one after the other. A join is answered only when the whole group has
+joined, and a fetch when there is something to read. So heartbeats and joins have a connection of their own, and commits
+another: neither waits behind a fetch, and a commit does not wait behind a join.
+
+What always holds: the coordinator is looked up when it is unknown, and `forget` makes it unknown. All channels of a
+group share the result.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tidelog.client.network.routing import Coordinator
 
 
 class CoordinatorChannel:
-    """One connection to the coordinator, made when it is needed."""
+    """One connection to the coordinator, made on first use."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -26,7 +28,7 @@ class CoordinatorChannel:
         self._closed = False
 
     async def connection(self) -> Connection:
-        """The connection, opened if need be; one attempt, so errors are the caller's to retry."""
+        """The connection, opened if need be. It tries once; retrying after errors is up to the caller."""
         node_id = await self._coordinator.find()
         async with self._opening:
             if self._closed:
@@ -43,7 +45,7 @@ class CoordinatorChannel:
             return self._connection
 
     def drop(self) -> None:
-        """End the connection; what is under way fails. The next use makes a new one."""
+        """Close the connection; pending requests fail. The next use opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

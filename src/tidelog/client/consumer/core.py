@@ -1,9 +1,9 @@
-"""The consumer on an event loop: fetching, positions, the group and its commits, put together.
+"""The consumer on an event loop: combines fetching, positions, the group and its commits.
 
-`Consumer` and `AsyncConsumer` are its two faces: they call its coroutines, and what it marks as callable from the
-user's thread. What always holds: a poll hands out records only while nothing of the group waits for the user, so what
-it returns belongs to the assignment that the user was told; user code (listeners, callbacks, deserializers) runs only
-while the user is inside a call, except interceptors' `on_commit`.
+`Consumer` and `AsyncConsumer` are its two front ends. They call its coroutines, and the methods that are marked as
+callable from the user's thread. What always holds: a poll returns records only while the group is not waiting for the
+user, so they belong to the assignment that the user was told about. User code (listeners, callbacks, deserializers)
+runs only while the user is inside a call, except for the interceptors' `on_commit`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class ConsumerCore:
-    """One consumer; made on the loop that it runs on.
+    """One consumer; created on the loop that it runs on.
 
-    `post` has a function called on that loop, from any thread; `notify` tells a poll that waits to look again;
-    `call_user` makes a call of the rebalance listener where the user's code may run.
+    `post` schedules a function on that loop, from any thread. `notify` tells a waiting poll to look again. `call_user`
+    makes a call to the rebalance listener where the user's code may run.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ConsumerCore:
         self._cluster.add_listener(self._metadata_told)
 
     async def close(self, timeout_s: float) -> None:
-        """Leave the group, after a commit where commits are automatic; then end everything."""
+        """Commit if commits are automatic and leave the group; then close everything."""
         deadline_s = time.monotonic() + timeout_s
         try:
             if self.runner is not None:
@@ -137,7 +137,7 @@ class ConsumerCore:
     # Waking up, on the loop and from the user's thread
 
     def _post_wake(self) -> None:
-        """Have positions and fetches looked at soon; from any thread, and once for many changes."""
+        """Have positions and fetches looked at soon; from any thread, once for many changes."""
         if not self._wake_is_posted:
             self._wake_is_posted = True
             self._post(self._wake)
@@ -159,20 +159,20 @@ class ConsumerCore:
         self._post_wake()
 
     def _crashed(self, error: BaseException) -> None:
-        """A task in the background has ended that never should: better a poll that says so than one that waits."""
+        """A background task ended that never should: a poll that says so is better than one that waits forever."""
         log_crash(error)
         self._crash = error
         self._notify()
 
     def wake_up(self) -> None:
-        """Let the poll that waits, or the next one, raise WakeupError; from any thread."""
+        """Make the current poll, or the next one, raise WakeupError; from any thread."""
         self._woken_up = True
         self._notify()
 
     # Polling, from the user's thread
 
     def begin_poll(self) -> None:
-        """Every poll begins so; raises what is fatal."""
+        """Every poll starts with this; raises fatal errors."""
         self.counts.polls += 1
         self.counts.last_poll_s = time.monotonic()
         self.run_commit_callbacks()
@@ -181,11 +181,11 @@ class ConsumerCore:
 
     @property
     def has_turn(self) -> bool:
-        """Whether `take_turn` of the runner is to be awaited before records are handed out."""
+        """Whether the runner's `take_turn` must be awaited before records are handed out."""
         return self.runner is not None and self.runner.has_turn
 
     def raise_pending(self) -> None:
-        """Raise what has come up since the last poll."""
+        """Raise errors that have come up since the last poll."""
         if self._woken_up:
             self._woken_up = False
             raise WakeupError("wakeup() was called")
@@ -193,7 +193,7 @@ class ConsumerCore:
             raise FatalError(f"the consumer failed with an unexpected error: {self._crash!r}") from self._crash
         while self._keeper.errors:
             error = self._keeper.take_error()
-            self._post_wake()  # so that it is tried again, and told again if it is still so
+            self._post_wake()  # so that it is retried, and reported again if it persists
             if error is not None:
                 raise error
         if not (self.subscription.is_subscribed or self.subscription.is_manual):
@@ -208,12 +208,12 @@ class ConsumerCore:
             self.runner.poll_ended(self._clock.monotonic_ms())
 
     def take(self) -> list[ConsumerRecord]:
-        """The records that are there, after the interceptors."""
+        """The records that are ready, after the interceptors."""
         records = self.decoder.take(self.settings.max_poll_records)
         return self.interceptors.on_consume(records) if records and self.interceptors else records
 
     def run_commit_callbacks(self) -> None:
-        """Call back for commits that are done; from the user's thread."""
+        """Run the callbacks of finished commits; from the user's thread."""
         while self._done_commits:
             self._done_commits.popleft()()
 
@@ -222,7 +222,7 @@ class ConsumerCore:
     def subscribe(
         self, topics: Iterable[str], pattern: re.Pattern[str] | None, listener: RebalanceListener | None
     ) -> None:
-        """Take over a subscription and begin to join the group."""
+        """Adopt a subscription and start joining the group."""
         if self.runner is None:
             raise UsageError("subscribe() needs a group: set group.id, or use assign()")
         if pattern is not None:
@@ -249,7 +249,7 @@ class ConsumerCore:
         return self.subscription.match(topic.name for topic in topics if not (topic.is_internal and hides_internal))
 
     async def _ask_subscribed(self) -> None:
-        """Learn of the topics, and have missing ones made if that is allowed."""
+        """Get the topics' metadata, and have missing topics created if that is allowed."""
 
         async def ask() -> None:
             names = None if self.subscription.pattern is not None else self.subscription.topics
@@ -414,10 +414,10 @@ class ConsumerCore:
         hides_internal = self.settings.exclude_internal_topics
         return {name: topic for name, topic in told.topics.items() if not (topic.is_internal and hides_internal)}
 
-    # What is known without asking, from the user's thread
+    # Known without asking, from the user's thread
 
     def lag(self, topic_partition: TopicPartition) -> int | None:
-        """Records between the position and the end as of the last fetch; None while one of them is not known."""
+        """Records between the position and the end as of the last fetch; None if either is unknown."""
         return self._lag(self.subscription.state(TopicPartition(*topic_partition)))
 
     def _lag(self, state: PartitionState) -> int | None:

@@ -1,8 +1,8 @@
-"""Fetched batches as what `poll` returns: a list of records, or one Arrow record batch.
+"""Turns fetched batches into what `poll` returns: a list of records, or one Arrow record batch.
 
-What always holds: positions move over exactly what was handed out, and over what is never handed out (control batches,
-aborted transactions, gaps); records before a damaged batch come first, then every poll raises an error that names the
-partition and the offset, until the user seeks. It runs in the thread that polls and never waits.
+What always holds: positions move over exactly what is returned, and over what is never returned (control batches,
+aborted transactions, gaps). Records before a damaged batch come first; then every poll raises an error that names the
+partition and the offset, until the user seeks. Decoding runs in the thread that polls and never waits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _BATCH_HEADER_SIZE = 61
 _TIMESTAMP_TYPE_BIT = 0x08
 _COMPRESSION_MASK = 0x07
 _COMPRESSIONS = tuple(Compression)
-# How many bytes of records one Arrow batch is made of, about; larger ones leave the caches without gain.
+# About how many bytes of records go into one Arrow batch; larger ones no longer fit the caches and gain nothing.
 ARROW_BYTES_MAX = 8 * 1024 * 1024
-# Arrow's binary columns can't hold more than this, so a batch that opens to more is never added to others.
+# Arrow's binary columns can't hold more than this, so a batch that decompresses to more is never merged with others.
 _ROOM_FACTOR = 1.25
 
 
@@ -53,12 +53,12 @@ class Decoder:
         self._key: Deserializer | None = settings.key_deserializer
         self._value: Deserializer | None = settings.value_deserializer
         self._arrow_memory: RecycledMemory | None = None
-        self._ratios = [4.0] * len(_COMPRESSIONS)  # how much batches of each codec have grown, for the next guess
+        self._ratios = [4.0] * len(_COMPRESSIONS)  # how much batches of each codec have grown, to guess the next size
 
     # Records
 
     def take(self, count: int) -> list[ConsumerRecord]:
-        """Up to `count` records that are there already. Raises what stands where the next record should."""
+        """Up to `count` records that are already there. Raises the error that stands in place of the next record."""
         records: list[ConsumerRecord] = []
         queue = self._queue
         while len(records) < count:
@@ -89,7 +89,7 @@ class Decoder:
         try:
             deserialize(records, 0, self._key, self._value)
         except DeserializeError as error:
-            # Everything from this record on is handed out again, in a poll of its own where this one is the first.
+            # This record and everything after it is returned again; on its own poll if it is the first one here.
             failed = records[error.index]
             positions: dict[TopicPartition, ConsumerRecord] = {}
             for record in records[error.index :]:
@@ -110,7 +110,7 @@ class Decoder:
     # Arrow
 
     def take_arrow(self, rows_max: int | None) -> pa.RecordBatch | None:
-        """What is there already as one Arrow batch, of at most `rows_max` rows; None when nothing is."""
+        """The data that is already there as one Arrow batch of at most `rows_max` rows; None if there is none."""
         from tidelog.records.arrow import RecycledMemory, batches_to_arrow
 
         if self._arrow_memory is None:
@@ -188,14 +188,14 @@ class Decoder:
         )
 
     def _keep_sound(self, gathered: _Gathered) -> pa.RecordBatch | None:
-        """One of the batches holds a record that can't be read: keep those before it, and note it."""
+        """One of the batches holds an unreadable record: keep the batches before it, and note the error."""
         from tidelog.records.arrow import batches_to_arrow
 
         for number, (batch, (chunk, _)) in enumerate(zip(gathered.batches, gathered.sources, strict=True)):
             try:
                 batches_to_arrow([batch])
             except CorruptBatchError as error:
-                # The cursor has gone on; a new one is made from the offset where the damage begins.
+                # The cursor has moved on; a new one is created at the offset where the damage begins.
                 damaged = self._open(chunk, batch.from_offset)
                 damaged.next_batch()
                 self._note_damage(chunk, damaged, error)
@@ -208,7 +208,7 @@ class Decoder:
         raise AssertionError("a batch can be read alone but not with others")
 
     def _cut(self, chunk: FetchedChunk, table: pa.RecordBatch, rows_max: int) -> pa.RecordBatch:
-        """The first rows; the others, all of the last batch, wait for the next call."""
+        """The first rows; the others, all from the last batch, wait for the next call."""
         assert chunk.cursor is not None
         rest = table.slice(rows_max)
         position = rest.column("offset")[0].as_py()
@@ -264,7 +264,7 @@ class Decoder:
         self._subscription.advance(chunk.state, chunk.version, cursor.next_offset, cursor.taken_epoch)
 
     def _note_damage(self, chunk: FetchedChunk, cursor: BatchCursor, error: CorruptBatchError) -> None:
-        """What was before the damage has been taken; from now on the chunk holds only the error."""
+        """Everything before the damage has been taken; from now on the chunk holds only the error."""
         topic, partition = chunk.state.topic_partition
         offset = cursor.next_offset
         behind = max(cursor.batch_next_offset, offset + 1)
@@ -281,7 +281,7 @@ class Decoder:
         self._advance(chunk, cursor)
 
     def _tell(self, chunk: FetchedChunk) -> None:
-        """Raise what stands in the place of data, or begin the reset that it asks for."""
+        """Raise the error that stands in place of data, or begin the reset that it calls for."""
         if chunk.reset is not None:
             self._queue.done(chunk)
             self._subscription.request_reset(chunk.state.topic_partition, chunk.reset, chunk.version)
@@ -295,14 +295,14 @@ class Decoder:
 
 
 class _Gathered:
-    """Batches of several chunks on their way into one Arrow batch."""
+    """Batches of several chunks that will become one Arrow batch."""
 
     __slots__ = ("batches", "cursors", "finished", "sources")
 
     def __init__(self) -> None:
         self.batches: list[OpenBatch] = []
         self.sources: list[tuple[FetchedChunk, BatchCursor]] = []  # of each batch
-        self.cursors: list[tuple[FetchedChunk, BatchCursor]] = []  # those that were moved
+        self.cursors: list[tuple[FetchedChunk, BatchCursor]] = []  # partitions whose position moved
         self.finished: list[FetchedChunk] = []
 
 

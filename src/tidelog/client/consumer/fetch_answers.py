@@ -1,7 +1,7 @@
-"""What one partition's row of a fetch answer means: records to queue, an error to tell, or a leader to look for.
+"""Interprets one partition's row of a fetch response: records to queue, an error to report, or a leader to look for.
 
-What always holds: a row changes nothing unless it answers what is still wanted: same partition version, same offset.
-Pure: no sockets, no waiting.
+What always holds: a row changes nothing unless it answers a request that still matters: same partition version, same
+offset. Pure: no sockets, no waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel_consume import find_end
 
 _NOTHING = memoryview(b"")
-# The leader is another one, or the broker does not know the topic (any more, or yet): ask for metadata.
+# The leader has changed, or the broker does not know the topic (any more, or yet): refresh the metadata.
 _ASK_WHO_LEADS = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -33,12 +33,12 @@ _ASK_WHO_LEADS = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )
-# The broker can't answer now; nothing is to be learned from others.
+# The broker can't answer now, and asking others would not help.
 _TRY_LATER = frozenset({ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.UNKNOWN_SERVER_ERROR})
 
 
 class Asked(NamedTuple):
-    """A partition as it was when it was asked for."""
+    """A partition as it was when the request was made."""
 
     state: PartitionState
     version: int
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 
 
 class Next(enum.Enum):
-    """What is to be done about the partition now."""
+    """What to do about the partition now."""
 
     FETCH_ON = enum.auto()
     TRY_LATER = enum.auto()
@@ -56,7 +56,7 @@ class Next(enum.Enum):
 def read_row(
     subscription: SubscriptionState, reset: OffsetReset | None, asked: Asked, row: PartitionData
 ) -> tuple[FetchedChunk | None, Next]:
-    """Take over an answer about one partition."""
+    """Apply the response for one partition."""
     code = error_code(row.error_code)
     if code in _ASK_WHO_LEADS:
         return None, Next.ASK_WHO_LEADS
@@ -91,7 +91,7 @@ def _data(subscription: SubscriptionState, asked: Asked, row: PartitionData) -> 
 
 
 def _damaged(asked: Asked, view: memoryview) -> CorruptRecordError:
-    """Not even the first header is one, or the answer ends before what was asked for."""
+    """Not even the first header is valid, or the response ends before the requested offset."""
     topic, partition = asked.state.topic_partition
     offset = asked.wanted.fetch_offset
     reason = "the broker's answer ends before that offset"
@@ -126,7 +126,7 @@ def _out_of_range(subscription: SubscriptionState, reset: OffsetReset | None, as
 def _in_place_of_data(
     subscription: SubscriptionState, asked: Asked, error: ClientError | None, *, stays: bool
 ) -> FetchedChunk | None:
-    """A chunk without data, behind what was fetched before it; nothing more is fetched until it is dealt with."""
+    """A chunk without data, queued behind earlier data; nothing more is fetched until it has been dealt with."""
     if not subscription.fetched(asked.state, asked.version, asked.wanted.fetch_offset, NO_OFFSET, NO_EPOCH):
         return None
     chunk = FetchedChunk(asked.state, asked.version, asked.wanted.fetch_offset, _NOTHING)

@@ -1,9 +1,9 @@
-"""What was fetched and not handed out yet: as it was received, in the order of its arrival, bounded by bytes.
+"""Fetched data that was not handed out yet: as received, in order of arrival, bounded by bytes.
 
-What always holds: the bytes of received answers that are kept alive, together with those that brokers were allowed to
-send, stay within the bound, save that a single batch may be larger; a partition's data comes out in the order of its
-offsets; data of a partition that was moved since (`PartitionState.version`) is dropped, that of a paused one waits
-aside. The loop puts and the polling thread takes, possibly at the same time.
+What always holds: received responses still in memory, plus those that brokers may still send, stay within the bound,
+except that a single batch may be larger. A partition's data comes out in offset order. Data of a partition that was
+moved since (`PartitionState.version`) is dropped; data of a paused partition is set aside. The loop puts and the
+polling thread takes, possibly at the same time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_TRANSACTIONS: AbortedTransactions = []
 
 
 class ArrowRows(NamedTuple):
-    """Rows that were decoded and not handed out: those from `position` on, up to the end of their batch."""
+    """Decoded rows that were not handed out: those from `position` on, up to the end of their batch."""
 
     position: int
     rows: pa.RecordBatch
@@ -33,7 +33,7 @@ class ArrowRows(NamedTuple):
 
 
 class _Frame:
-    """A received answer: its memory is kept by every chunk of it that is left."""
+    """A received response; each remaining chunk of it keeps its memory."""
 
     __slots__ = ("left", "size")
 
@@ -43,7 +43,7 @@ class _Frame:
 
 
 class FetchedChunk:
-    """What one answer brought of one partition: batches, or an error in their place."""
+    """One response's data for one partition: batches, or an error in their place."""
 
     __slots__ = (
         "aborted",
@@ -70,15 +70,15 @@ class FetchedChunk:
     ) -> None:
         self.state = state
         self.version = version
-        self.start_offset = start_offset  # what was asked for; the first batch may begin before
+        self.start_offset = start_offset  # the requested offset; the first batch may begin earlier
         self.view = view
         self.size = len(view)
         self.aborted = aborted
-        self.cursor: BatchCursor | None = None  # once it is being read
-        self.rows: ArrowRows | None = None  # what is left of a batch that was made into Arrow
-        # In place of data, or once what was before it has been read:
+        self.cursor: BatchCursor | None = None  # set once reading has started
+        self.rows: ArrowRows | None = None  # the rest of a batch that was decoded into Arrow
+        # In place of data, or after the data before it has been read:
         self.error: ClientError | None = None
-        self.error_stays = False  # told at every poll until the partition is moved, or just once
+        self.error_stays = False  # reported at every poll until the partition is moved, or only once
         self.reset: OffsetReset | None = None  # the position has to be looked up again
         self.frame = _Frame(self.size, 1)
 
@@ -88,11 +88,11 @@ class FetchedChunk:
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Does nothing; replaced when there is a listener."""
 
 
 def _ignore(state: PartitionState, version: int) -> None:
-    """Nobody listens yet."""
+    """Does nothing; replaced when there is a listener."""
 
 
 class FetchQueue:
@@ -106,9 +106,10 @@ class FetchQueue:
         on_room: Callable[[], None] = _nothing,
         on_give_up: Callable[[PartitionState, int], None] = _ignore,
     ) -> None:
-        """`on_ready` is called, on the loop, when something was put in; `on_room` when something was taken out while
-        `wants_room` is set, in the thread that takes; `on_give_up` for a partition whose data was dropped to make room
-        and has to be fetched again from its position."""
+        """`on_ready` is called on the loop when data was added. `on_room` is called in the polling thread when data was
+        taken while `wants_room` is set. `on_give_up` is called for a partition whose data was dropped to make room
+        and must be fetched again from its position.
+        """
         self.bytes_max = bytes_max
         self._on_ready = on_ready
         self._on_room = on_room
@@ -116,21 +117,21 @@ class FetchQueue:
         self.wants_room = False
         self._lock = threading.Lock()
         self._chunks: deque[FetchedChunk] = deque()
-        self._parked: deque[FetchedChunk] = deque()  # of paused partitions
+        self._parked: deque[FetchedChunk] = deque()  # chunks of paused partitions
         self._bytes = 0
         self._reserved = 0
         self._by_version: dict[int, int] = {}
 
-    # The loop's side
+    # Used on the loop
 
     @property
     def bytes(self) -> int:
-        """What the answers that are still kept hold."""
+        """The bytes of responses still in memory."""
         return self._bytes
 
     @property
     def room(self) -> int:
-        """How many bytes more may be asked for."""
+        """How many more bytes may be requested."""
         return self.bytes_max - self._bytes - self._reserved
 
     def reserve(self, size: int) -> None:
@@ -139,16 +140,16 @@ class FetchQueue:
             self._reserved += size
 
     def release(self, size: int) -> None:
-        """It has answered, or will not."""
+        """It has answered, or never will."""
         with self._lock:
             self._reserved -= size
 
     def bytes_of(self, state: PartitionState) -> int:
-        """What waits of one partition and is still wanted."""
+        """The waiting chunks of one partition that are still wanted."""
         return self._by_version.get(state.version, 0)
 
     def put(self, chunks: Iterable[FetchedChunk], frame_size: int) -> None:
-        """Add what one answer of that size brought."""
+        """Add the chunks of one response of that size."""
         chunks = [chunk for chunk in chunks if not chunk.is_stale]
         if not chunks:
             return
@@ -161,14 +162,14 @@ class FetchQueue:
                 self._chunks.append(chunk)
         self._on_ready()
 
-    # The polling thread's side
+    # Used in the polling thread
 
     @property
     def has_ready(self) -> bool:
         return self.current() is not None
 
     def current(self) -> FetchedChunk | None:
-        """The chunk to read from now: the oldest that is neither stale nor of a paused partition."""
+        """The chunk to read now: the oldest that is neither stale nor of a paused partition."""
         if self._parked:
             self._unpark()
         while self._chunks:
@@ -184,14 +185,14 @@ class FetchQueue:
         return None
 
     def ready(self) -> list[FetchedChunk]:
-        """All chunks that may be read from now, oldest first."""
+        """All chunks that may be read now, oldest first."""
         if self.current() is None:
             return []
         with self._lock:
             return [chunk for chunk in self._chunks if not chunk.is_stale and not chunk.state.is_paused]
 
     def done(self, chunk: FetchedChunk) -> None:
-        """The chunk was read, or is not wanted."""
+        """The chunk has been read, or is not wanted."""
         with self._lock:
             if self._chunks[0] is chunk:
                 self._chunks.popleft()
@@ -220,7 +221,7 @@ class FetchQueue:
     def _park(self, chunk: FetchedChunk) -> None:
         with self._lock:
             self._chunks.popleft()
-            # A copy, so that a long pause keeps the bytes of this partition and not those of the whole answer.
+            # A copy, so that a long pause keeps only this partition's bytes and not the whole response.
             chunk.view = memoryview(bytes(chunk.view))
             if chunk.cursor is not None:
                 chunk.start_offset = chunk.cursor.next_offset
@@ -242,7 +243,7 @@ class FetchQueue:
                     self._chunks.appendleft(chunk)
 
     def _give_up_parked(self) -> None:
-        """Paused partitions hold the room that others need: forget what waits of them, to be fetched again later."""
+        """Paused partitions hold room that others need: drop their data, to be fetched again later."""
         with self._lock:
             given_up = list(self._parked)
             self._parked.clear()

@@ -1,4 +1,4 @@
-"""Sends Fetch requests for the consumer and the Spark source, as the settings of a consumer ask for them."""
+"""Sends Fetch requests for the consumer and the Spark source, according to a consumer's settings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TOPIC_IDS_FROM = 13
 async def send_fetch(
     connection: Connection, settings: ConsumerSettings, request: SessionRequest, max_bytes: int, *, rack_id: str = ""
 ) -> FetchResponse:
-    """Send one fetch and wait for its response, allowing for the time that the broker may wait for records.
+    """Send one fetch and wait for its response, allowing for the time the broker may wait for records.
 
-    A leader that is told the rack may answer with another replica to read from, and no records (KIP-392).
+    A leader that knows the client's rack may name another replica to read from, and send no records (KIP-392).
     """
     message = FetchRequest(
         max_wait_ms=settings.fetch_max_wait_ms,

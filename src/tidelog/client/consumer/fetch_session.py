@@ -1,8 +1,8 @@
-"""What a broker remembers of our fetches (KIP-227): so that a fetch names only the partitions that changed.
+"""Fetch sessions (KIP-227): brokers remember the partitions of a fetch, so the next one names only those that changed.
 
-What always holds: the partitions that the broker will look at for the next answer are those handed to the last `build`.
-After any doubt (an error, a lost connection) the next request names all of them and begins a new session. Pure: no
-sockets, no clock.
+What always holds: for its next response the broker looks at exactly the partitions that were passed to the last
+`build`. After any doubt (an error, a lost connection) the next request names all of them and starts a new session.
+Pure: no sockets, no clock.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchTopic, ForgottenTopic
 
 NO_SESSION_ID = 0
-FIRST_EPOCH = 0  # asks for a new session
-NO_SESSION_EPOCH = -1  # asks for none
+FIRST_EPOCH = 0  # requests a new session
+NO_SESSION_EPOCH = -1  # requests no session
 _EPOCH_MAX = 0x7FFFFFFF
 
 
 class Wanted(NamedTuple):
-    """What is asked for of a partition."""
+    """The request for one partition."""
 
     fetch_offset: int
     max_bytes: int
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
 
 class SessionRequest(NamedTuple):
-    """The parts of a fetch request that the session decides."""
+    """The parts of a fetch request that depend on the session."""
 
     session_id: int
     session_epoch: int
@@ -56,10 +56,10 @@ class FetchSession:
         return self._epoch == FIRST_EPOCH
 
     def build(self, wanted: Mapping[TopicPartition, Wanted]) -> SessionRequest:
-        """The next request, so that the broker looks at these partitions and no others, in this order if it is new."""
+        """The next request: the broker will look at exactly these partitions, in this order if the session is new."""
         has_topic_ids = all(row.topic_id != ZERO_UUID for row in wanted.values())
         if has_topic_ids != self._had_topic_ids:
-            # A session is about ids or about names; the broker ends the old one when it gets epoch 0 with its id.
+            # A session uses either ids or names; the broker ends the old one when it gets epoch 0 with its id.
             self._epoch = FIRST_EPOCH
         self._had_topic_ids = has_topic_ids
         if self._epoch == FIRST_EPOCH:
@@ -75,7 +75,7 @@ class FetchSession:
         return SessionRequest(self._session_id, self._epoch, _topics(named), _forgotten(forgotten), has_topic_ids)
 
     def answered(self, error_code: int, session_id: int) -> None:
-        """Note the broker's response: it continued the session, created one, or has none."""
+        """Record the broker's response: it continued the session, created one, or has none."""
         if error_code != ErrorCode.NONE:
             if error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
                 self._session_id = NO_SESSION_ID
@@ -87,12 +87,12 @@ class FetchSession:
             self._epoch = 1 if self._epoch == _EPOCH_MAX else self._epoch + 1
 
     def restart(self) -> None:
-        """No response, or one that names unknown topics: start over, and let the broker end the old session."""
+        """After no response, or one that names unknown topics: start over, and let the broker end the old session."""
         self._epoch = FIRST_EPOCH
 
 
 def without_session(wanted: Mapping[TopicPartition, Wanted]) -> SessionRequest:
-    """A request that stands alone and is remembered by nobody."""
+    """A stand-alone request, outside any session."""
     has_topic_ids = all(row.topic_id != ZERO_UUID for row in wanted.values())
     return SessionRequest(NO_SESSION_ID, NO_SESSION_EPOCH, _topics(wanted), [], has_topic_ids)
 

@@ -1,11 +1,11 @@
-"""Asks the leaders of the assigned partitions for records, again and again, in the background.
+"""Fetches records from the leaders of the assigned partitions, continuously and in the background.
 
-What always holds: fetches have connections of their own, because one that waits for records holds up what is behind it;
-each broker has one under way, and at most one more for what is wanted anew since that was sent; the next one goes out
-as soon as an answer is there, while the user reads the last, as long as the queue has room; a partition is fetched from
-its leader as last heard of, and not before its position is known to be in that leader's log. Errors that pass are
-retried with pauses and never reach the user. A leader may name a follower to read from, in the rack of this client;
-whatever goes wrong there makes the consumer go back to the leader (KIP-392).
+What always holds: fetches have connections of their own, because a fetch that waits for records blocks the requests
+behind it. Each broker has one fetch in flight, and at most one more for partitions that became wanted since it was
+sent. The next one goes out as soon as a response arrives, while the user reads the previous one, as long as the queue
+has room. A partition is fetched from its last known leader, but not before its position is known to be in that leader's
+log. Temporary errors are retried with pauses and never reach the user. A leader may name a follower in this client's
+rack to read from; if anything goes wrong there, the consumer goes back to the leader (KIP-392).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SESSION_ERRORS = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     }
 )
-# What a follower answers after its leader has changed, or when the consumer has heard of it first.
+# A follower answers with these after its leader has changed, or if the consumer learned of the change first.
 _LEADERSHIP_MOVED = frozenset(
     {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH}
 )
-# The follower's log begins or ends elsewhere; the leader knows, and does not name it for this offset.
+# The follower's log begins or ends elsewhere; the leader knows that, and would not name it for this offset.
 _OFFSETS_DIFFER = frozenset({ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.OFFSET_OUT_OF_RANGE})
 
 
@@ -61,8 +61,9 @@ class Fetcher:
         on_new_leader: Callable[[], None],
         on_crash: Callable[[BaseException], None],
     ) -> None:
-        """`on_new_leader` is called when an answer named a new leader, who is to be asked before it is fetched from;
-        `on_crash` with what ended a task that should never end: a defect."""
+        """`on_new_leader` is called when a response names a new leader; that leader must be asked before fetching from
+        it. `on_crash` gets the error that ended a task which should never end: a bug.
+        """
         self._cluster = cluster
         self.settings = settings
         self._subscription = subscription
@@ -75,7 +76,7 @@ class Fetcher:
         self._closed = False
 
     def wake(self) -> None:
-        """Something may have changed: positions, assignment, leaders, room. Called on the loop."""
+        """Positions, the assignment, leaders or room may have changed. Called on the loop."""
         if self._closed:
             return
         unknown: set[str] = set()
@@ -106,7 +107,7 @@ class Fetcher:
             node.close()
 
     def wanted_from(self, node_id: int) -> dict[TopicPartition, Asked]:
-        """What may be asked of this broker now."""
+        """The partitions to request from this broker now."""
         states = self._subscription.states()
         share = max(self.settings.max_partition_fetch_bytes, self.queue.bytes_max // max(len(states), 1))
         wanted: dict[TopicPartition, Asked] = {}
@@ -138,7 +139,7 @@ class Fetcher:
         return node_id if node_id != NO_REPLICA and node_id in self._cluster.nodes else known.leader_id
 
     def rack_for(self, asked: Mapping[TopicPartition, Asked]) -> str:
-        """Where this client is, or nothing while the leader itself has to serve one of these partitions."""
+        """This client's rack; empty while the leader itself has to serve one of these partitions."""
         if not self.settings.client_rack:
             return ""
         now_s = self._now_s()
@@ -146,7 +147,7 @@ class Fetcher:
         return "" if leader_only else self.settings.client_rack
 
     def give_up_replica(self, node_id: int, asked: Iterable[Asked]) -> None:
-        """Fetching from this broker failed: read from leaders what was read from it as a follower."""
+        """Fetching from this broker failed: go back to the leaders for what was read from it as a follower."""
         for each in asked:
             if each.state.read_replica.node_id == node_id:
                 each.state.read_replica.give_up(self._now_s(), self.settings.cluster.metadata_max_age_s)
@@ -156,7 +157,7 @@ class Fetcher:
         return asyncio.get_running_loop().time()
 
     def read(self, response: FetchResponse, asked: dict[TopicPartition, Asked], node_id: int) -> None:
-        """Queue what this broker's answer brought and see to what it complains of."""
+        """Queue the data of this broker's response and handle its errors."""
         if response.node_endpoints:
             self._cluster.metadata.note_nodes(_nodes_of(response))
         chunks: list[FetchedChunk] = []
@@ -199,14 +200,14 @@ class Fetcher:
         """The leader wants the partition to be read from this follower."""
         state = asked.state
         if node_id not in self._cluster.nodes:
-            unled.add(state.topic_partition.topic)  # with the answer comes its address
+            unled.add(state.topic_partition.topic)  # its address comes with the response
             self._retry_later(state)
         elif state.version == asked.version:
             state.read_replica.prefer(node_id, self._now_s(), self.settings.cluster.metadata_max_age_s)
             asyncio.get_running_loop().call_soon(self.wake)
 
     def _leave_replica(self, node_id: int, asked: Asked, row: PartitionData, unled: set[str]) -> None:
-        """A follower refuses. What is wrong with the partition, only its leader knows: a follower may lag behind."""
+        """A follower refused. Only the leader knows what is wrong with the partition: a follower may lag behind."""
         state, code = asked.state, error_code(row.error_code)
         if code in _LEADERSHIP_MOVED:
             leader = row.current_leader
@@ -221,7 +222,7 @@ class Fetcher:
         self._retry_later(state)
 
     def _choose_size(self, asked: Asked, received: int) -> None:
-        """An answer as large as it may be means that more is waiting: fewer and larger ones cost less."""
+        """A response at the size limit means that more is waiting: fewer, larger responses cost less."""
         if received >= asked.wanted.max_bytes * 3 // 4:
             asked.state.fetch_size = min(2 * asked.wanted.max_bytes, self.settings.fetch_growth_max_bytes)
         else:
@@ -245,7 +246,7 @@ class Fetcher:
         try:
             told = await self._cluster.refresh(topics, allow_auto_topic_creation=self.settings.allow_auto_create_topics)
         except ClientError as error:
-            # The cluster reports that no broker can be reached, and not on every attempt.
+            # The cluster reports when no broker can be reached, and not on every attempt.
             level = logging.INFO if isinstance(error, (ConnectError, ConnectionLostError)) else logging.WARNING
             logger.log(level, "could not find out who leads %s: %s", ", ".join(sorted(topics)), error)
         else:
@@ -257,7 +258,7 @@ class Fetcher:
 
 
 class _Channel:
-    """A connection for fetches alone, with what is under way on it."""
+    """A connection used only for fetches, with the request that is in flight on it."""
 
     def __init__(self, cluster: Cluster, node_id: int) -> None:
         self._cluster = cluster
@@ -280,7 +281,7 @@ class _Channel:
         return self._connection
 
     def covers(self, asked: Asked) -> bool:
-        """Whether exactly this is under way."""
+        """Whether exactly this partition and offset is in flight."""
         mine = self.asked.get(asked.state.topic_partition)
         return (
             mine is not None and mine.version == asked.version and mine.wanted.fetch_offset == asked.wanted.fetch_offset
@@ -288,10 +289,10 @@ class _Channel:
 
 
 class _NodeFetcher:
-    """The fetches of one broker, one after the other.
+    """The fetches from one broker, one after the other.
 
-    A fetch may wait at the broker for records. What is wanted anew meanwhile, after a seek or by a new assignment, is
-    asked for aside, on a second connection, so that it need not wait too.
+    A fetch may wait at the broker for records. Whatever becomes wanted meanwhile, after a seek or through a new
+    assignment, is requested over a second connection, so that it need not wait, too.
     """
 
     def __init__(self, owner: Fetcher, cluster: Cluster, node_id: int) -> None:
@@ -355,7 +356,7 @@ class _NodeFetcher:
         await asyncio.sleep(self._owner.settings.cluster.retry.pause_s(self._failures))
 
     def _wanted(self, *, beside: _Channel) -> dict[TopicPartition, Asked]:
-        """What may be asked for now and is not under way on the other channel."""
+        """What may be requested now and is not in flight on the other channel."""
         wanted = self._owner.wanted_from(self._node_id)
         if beside.asked:
             wanted = {key: asked for key, asked in wanted.items() if not beside.covers(asked)}
@@ -366,7 +367,7 @@ class _NodeFetcher:
         settings, queue = self._owner.settings, self._owner.queue
         worth = min(settings.max_partition_fetch_bytes, settings.fetch_max_bytes, queue.bytes_max)
         if queue.room < worth:
-            queue.wants_room = True  # before the second look, so that what is taken meanwhile is not missed
+            queue.wants_room = True  # before the second look, so that a chunk taken meanwhile is not missed
             if queue.room < worth:
                 return 0
         return min(settings.fetch_max_bytes, sum(each.wanted.max_bytes for each in asked.values()), queue.room)
@@ -407,7 +408,7 @@ def _nodes_of(response: FetchResponse) -> dict[int, Node]:
 
 
 def tell_crash(task: asyncio.Task[None], on_crash: Callable[[BaseException], None]) -> None:
-    """For a task in the background that has ended: whether by an error that nobody expected."""
+    """The error that ended a background task, if it was an unexpected one."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
         on_crash(error)

@@ -1,7 +1,7 @@
-"""The work of a classic group's leader: to share the topics out, and to notice when they have changed.
+"""The work of a classic group's leader: assigning the partitions, and noticing when the topics have changed.
 
-What always holds: a plan that reaches the coordinator names only members, gives no partition to two of them, and in a
-cooperative group gives none away that another member still owns; an assignor that breaks this is reported.
+What always holds: a plan that reaches the coordinator names only members and assigns no partition twice. In a
+cooperative group it assigns no partition that another member still owns. An assignor that breaks this is reported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GroupLeader:
 
     def __init__(self, members: Mapping[str, MemberSubscription], *, skips_plan: bool) -> None:
         self._members = members
-        # The coordinator has a plan that still holds: a static leader came back and nothing else changed (KIP-814).
+        # The coordinator's plan is still valid: a static leader came back and nothing else changed (KIP-814).
         self._skips_plan = skips_plan
         self._partition_counts: dict[str, int] = {}
         self.topics = frozenset(topic for member in members.values() for topic in member.topics)
@@ -28,7 +28,7 @@ class GroupLeader:
     def share_out(
         self, assignor: Assignor, layout: TopicLayout, *, is_cooperative: bool
     ) -> list[SyncGroupRequestAssignment]:
-        """The plan; raises whatever the assignor raises, and ClientError for a plan that can't be."""
+        """The plan; raises whatever the assignor raises, and ClientError for an invalid plan."""
         self._partition_counts = {topic: layout.partition_counts.get(topic, 0) for topic in self.topics}
         if self._skips_plan:
             return []
@@ -42,7 +42,7 @@ class GroupLeader:
         ]
 
     def changed(self, partition_counts: Mapping[str, int]) -> list[str]:
-        """Which of these topics have other numbers of partitions than the plan was made for."""
+        """The topics whose number of partitions has changed since the plan was made."""
         planned = self._partition_counts
         return sorted(topic for topic, count in partition_counts.items() if planned.get(topic, count) != count)
 

@@ -1,4 +1,4 @@
-"""What a coordinator's refusal of a member means, and what to do about it, in one line for a person."""
+"""Explains why a coordinator refused a member, and what to do about it, in one line for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def explain_refusal(
     session_timeout_ms: int | None = None,
     message: str | None = None,
 ) -> BrokerError:
-    """The error to raise for a request (`what`) that was refused for good."""
+    """The error to raise when a request (`what`) was refused for good."""
     named = ", ".join(assignors) or "none"
     texts = {
         ErrorCode.FENCED_INSTANCE_ID: (

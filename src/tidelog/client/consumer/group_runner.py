@@ -1,16 +1,15 @@
 """A consumer's membership in its group, run on the event loop: heartbeats, rebalances, commits.
 
-How a consumer uses it. `poll()` calls `poll_started(now_ms)` first, then looks at `has_turn`: a rebalance step, or an
+How a consumer uses it. `poll()` first calls `poll_started(now_ms)`, then looks at `has_turn`: a rebalance step, or an
 automatic commit, that may only happen while the user is inside `poll()`. While it is true, `poll()` awaits
-`take_turn(timeout_s)` on the loop and hands out no records; listeners are called from there by `call_user`. A `poll()`
-that has to wait for records says so by `poll_waits`, and `poll_ended` when it returns, so that its waiting does not
-count against `max.poll.interval.ms`. `wake` is called on the loop when `has_turn` turns true, so that a `poll()` that
-waits notices.
+`take_turn(timeout_s)` on the loop and returns no records; `call_user` calls the listeners from there. A `poll()` that
+has to wait for records calls `poll_waits`, and `poll_ended` when it returns, so that its waiting does not count against
+`max.poll.interval.ms`. `wake` is called on the loop when `has_turn` becomes true, so that a waiting `poll()` notices.
 
-What always holds: heartbeats continue while the user's code runs; the assignment in `subscription` only changes within
-a turn, so what a poll returns belongs to the assignment that the user was told. Only `poll_started`, `poll_waits`,
-`poll_ended`, `has_turn` and `group_metadata` may be used from other threads than the loop's. Patterns are matched by
-whoever owns the subscription, who then calls `subscription_changed`.
+What always holds: heartbeats continue while the user's code runs. The assignment in `subscription` changes only within
+a turn, so the records of a poll belong to the assignment that the user was told about. Only `poll_started`,
+`poll_waits`, `poll_ended`, `has_turn` and `group_metadata` may be used from other threads than the loop's. Patterns are
+matched by the owner of the subscription, which then calls `subscription_changed`.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ __all__ = ["CommitCallback", "GroupRunner", "GroupSettings", "UserCall"]
 
 logger = logging.getLogger(__name__)
 
-# How long the leave request may take that is sent because the user does not poll; nobody waits for it.
+# How long the leave request may take if the user has stopped polling; nobody waits for it.
 _SILENT_LEAVE_S = 5.0
-# A topic that was deleted may be made again, but no rebalance waits for that.
+# A deleted topic may be created again, but no rebalance waits for that.
 _TOPIC_IS_GONE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-# How often a poll that waits is looked at.
+# How often a waiting poll is checked.
 _POLL_CHECK_S = 1.0
 
 
@@ -67,8 +66,9 @@ class GroupRunner:
         on_automatic_commit: Callable[[Offsets], None] = lambda offsets: None,
         clock: Clock | None = None,
     ) -> None:
-        """`call_user` makes the call in the user's thread and ends when it has ended, with what it raised.
-        `on_automatic_commit` is called after every commit that nobody asked for."""
+        """`call_user` makes the call in the user's thread and ends with it, returning or raising what it did.
+        `on_automatic_commit` is called after every automatic commit.
+        """
         self._settings = settings
         self._subscription = subscription
         self._wake = wake
@@ -93,7 +93,7 @@ class GroupRunner:
         self._commit_timer: asyncio.TimerHandle | None = None
         self._silent_leave: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        # Read and written from the user's thread too; each is one plain value.
+        # Also read and written from the user's thread; each is a single plain value.
         self._polled_at_ms = self._now_ms()
         self._poll_waits = False
         self._waits_for_user = False
@@ -101,14 +101,14 @@ class GroupRunner:
         self._next_commit_ms = self._polled_at_ms + settings.auto_commit_interval_ms
         self._commit_timer_is_set = False
         self._error: ClientError | None = None
-        self._told_error: ClientError | None = None  # which the user knows, until the member knows that
+        self._told_error: ClientError | None = None  # an error the user already knows, until the member knows that
         self._silence: PollIntervalExceededError | None = None
         self._was_member = False
 
     # The membership
 
     def start(self) -> None:
-        """Begin to join; called once there is a subscription by name or pattern. Manual assignments never call it."""
+        """Start joining; called once there is a subscription by name or pattern, never for manual assignments."""
         self._is_started = True
         self._polled_at_ms = self._now_ms()
         self._tell_subscription()
@@ -117,7 +117,7 @@ class GroupRunner:
             self._watch = self._event_loop.create_task(self._watch_polls())
 
     def subscription_changed(self) -> None:
-        """The subscription changed, or other topics match it now; the member rejoins."""
+        """The subscription changed, or it matches other topics now; the member rejoins."""
         if self._is_started:
             self._tell_subscription()
             self._changed()
@@ -143,9 +143,9 @@ class GroupRunner:
             self._turns.raise_listener_error()
 
     async def close(self, *, leave: bool = True, timeout_s: float = 30.0) -> None:
-        """Commit what is due, tell the listener, leave the group; ends within the time, listeners apart.
+        """Commit what is due, tell the listener, leave the group; finishes in time unless a listener takes longer.
 
-        Without `leave` the coordinator is not told, as static members never do in the classic protocol.
+        Without `leave` the coordinator is not told, just as static members never tell it in the classic protocol.
         """
         if self._is_closed:
             return
@@ -194,7 +194,7 @@ class GroupRunner:
     # Inside poll()
 
     def poll_started(self, now_ms: float) -> None:
-        """Every poll says so, from the user's thread: restarts `max.poll.interval.ms`; raises what is fatal."""
+        """Every poll calls this, from the user's thread: restarts `max.poll.interval.ms`; raises fatal errors."""
         self._polled_at_ms = now_ms
         if now_ms >= self._next_commit_ms and self._settings.enable_auto_commit:
             self._commit_is_due = True
@@ -205,11 +205,11 @@ class GroupRunner:
         """The poll waits for records: until `poll_ended` the time does not count, and commits wake it up."""
         self._poll_waits = True
         if self._settings.enable_auto_commit and not self._commit_timer_is_set:
-            self._commit_timer_is_set = True  # one timer at a time, so this costs something only once in its interval
+            self._commit_timer_is_set = True  # one timer at a time, so this costs something only once per interval
             self._event_loop.call_soon_threadsafe(self._set_commit_timer)
 
     def poll_ended(self, now_ms: float) -> None:
-        """The poll that waited returns to the user's code."""
+        """The waiting poll returns to the user's code."""
         self._polled_at_ms = now_ms
         self._poll_waits = False
 
@@ -219,9 +219,9 @@ class GroupRunner:
         return self._waits_for_user or self._commit_is_due or self._error is not None
 
     async def take_turn(self, timeout_s: float | None = None) -> None:
-        """Do what waits for the user; returns early when the time is up, then `has_turn` stays true.
+        """Do what waits for the user; returns early when the time is up, and `has_turn` stays true.
 
-        A listener that has begun is waited for. Raises what a listener raised, and fatal errors.
+        A listener that has been called is waited for. Raises what a listener raised, and fatal errors.
         """
         if self._commit_is_due:
             self._commit_is_due = False
@@ -267,7 +267,7 @@ class GroupRunner:
         if self.has_turn and not had_turn:
             self._wake()
 
-    # A user that does not poll
+    # When the user does not poll
 
     async def _watch_polls(self) -> None:
         longest_ms = self._settings.max_poll_interval_ms
@@ -309,7 +309,7 @@ class GroupRunner:
     # Offsets
 
     async def commit(self, offsets: Offsets, *, timeout_s: float | None = None) -> None:
-        """Commit and wait; retries what may pass. Raises CommitFailedError when the generation is gone."""
+        """Commit and wait; retries temporary errors. Raises CommitFailedError if the generation is gone."""
         await self._offsets.commit(offsets, timeout_s=timeout_s)
 
     def commit_nowait(self, offsets: Offsets, on_done: CommitCallback | None = None) -> None:
@@ -319,17 +319,17 @@ class GroupRunner:
     async def committed(
         self, partitions: Iterable[TopicPartition], *, timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None where there is nothing."""
+        """The group's committed offsets; None where there is none."""
         return await self._offsets.committed(partitions, timeout_s=timeout_s)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who this member is, for a transactional producer that commits its offsets."""
+        """The identity of this member, for a transactional producer that commits its offsets."""
         identity = self._member.identity if self._is_started else Identity(instance_id=self._settings.group_instance_id)
         member_id = identity.member_id if identity.is_member else ""
         return ConsumerGroupMetadata(self._settings.group_id, identity.generation, member_id, identity.instance_id)
 
     def _commit_automatically(self) -> None:
-        """The user is inside poll(), so all that was handed out is dealt with."""
+        """The user is inside poll(), so everything returned before has been processed."""
         self._next_commit_ms = self._now_ms() + self._settings.auto_commit_interval_ms
         offsets = self._subscription.consumed()
         identity = self.identity()
@@ -346,15 +346,15 @@ class GroupRunner:
             self._commit_timer = self._event_loop.call_later(wait_s, self._commit_timer_ended)
 
     def _commit_timer_ended(self) -> None:
-        """A poll that waits long has to commit what the polls before it handed out."""
+        """A poll that waits long has to commit what earlier polls returned."""
         self._commit_timer_is_set = False
         if not self._poll_waits:
-            return  # the next poll looks for itself
+            return  # the next poll checks by itself
         if self._now_ms() >= self._next_commit_ms:
             self._commit_is_due = True
             self._wake()
         else:
-            self._set_commit_timer()  # the loop counts whole milliseconds, and so may come a moment too early
+            self._set_commit_timer()  # the loop counts whole milliseconds, so it may run a moment too early
 
     def _automatic_commit_done(self, offsets: Offsets, error: Exception | None) -> None:
         if error is None:
@@ -365,7 +365,7 @@ class GroupRunner:
             self._set_commit_timer()
 
     async def _commit_handed_out(self, timeout_s: float | None) -> None:
-        """Commit before partitions go, if commits are automatic; when that fails, they go without."""
+        """Commit before partitions are revoked, if commits are automatic; if that fails, they go anyway."""
         offsets = self._subscription.consumed() if self._settings.enable_auto_commit else {}
         identity = self.identity()
         if not offsets or (identity is not None and not identity.is_member):
@@ -379,7 +379,7 @@ class GroupRunner:
         else:
             self._on_automatic_commit(offsets)
 
-    # What commits have to know of the membership
+    # What commits have to know about the membership
 
     def identity(self) -> Identity | None:
         return self._member.identity if self._is_started else None
@@ -448,7 +448,7 @@ def _make_member(settings: GroupSettings) -> ClassicMember | ConsumerMember:
 
 
 def _re2_of(pattern: re.Pattern[str]) -> str | None:
-    """The pattern as the coordinator reads it; None where it has no such thing, and names have to do."""
+    """The pattern in the coordinator's syntax; None if it can't be expressed there, and names have to do."""
     if pattern.flags & (re.VERBOSE | re.ASCII):
         return None
     letters = "".join(

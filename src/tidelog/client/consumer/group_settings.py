@@ -1,4 +1,4 @@
-"""What a consumer's settings say about its group, and the assignors that they name."""
+"""The group part of a consumer's settings, and the assignors that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASSIGNORS: dict[str, Callable[[], Assignor]] = {
     CooperativeStickyAssignor.name: CooperativeStickyAssignor,
 }
 
-# Settings that were written for the Java client name classes.
+# Settings written for the Java client name classes.
 _JAVA_NAMES = {
     "org.apache.kafka.clients.consumer.RangeAssignor": RangeAssignor.name,
     "org.apache.kafka.clients.consumer.RoundRobinAssignor": RoundRobinAssignor.name,
@@ -28,13 +28,13 @@ _JAVA_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What a consumer's settings say about its group; names and defaults are Kafka's."""
+    """The group part of a consumer's settings; names and defaults are Kafka's."""
 
     group_id: str
     group_instance_id: str | None = None
     group_protocol: str = "classic"  # or "consumer"
     group_remote_assignor: str | None = None
-    partition_assignment_strategy: tuple[object, ...] = ("range", "cooperative-sticky")  # names, or assignors
+    partition_assignment_strategy: tuple[object, ...] = ("range", "cooperative-sticky")  # names, or assignor objects
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     max_poll_interval_ms: int = 300_000
@@ -43,12 +43,12 @@ class GroupSettings:
     default_api_timeout_ms: int = 60_000
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
-    isolation_level: str = "read_uncommitted"  # read_committed waits for open transactions when it asks for offsets
+    isolation_level: str = "read_uncommitted"  # read_committed waits for open transactions when reading offsets
     client_rack: str | None = None
 
 
 def choose_assignors(strategy: Iterable[object]) -> tuple[Assignor, ...]:
-    """The assignors that `partition.assignment.strategy` names, or is; raises ConfigError."""
+    """The assignors that `partition.assignment.strategy` names or holds; raises ConfigError."""
     assignors: list[Assignor] = []
     for wanted in strategy:
         if isinstance(wanted, str):

@@ -1,7 +1,7 @@
-"""User code around what a consumer does: it sees records before the user does, and commits after they are done.
+"""User code around a consumer: it sees records before the user does, and commits after they are done.
 
-What always holds: interceptors run in the order given, each on what the one before returned; an error of one is logged
-and counts as if it had done nothing, as in Kafka's clients, because a measurement may not stop the work.
+What always holds: interceptors run in the order given, each on the result of the one before. An interceptor that raises
+is logged and skipped, as in Kafka's clients, because monitoring code must not stop the work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class ConsumerInterceptor:
-    """Subclass it and override what is of interest."""
+    """Subclass it and override what you need."""
 
     def on_consume(self, records: list[ConsumerRecord]) -> list[ConsumerRecord]:
-        """Called by `poll` with what it is about to return; what this returns is returned instead."""
+        """Called by `poll` with the records it is about to return; the result is returned instead."""
         return records
 
     def on_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:

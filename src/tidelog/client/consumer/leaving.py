@@ -1,7 +1,7 @@
-"""Leaving a group: telling the coordinator, so that others get the partitions right away instead of after a timeout.
+"""Leaving a group: telling the coordinator, so that other members get the partitions right away, not after a timeout.
 
-What always holds: it is one attempt, and a failure is logged, not raised: whoever leaves goes on anyway, and the
-coordinator finds out by itself when the session ends.
+What always holds: it is tried once, and a failure is logged, not raised: the consumer leaves in any case, and the
+coordinator notices when the session ends.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ async def leave_group(
     reason: str,
     timeout_s: float,
 ) -> None:
-    """Tell the coordinator: by the last `heartbeat` of the consumer protocol, or else as a classic member.
+    """Tell the coordinator: with the last `heartbeat` of the consumer protocol, or else as a classic member.
 
-    It goes by the connection of the commits: on the other one a join may be under way, and it must come after commits.
-    Static members of classic groups do not tell: their place is kept until the session ends.
+    It uses the commit connection: a join may be in flight on the other one, and leaving must come after commits. Static
+    members of classic groups don't tell: their place is kept until the session ends.
     """
     if heartbeat is None and identity.instance_id is not None:
         return

@@ -1,7 +1,7 @@
-"""What members of a classic group tell each other, as bytes: subscriptions to the leader, assignments from it.
+"""Encodes what members of a classic group send each other: subscriptions to the leader, assignments from it.
 
-Written in the newest version, as Apache Kafka's Java client does: readers of older versions skip what they do not know.
-What another member wrote may be anything: what can't be read counts as nothing, and is logged.
+Written in the newest version, as Apache Kafka's Java client does; readers of older versions skip what they don't know.
+Another member's bytes may be anything: unreadable ones count as empty, and are logged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def write_assignment(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 def read_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """Raises ProtocolError. No bytes are no partitions: some leaders leave out whom they have nothing for."""
+    """Raises ProtocolError. No bytes mean no partitions: some leaders leave out members that get nothing."""
     if not data:
         return frozenset()
     message = read_member_bytes(ConsumerProtocolAssignment, bytes(data))

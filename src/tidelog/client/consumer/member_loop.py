@@ -1,8 +1,8 @@
-"""The requests of one member, one after the other: its state says what to send, and gets the outcome.
+"""Sends the requests of one member, one after the other: its state decides what to send, and gets the outcome.
 
-What always holds: there is one request at a time, so a heartbeat never overtakes a join; whatever fails for a reason
-that may pass is tried again after a pause, with the coordinator looked up anew; what will not pass becomes the member's
-error, which the user is told. `on_change` is called after everything that happened.
+What always holds: there is one request at a time, so a heartbeat never overtakes a join. Temporary failures are retried
+after a pause, with the coordinator looked up again. A permanent failure becomes the member's error, which the user is
+told. `on_change` is called after every event.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _APIS: dict[type, tuple[Api, type]] = {
 
 _STATIC_MEMBERS_FROM = 5  # of JoinGroup
 _REGEX_FROM = 1  # of ConsumerGroupHeartbeat
-# A join is answered when all members have joined, or the time of those that have not is up.
+# A join is answered when all members have joined, or when time is up for those that have not.
 _JOIN_MARGIN_S = 5.0
-# How often a leader asks for subscribed topics that do not exist yet.
+# How often a leader looks for subscribed topics that do not exist yet.
 _MISSING_TOPICS_S = 5.0
 _LAYOUT_ATTEMPTS = 5
 
@@ -80,7 +80,7 @@ class MemberLoop:
             self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """The loop only ends when it is stopped: anything else is a defect, which must not go unseen."""
+        """The loop ends only when it is stopped: any other end is a bug, which must not go unnoticed."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             failure = FatalError(f"group {self._coordinator.key}: the membership failed unexpectedly: {error!r}")
@@ -89,7 +89,7 @@ class MemberLoop:
             self._on_change()
 
     async def stop(self) -> None:
-        """End the loop; a request under way is given up with its connection."""
+        """End the loop; a pending request is abandoned together with its connection."""
         tasks = [task for task in (self._task, self._asking_names) if task is not None]
         self._task = self._asking_names = None
         for task in tasks:
@@ -102,11 +102,11 @@ class MemberLoop:
         self._channel.drop()
 
     def nudge(self) -> None:
-        """The member has changed: ask it again."""
+        """The member has changed: ask it again what to send."""
         self._news.set()
 
     def drop_connection(self) -> None:
-        """Give up the request under way, as a join that nobody waits for any more."""
+        """Abandon the pending request, such as a join whose result no longer matters."""
         self._channel.drop()
 
     # The loop
@@ -163,7 +163,7 @@ class MemberLoop:
             self._member.on_response(request, response, self._clock.monotonic_ms())
 
     def _is_supported(self, connection: Connection, request: object) -> bool:
-        """Whether the broker is new enough for what the settings ask; the member gets the error, or a way around."""
+        """Whether the broker is new enough for the settings; if not, the member gets an error or a fallback."""
         group = f"group {self._coordinator.key}"
         if isinstance(request, JoinGroupRequest) and request.group_instance_id is not None:
             if connection.version_for(JOIN_GROUP) < _STATIC_MEMBERS_FROM:
@@ -189,14 +189,14 @@ class MemberLoop:
         if isinstance(request, JoinGroupRequest):
             return max(request_timeout_s, request.rebalance_timeout_ms / 1000 + _JOIN_MARGIN_S)
         if isinstance(member, ClassicMember) and isinstance(request, HeartbeatRequest):
-            # Whoever is silent for that long has forgotten the member.
+            # After that long without a word, the coordinator has forgotten the member.
             return min(request_timeout_s, member.config.session_timeout_ms / 1000)
         return request_timeout_s
 
     # Topics
 
     async def _share_out(self, member: ClassicMember, topics: frozenset[str]) -> None:
-        """The member leads: learn of the topics, then let it make the plan."""
+        """The member leads: fetch the topics' metadata, then let it make the plan."""
         for attempt in range(1, _LAYOUT_ATTEMPTS + 1):
             try:
                 told = await self._cluster.refresh(topics)
@@ -206,7 +206,7 @@ class MemberLoop:
                 member.fail(error)
                 return
             else:
-                # A topic that is being made has no leaders for a moment; it is worth waiting for.
+                # A topic that is being created has no leaders for a moment; it is worth waiting for.
                 passing = [code for code in told.errors.values() if code is ErrorCode.LEADER_NOT_AVAILABLE]
                 if not passing or attempt == _LAYOUT_ATTEMPTS:
                     layout = self._layout(topics)
@@ -236,7 +236,7 @@ class MemberLoop:
         self._missing_at_ms = self._clock.monotonic_ms() + pause_ms if self._missing_topics else float("inf")
 
     async def _look_for_missing(self) -> None:
-        """A leader looks out for topics that members subscribe to and that do not exist yet."""
+        """A leader watches for subscribed topics that do not exist yet."""
         member = self._member
         if self._clock.monotonic_ms() < self._missing_at_ms or not isinstance(member, ClassicMember):
             return
@@ -266,7 +266,7 @@ class MemberLoop:
         return self._cluster.topic_name(topic_id)
 
     def _ask_names(self, member: ConsumerMember, now_ms: float) -> None:
-        """Find out the names of assigned topics, beside the heartbeats."""
+        """Look up the names of assigned topics, alongside the heartbeats."""
         self._names_wait_ms = 0.0
         if not member.unknown_topic_ids():
             return
@@ -280,7 +280,7 @@ class MemberLoop:
 
     async def _refresh_names(self, member: ConsumerMember) -> None:
         try:
-            # With a regular expression only the coordinator knows which topics these are.
+            # With a regular expression, only the coordinator knows which topics these are.
             await self._cluster.refresh(None if member.uses_regex else member.topics)
         except ClientError as error:
             logger.info("group %s: could not look up assigned topics: %s", self._coordinator.key, error)

@@ -1,8 +1,8 @@
-"""What both kinds of membership have in common: who the member is, and the changes of its assignment.
+"""What both kinds of membership share: the member's identity, and changes of its assignment.
 
-A membership is plain state: it is asked for the next request, handed the answer and the time, and asked whether the
-assignment is to change. What always holds: a partition that the member owns is one that the user was told of, or will
-be told lost or revoked; nothing is owned that no turn has brought.
+A membership is plain state: it is asked for the next request, given the response and the time, and asked whether the
+assignment should change. What always holds: the user was told of every partition that the member owns, or will be told
+that it was lost or revoked. Ownership changes only in a turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_MEMBER_ID = ""
 
 
 class Identity(NamedTuple):
-    """Who commits: the generation, or the member epoch, and the member; a consumer outside of a group is nobody."""
+    """The identity for commits: generation or member epoch, and member id; empty outside a group."""
 
     generation: int = NO_GENERATION
     member_id: str = NO_MEMBER_ID
@@ -35,8 +35,8 @@ class Identity(NamedTuple):
 class Turn:
     """One change of the assignment, made while the user is inside poll().
 
-    First what goes is told and taken away, then, unless `assignment` is None, what is then owned is set, and what comes
-    is told.
+    First, departing partitions are reported and removed. Then, unless `assignment` is None, the new assignment is set
+    and the new partitions are reported.
     """
 
     going: tuple[TopicPartition, ...]
@@ -52,7 +52,7 @@ class Turn:
 
 
 class Retries:
-    """When something that failed may be tried again; the pauses grow with the failures in a row."""
+    """When to retry after failures; the pauses grow with the failures in a row."""
 
     __slots__ = ("_pause_ms", "failures", "retry_at_ms")
 
@@ -71,7 +71,7 @@ class Retries:
 
 
 class Membership(Protocol):
-    """What the runner needs of a member of either kind."""
+    """What the runner needs from a member of either kind."""
 
     owned: frozenset[TopicPartition]
     error: ClientError | None
@@ -84,20 +84,20 @@ class Membership(Protocol):
 
     @property
     def is_stable(self) -> bool:
-        """Whether a commit of now is one of the present generation."""
+        """Whether a commit now would belong to the current generation."""
         ...
 
     @property
     def is_stale(self) -> bool:
-        """Whether the member left because the user did not poll; it rejoins once the user does."""
+        """Whether the member left because the user did not poll; it rejoins once the user polls again."""
         ...
 
     def next_request(self, now_ms: float) -> object | None:
-        """The request to send now, if any; the next one is only asked for when this one was answered or failed."""
+        """The request to send now, if any; not called again until it was answered or has failed."""
         ...
 
     def next_at_ms(self) -> float:
-        """When to ask for a request again, if nothing happens before."""
+        """When to ask for a request again if nothing happens before."""
         ...
 
     def on_response(self, request: object, response: object, now_ms: float) -> None: ...
@@ -105,17 +105,17 @@ class Membership(Protocol):
     def on_failure(self, request: object, error: ClientError, now_ms: float) -> None: ...
 
     def turn(self) -> Turn | None:
-        """The change of the assignment that waits for the user, if any."""
+        """The assignment change that is waiting for the user, if any."""
         ...
 
     def begin_turn(self) -> Turn | None:
-        """The same, and it is carried out from now on: no request is made that depends on it until `turn_done`."""
+        """The same, but now it is being carried out: no request that depends on it is made until `turn_done`."""
         ...
 
     def turn_done(self, turn: Turn, now_ms: float) -> None: ...
 
     def subscribe(self, topics: frozenset[str], regex: str | None) -> None:
-        """The topics to read; with `regex` the coordinator is to find them, if it can."""
+        """The topics to read; with `regex` the coordinator should find them, if it can."""
         ...
 
     def request_rejoin(self, reason: str) -> None: ...
@@ -133,9 +133,9 @@ class Membership(Protocol):
     def error_taken(self) -> None: ...
 
     def left(self) -> None:
-        """The member is in the group no more, by its own wish."""
+        """The member left the group of its own accord."""
         ...
 
     def on_commit_error(self, code: ErrorCode, identity: Identity) -> None:
-        """A commit or a look-up of offsets by `identity` was refused for a reason that concerns the membership."""
+        """A commit or offset lookup with this `identity` was refused for a reason that concerns the membership."""
         ...

@@ -1,9 +1,9 @@
-"""A member of a classic group: it joins, a leader shares the partitions out, all heartbeat until the next time.
+"""A member of a classic group: it joins, a leader assigns the partitions, and all send heartbeats until a rebalance.
 
-What always holds: a heartbeat, commit or sync carries the generation it was made in, and what an answer to an older one
-says changes nothing. With eager assignors a member owns nothing while it joins; with cooperative ones it owns what it
-owned, and gives up what goes before it joins again to let it go. When the coordinator no longer knows the member, all
-it owned is lost. Pure: no sockets, no clock; `membership` says how it is driven.
+What always holds: a heartbeat, commit or sync carries the generation it was made in, and an answer to an older
+generation changes nothing. With eager assignors a member owns nothing while it joins. With cooperative ones it keeps
+what it owned, and gives up departing partitions before it joins again to release them. If the coordinator no longer
+knows the member, everything it owned is lost. Pure: no sockets, no clock; `membership` says how it is driven.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILAB
 
 class _Phase(enum.Enum):
     UNJOINED = enum.auto()  # not in the group, or about to rejoin
-    JOINING = enum.auto()  # JoinGroup is under way
-    ASSIGNING = enum.auto()  # this is the leader, and it has to know the topics
-    SYNCING = enum.auto()  # SyncGroup is to be sent or under way
+    JOINING = enum.auto()  # JoinGroup is in flight
+    ASSIGNING = enum.auto()  # this is the leader, and it needs the topics' metadata
+    SYNCING = enum.auto()  # SyncGroup is to be sent or in flight
     STABLE = enum.auto()
     STALE = enum.auto()  # left because the user did not poll
-    RESTING = enum.auto()  # an error has to be raised to the user first
+    RESTING = enum.auto()  # an error must be raised to the user first
 
 
 @dataclass(frozen=True, slots=True)
 class ClassicConfig:
-    """What the settings say about a classic member."""
+    """The settings of a classic member."""
 
     group_id: str
     assignors: tuple[Assignor, ...]
@@ -56,7 +56,7 @@ class ClassicConfig:
 
     @property
     def is_cooperative(self) -> bool:
-        """All assignors must be: the members of one group have to agree on how to rebalance before they join."""
+        """All assignors must agree: members have to know how to rebalance before they join."""
         return all(assignor.is_cooperative for assignor in self.assignors)
 
 
@@ -73,17 +73,17 @@ class ClassicMember:
         self._member_id = NO_MEMBER_ID
         self._topics: frozenset[str] = frozenset()
         self._rejoin_reason: str | None = "joins"
-        self._is_prepared = False  # what has to be given up before the join was given up
+        self._is_prepared = False  # whether the partitions to give up before the join were given up
         self._in_turn = False
         self._leader: GroupLeader | None = None  # while this member is the group's leader
         self._protocol_name = ""
         self._plan: list[SyncGroupRequestAssignment] = []
-        self._assignment: frozenset[TopicPartition] | None = None  # given, and not taken over yet
+        self._assignment: frozenset[TopicPartition] | None = None  # assigned, but not adopted yet
         self._retries = Retries(pause_ms)
         self._heartbeat_at_ms = 0.0
         self._in_flight: object | None = None
 
-    # What it is
+    # State
 
     @property
     def identity(self) -> Identity:
@@ -162,7 +162,7 @@ class ClassicMember:
         )
 
     def _protocols(self) -> list[JoinGroupRequestProtocol] | None:
-        """What each assignor wants to tell the leader's; None when one failed."""
+        """The metadata that each assignor sends to the leader; None if one failed."""
         protocols = []
         for assignor in self.config.assignors:
             try:
@@ -195,7 +195,7 @@ class ClassicMember:
 
     def on_response(self, request: object, response: object, now_ms: float) -> None:
         if request is not self._in_flight:
-            return  # the member has left since
+            return  # the member has left since then
         self._in_flight = None
         if isinstance(response, JoinGroupResponse):
             self._on_join(response, now_ms)
@@ -217,7 +217,7 @@ class ClassicMember:
         self._fail(now_ms)
 
     def _fail(self, now_ms: float) -> None:
-        """Try again after a pause, be it a join or a heartbeat."""
+        """Retry the join or heartbeat after a pause."""
         self._retries.failed(now_ms)
         self._heartbeat_at_ms = self._retries.retry_at_ms
 
@@ -270,7 +270,7 @@ class ClassicMember:
                 self._on_refusal(code, "sync", now_ms)
 
     def _take(self, assignment: frozenset[TopicPartition], now_ms: float) -> None:
-        """An assignment was given; one of topics that have been unsubscribed from since is not taken over."""
+        """An assignment arrived; partitions of topics that were unsubscribed since then are not adopted."""
         unwanted = sorted({partition.topic for partition in assignment} - self._topics)
         if unwanted:
             logger.info("group %s: got %s, which it does not subscribe to", self.config.group_id, ", ".join(unwanted))
@@ -289,7 +289,7 @@ class ClassicMember:
             self._on_refusal(code, "heartbeat", now_ms)
 
     def _is_thrown_out(self, code: ErrorCode) -> bool:
-        """Whether the coordinator does not know the member, or not its generation; then it has nothing any more."""
+        """Whether the coordinator no longer knows the member or its generation; then it owns nothing any more."""
         if code not in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             return False
         self._forget_membership(keeps_id=code is ErrorCode.ILLEGAL_GENERATION)
@@ -317,11 +317,11 @@ class ClassicMember:
     # The leader's work
 
     def topics_needed(self) -> frozenset[str] | None:
-        """The topics that this leader has to know before it can share them out."""
+        """The topics whose metadata this leader needs before it can assign partitions."""
         return self._leader.topics if self._phase is _Phase.ASSIGNING and self._leader is not None else None
 
     def share_out(self, layout: TopicLayout) -> None:
-        """The leader knows the topics: make the plan."""
+        """The leader has the topics' metadata: make the plan."""
         if self._phase is not _Phase.ASSIGNING or self._leader is None:
             return
         assignor = self._assignor()
@@ -344,7 +344,7 @@ class ClassicMember:
         self.fail(wrapped)
 
     def on_partition_counts(self, counts: Mapping[str, int]) -> None:
-        """What fresh metadata says of some topics: a leader whose plan is outdated asks for a new one."""
+        """Fresh metadata of some topics: a leader whose plan is outdated asks for a rebalance."""
         if self._leader is None or self._rejoin_reason is not None:
             return
         changed = self._leader.changed(counts)
@@ -366,14 +366,14 @@ class ClassicMember:
             self._is_prepared = False
 
     def _join_again(self, reason: str) -> None:
-        """The join or sync under way came to nothing; what was given up for it stays given up."""
+        """The pending join or sync failed; what was given up for it stays given up."""
         self._phase = _Phase.UNJOINED
         if self._rejoin_reason is None:
             self._rejoin_reason = reason
         self._is_prepared = self._gave_up_enough()
 
     def _forget_membership(self, *, keeps_id: bool) -> None:
-        """The coordinator has gone on without this member: whatever it owned is lost."""
+        """The coordinator has moved on without this member: everything it owned is lost."""
         self._generation = NO_GENERATION
         if not keeps_id:
             self._member_id = NO_MEMBER_ID
@@ -400,11 +400,11 @@ class ClassicMember:
         self._in_flight = None
         self._topics = frozenset()
         self._rejoin_reason = None
-        self._in_turn = False  # one that was under way was given up
+        self._in_turn = False  # a pending one was abandoned
         self.owned = frozenset()
 
     def fail(self, error: ClientError) -> None:
-        """Something went wrong that will not pass by itself: rest until the user was told."""
+        """A problem that will not go away by itself: stop until the user has been told."""
         self._in_flight = None
         self.error = error
         self._phase = _Phase.RESTING
@@ -415,7 +415,7 @@ class ClassicMember:
             self._member_id = NO_MEMBER_ID
 
     def error_taken(self) -> None:
-        """The user was told; unless it is fatal, try again."""
+        """The user has been told; unless the error is fatal, try again."""
         if self.error is None or isinstance(self.error, FatalError):
             return
         self.error = None
@@ -424,7 +424,7 @@ class ClassicMember:
 
     def on_commit_error(self, code: ErrorCode, identity: Identity) -> None:
         if identity != self.identity or self._phase is not _Phase.STABLE:
-            return  # about a generation that is gone anyway
+            return  # it belongs to a generation that is gone anyway
         if code is ErrorCode.REBALANCE_IN_PROGRESS:
             self.request_rejoin("the group is rebalancing")
         elif not self._is_thrown_out(code) and code is ErrorCode.FENCED_INSTANCE_ID:
@@ -448,18 +448,18 @@ class ClassicMember:
         return turn
 
     def _gave_up_enough(self) -> bool:
-        """Whether the member owns nothing that it may not own while it joins."""
+        """Whether the member owns nothing that it must not own while it joins."""
         if self._generation != NO_GENERATION and self.config.is_cooperative:
             return all(partition.topic in self._topics for partition in self.owned)
         return not self.owned
 
     def _nothing_to_prepare(self) -> bool:
-        """An eager member hears of every rebalance, even if it owns nothing."""
+        """An eager member is told of every rebalance, even if it owns nothing."""
         is_told = self._generation != NO_GENERATION and not self.config.is_cooperative
         return not is_told and self._gave_up_enough()
 
     def _preparation(self) -> Turn:
-        """Before a join: all is lost without a generation, given up by eager members, kept by cooperative ones."""
+        """Before a join: without a generation all is lost; eager members give all up, cooperative ones keep it."""
         if self._generation == NO_GENERATION:
             return Turn(tuple(sorted(self.owned)), frozenset(), is_lost=True, tells_going=True)
         going = self.owned
@@ -484,7 +484,7 @@ class ClassicMember:
             self._is_prepared = self._gave_up_enough()
             return
         if turn.assignment is not self._assignment:
-            return  # thrown out meanwhile: what was just taken over is lost in the next turn
+            return  # removed from the group meanwhile: what was just adopted is lost in the next turn
         self._assignment = None
         assignor = self._assignor()
         if assignor is not None:

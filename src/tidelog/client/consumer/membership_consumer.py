@@ -1,8 +1,8 @@
-"""A member of the consumer protocol (KIP-848): the coordinator shares out, and tells each member by its heartbeat.
+"""A member of the consumer protocol (KIP-848): the coordinator assigns partitions in its heartbeat responses.
 
-What always holds: the member makes its own id and keeps it for life; it tells all about itself when it joins and after
-anything that may have lost a heartbeat, otherwise only what changed; what it was told to give up it gives up before it
-says so, and only then others get it. When the coordinator has fenced it, all it owned is lost and it joins anew with
+What always holds: the member makes up its own id and keeps it for life. It sends its full state when it joins and after
+anything that may have lost a heartbeat, otherwise only changes. It gives up revoked partitions before it says so, and
+only then can others get them. After the coordinator has fenced it, everything it owned is lost and it joins again with
 epoch 0. Pure: no sockets, no clock; `membership` says how it is driven.
 """
 
@@ -30,10 +30,11 @@ logger = logging.getLogger(__name__)
 
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
-STATIC_LEAVE_EPOCH = -2  # the place is kept for a member that returns with the same group.instance.id
+STATIC_LEAVE_EPOCH = -2  # keeps the place for a member that returns with the same group.instance.id
 
-# Coordinators make plans at most once a second, so who comes right behind one that leaves joins without partitions.
-# It would hear of its own with its next heartbeat, after five seconds by default; it asks a few times before.
+# Coordinators make plans at most once a second, so a member that joins right after another left gets no partitions at
+# first. With the next regular heartbeat it would learn of its own after five seconds by default, so it sends a few
+# earlier ones.
 _EARLY_HEARTBEATS = 6
 _EARLY_HEARTBEAT_MS = 500.0
 
@@ -45,12 +46,12 @@ class _Phase(enum.Enum):
     OUTSIDE = enum.auto()  # not in the group; joins once there is a subscription and nothing is owned
     INSIDE = enum.auto()
     STALE = enum.auto()  # left because the user did not poll
-    RESTING = enum.auto()  # an error has to be raised to the user first
+    RESTING = enum.auto()  # an error must be raised to the user first
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerConfig:
-    """What the settings say about a member of the consumer protocol."""
+    """The settings of a member of the consumer protocol."""
 
     group_id: str
     instance_id: str | None = None
@@ -61,7 +62,7 @@ class ConsumerConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the coordinator was last told of this member."""
+    """What the coordinator was last told about this member."""
 
     topics: frozenset[str]
     regex: str | None
@@ -79,7 +80,7 @@ class ConsumerMember:
         self.error: ClientError | None = None
         self.coordinator_is_suspect = False
         self._regex_is_refused = False
-        self._matched: frozenset[str] = frozenset()  # what matches the regular expression, as far as the client knows
+        self._matched: frozenset[str] = frozenset()  # topics known to match the regular expression
         self._member_id = new_member_id() if member_id is None else member_id
         self._epoch = JOIN_EPOCH
         self._phase = _Phase.OUTSIDE
@@ -89,18 +90,18 @@ class ConsumerMember:
         self._heartbeat_interval_ms = 0
         self._heartbeat_at_ms = 0.0
         self._early_heartbeats_left = 0
-        # What the coordinator wants this member to own, by topic id, until it says otherwise.
+        # The coordinator's latest assignment for this member, by topic id.
         self._target: Mapping[uuid.UUID, frozenset[int]] = {}
         self._topic_ids: dict[str, uuid.UUID] = {}
         self._names: dict[uuid.UUID, str] = {}
         self._has_new_target = False
-        self._knows_assignment = False  # the user was told of one since the member joined
+        self._knows_assignment = False  # the user was told of an assignment since the member joined
         self._must_confirm = False
         self._in_turn = False
         self._retries = Retries(pause_ms)
         self._in_flight: object | None = None
 
-    # What it is
+    # State
 
     @property
     def identity(self) -> Identity:
@@ -148,7 +149,7 @@ class ConsumerMember:
         return self._phase is _Phase.OUTSIDE and wanted and not self.owned and not self._in_turn
 
     def _has_news(self) -> bool:
-        """Whether there is something to tell before the next heartbeat is due."""
+        """Whether there is something to send before the next heartbeat is due."""
         if self._told is None or self._must_confirm:
             return True
         return (self._topics, self._regex) != (self._told.topics, self._told.regex)
@@ -197,7 +198,7 @@ class ConsumerMember:
 
     def on_response(self, request: object, response: object, now_ms: float) -> None:
         if request is not self._in_flight:
-            return  # the member has left since
+            return  # the member has left since then
         self._in_flight = None
         if not isinstance(request, ConsumerGroupHeartbeatRequest) or not isinstance(
             response, ConsumerGroupHeartbeatResponse
@@ -243,7 +244,7 @@ class ConsumerMember:
         return min(self._heartbeat_interval_ms, _EARLY_HEARTBEAT_MS)
 
     def on_failure(self, request: object, error: ClientError, now_ms: float) -> None:
-        """The request failed or got no response; it may have arrived, so the next one repeats everything."""
+        """The request failed or got no response; it may have arrived, so the next one repeats the full state."""
         if request is not self._in_flight:
             return
         self._in_flight = None
@@ -267,10 +268,10 @@ class ConsumerMember:
             message=message,
         )
 
-    # Names of topics, which the protocol knows by id
+    # Topic names, because the protocol uses ids
 
     def unknown_topic_ids(self) -> frozenset[uuid.UUID]:
-        """The topics of the assignment whose names are not known yet; nothing of them is taken over until then."""
+        """Assigned topics whose names are not known yet; they are adopted only once their names are known."""
         return frozenset(topic_id for topic_id in self._target if topic_id not in self._names)
 
     def name_topics(self, name_of: Callable[[uuid.UUID], str | None]) -> None:
@@ -339,11 +340,11 @@ class ConsumerMember:
         self._in_flight = None
         self._topics = frozenset()
         self._regex = None
-        self._in_turn = False  # one that was under way was given up
+        self._in_turn = False  # a pending one was abandoned
         self.owned = frozenset()
 
     def fail(self, error: ClientError) -> None:
-        """Something went wrong that will not pass by itself: rest until the user was told."""
+        """A problem that will not go away by itself: stop until the user has been told."""
         self._in_flight = None
         self._go_outside()
         self.error = error
@@ -356,7 +357,7 @@ class ConsumerMember:
         self._phase = _Phase.OUTSIDE
 
     def on_commit_error(self, code: ErrorCode, identity: Identity) -> None:
-        """Send the next heartbeat immediately, to learn this member's state at the coordinator."""
+        """Send the next heartbeat immediately, to learn the coordinator's view of this member."""
         if self._phase is _Phase.INSIDE and identity == self.identity:
             self._told = None
 
@@ -369,7 +370,7 @@ class ConsumerMember:
             return None
         wanted = self._wanted()
         if wanted == self.owned and (self._knows_assignment or self.unknown_topic_ids()):
-            return None  # nothing is new, or what is new waits for a name
+            return None  # nothing is new, or the new part still needs a name
         going = self.owned - wanted
         return Turn(
             going=tuple(sorted(going)),
@@ -398,5 +399,5 @@ class ConsumerMember:
 
 
 def new_member_id() -> str:
-    """A random id in the form in which Kafka writes UUIDs: base64 for addresses, without the filling at the end."""
+    """A random id in Kafka's text form of UUIDs: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()

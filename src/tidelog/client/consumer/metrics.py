@@ -1,4 +1,4 @@
-"""What a consumer counts, and the snapshot that `metrics()` gives of it."""
+"""A consumer's counters, and the snapshot that `metrics()` returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tidelog.client.types import TopicPartition
 
 
 class ConsumerCounts:
-    """Running counts. Each has one writer: the thread that polls, or the loop."""
+    """Running counts. Each has a single writer: the polling thread or the loop."""
 
     __slots__ = (
         "commits",
@@ -37,7 +37,7 @@ class ConsumerCounts:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetrics:
-    """Where an assigned partition stands; None while that is not known."""
+    """The state of an assigned partition; values that are not known are None."""
 
     position: int | None
     lag: int | None
@@ -47,7 +47,7 @@ class PartitionMetrics:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMetrics:
-    """A snapshot of what a consumer has done and how far it is."""
+    """A snapshot of a consumer's work and progress."""
 
     polls_total: int
     records_consumed_total: int

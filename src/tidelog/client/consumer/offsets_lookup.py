@@ -1,7 +1,7 @@
-"""Offsets that leaders are asked for: by time, at both ends of a partition, and where a leader epoch ended.
+"""Looks up offsets at the leaders: by time, at both ends of a partition, and where a leader epoch ended.
 
-What always holds: every partition that was asked for is in the result, or the call raised; leaders that moved are found
-again and asked again until the time is up.
+What always holds: every requested partition is in the result, or the call raises. Leaders that moved are found and
+asked again until the time is up.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
 
 EARLIEST_TIMESTAMP = -2
 LATEST_TIMESTAMP = -1
-_CONSUMER_ID = -1  # where a follower would name itself
+_CONSUMER_ID = -1  # where a follower would put its own id
 _ISOLATION_FROM = 2
 
 
 class EpochEnd(NamedTuple):
-    """Where the leader's log of the greatest epoch up to the one asked for ends; -1 when it knows none."""
+    """Where the leader's log of the largest epoch up to the requested one ends; -1 if it knows none."""
 
     leader_epoch: int
     end_offset: int
 
 
 class AskedEpoch(NamedTuple):
-    """The epoch that is asked for, and the leader's epoch as we know it."""
+    """The requested epoch, and the leader's epoch as we know it."""
 
     leader_epoch: int
     current_leader_epoch: int
@@ -55,7 +55,7 @@ async def list_offsets(
     is_read_committed: bool,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
-    """The first offset at or after each timestamp, or at an end (-2, -1). An offset of -1: no record is so young."""
+    """The first offset at or after each timestamp, or at an end (-2, -1). Offset -1: no record is that recent."""
 
     async def ask(
         connection: Connection, wanted: Mapping[TopicPartition, int]
@@ -94,7 +94,7 @@ async def list_offsets(
 async def epoch_ends(
     cluster: Cluster, epochs: Mapping[TopicPartition, AskedEpoch], *, timeout_s: float | None = None
 ) -> dict[TopicPartition, EpochEnd]:
-    """Where the leaders' logs end for these epochs (KIP-320). Leaders that can't tell are left out."""
+    """Where the leaders' logs end for these epochs (KIP-320). Partitions whose leaders can't tell are left out."""
 
     async def ask(
         connection: Connection, wanted: Mapping[TopicPartition, AskedEpoch]

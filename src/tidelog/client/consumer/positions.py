@@ -1,9 +1,9 @@
-"""Gives assigned partitions a position: the committed offset, else what `auto.offset.reset` says.
+"""Gives assigned partitions a position: the committed offset, or else whatever `auto.offset.reset` says.
 
-What always holds: a seek by the user wins over a look-up that was under way; a partition whose leader changed is not
-fetched before the new leader was asked whether its log still holds what was read (KIP-320); what can't be found out is
-tried again with pauses, and errors that won't pass are told by the next `poll`, each once for every attempt, and not at
-all when the user has moved the partitions before it was told.
+What always holds: a seek by the user wins over a pending lookup. After a leader change, a partition is not fetched
+before the new leader has confirmed that its log still holds what was read (KIP-320). Lookups that fail for a temporary
+reason are retried with pauses. Permanent errors are raised by the next `poll`, once per attempt, and not at all if the
+user has moved the partitions before that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Committed = Callable[[Iterable[TopicPartition]], Awaitable[dict[TopicPartition, 
 
 
 class PositionKeeper:
-    """Looks for positions in the background."""
+    """Looks up positions in the background."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class PositionKeeper:
             self._event.clear()
             try:
                 await self._look_up()
-                if self.has_work:  # for some an answer came, for others not
+                if self.has_work:  # some were answered, others not
                     self._failures += 1
                     self._on_found()
                     await asyncio.sleep(self._settings.cluster.retry.pause_s(self._failures))
@@ -109,7 +109,7 @@ class PositionKeeper:
                 self.errors.append(error)
                 self._on_error()
             self._on_found()
-            # After an error the poll that tells it wakes us, so that the same is not told faster than it is heard.
+            # The poll that raises the error wakes us, so an error does not occur faster than it is raised.
             await self._event.wait()
 
     async def _look_up(self) -> None:
@@ -155,7 +155,7 @@ class PositionKeeper:
             state.topic_partition: state.reset.timestamp_at(now_ms) for state in states if state.reset is not None
         }
         found = await self._list(timestamps)
-        # No record is as young as a duration goes back: what comes next is.
+        # No record is recent enough for the duration: start with the next one that arrives.
         ends = [topic_partition for topic_partition, offset in found.items() if offset.offset < 0]
         found |= await self._list(dict.fromkeys(ends, LATEST_TIMESTAMP))
         for topic_partition, offset in found.items():
@@ -168,7 +168,7 @@ class PositionKeeper:
             )
 
     async def _list(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """All together; if that fails, each alone, so that one partition without a leader does not hold up others."""
+        """All at once; if that fails, one by one, so that a partition without a leader does not hold up the others."""
         if not timestamps:
             return {}
         try:
@@ -202,7 +202,7 @@ class PositionKeeper:
         return NO_EPOCH if known is None else known.leader_epoch
 
     def _unchecked(self) -> list[PartitionState]:
-        """Partitions with a new leader that has not been asked whether it holds what was read."""
+        """Partitions with a new leader that has not confirmed yet that it holds what was read."""
         unchecked = []
         for state in self._subscription.states():
             if state.fetch_offset < 0:
@@ -239,12 +239,12 @@ class PositionKeeper:
             raise self._error_about(error, versions)
 
     def _step_back(self, state: PartitionState, version: int, end: EpochEnd, leader_epoch: int) -> bool:
-        """Go on from where the logs part; False when the user is to decide."""
+        """Continue from where the logs diverge; False if the user has to decide."""
         logger.warning(
             "partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset
         )
         if end.end_offset >= state.position >= 0:
-            # Only what was fetched ahead is gone.
+            # Only records that were fetched ahead are gone.
             return self._found(state, version, state.position, end.leader_epoch, leader_epoch)
         if self._settings.reset is None:
             return False

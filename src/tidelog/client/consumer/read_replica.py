@@ -1,7 +1,7 @@
-"""Which replica one partition is read from: its leader, or the follower that the leader has named (KIP-392).
+"""Chooses the replica to read a partition from: its leader, or the follower that the leader named (KIP-392).
 
-What always holds: a follower is read from for a limited time only, then the leader is asked again; after a failure the
-leader alone is read from for a while, which grows while failures go on. Pure: the caller gives the time.
+What always holds: a follower is used for a limited time only, then the leader is asked again. After a failure only the
+leader is used for a while, which grows while failures continue. Pure: the caller passes in the time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ class ReadReplica:
 
     @property
     def node_id(self) -> int:
-        """The follower that is read from; NO_REPLICA: none."""
+        """The follower to read from; NO_REPLICA: none."""
         return self._node_id
 
     def prefer(self, node_id: int, now_s: float, lease_s: float) -> None:
-        """The leader has named a follower; it counts for so long."""
+        """The leader has named a follower, for a limited time."""
         if not self.is_leader_only(now_s):
             self._node_id = node_id
             self._until_s = now_s + lease_s
 
     def expire(self, now_s: float) -> bool:
-        """Whether it is time to ask the leader again; says so once."""
+        """Whether it is time to ask the leader again; True only once."""
         if self._node_id == NO_REPLICA or now_s < self._until_s:
             return False
         self._node_id = NO_REPLICA
         return True
 
     def served(self) -> None:
-        """The follower has answered as it should."""
+        """The follower has answered normally."""
         self._failures = 0
 
     def leave(self) -> None:
@@ -59,5 +59,5 @@ class ReadReplica:
         self._failures = min(self._failures + 1, 30)
 
     def is_leader_only(self, now_s: float) -> bool:
-        """Whether the leader has to serve it itself, so it must not be told of a rack."""
+        """Whether the leader has to serve it itself, so it must not learn the client's rack."""
         return now_s < self._leader_only_until_s

@@ -1,8 +1,8 @@
-"""What a rebalance tells the user's code: the listener, and the calls made to it.
+"""Rebalance listeners: how user code learns about a rebalance, and when each method is called.
 
 What always holds: a call to a listener is only made while the user is inside `poll()`, `close()` or `unsubscribe()`, so
-a listener never runs beside the user's own code; partitions are told revoked or lost before they leave the assignment,
-and assigned after they joined it.
+a listener never runs concurrently with the user's own code. Partitions are reported as revoked or lost before they
+leave the assignment, and as assigned after they have joined it.
 
 When which method is called:
 
@@ -25,21 +25,21 @@ from tidelog.client.types import TopicPartition
 
 
 class RebalanceListener:
-    """Subclass it and override what is of interest; an AsyncConsumer also takes coroutine methods.
+    """Subclass it and override what you need; an AsyncConsumer also accepts coroutine methods.
 
-    An exception from a listener reaches the user from the `poll()` that made the call, once the rebalance has gone on.
+    If a listener raises, the `poll()` that called it raises the exception, after the rebalance has continued.
     """
 
     def on_partitions_assigned(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are now read by this consumer; positions may be sought here."""
+        """This consumer now reads these partitions; this is the place to seek."""
         return None
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are about to go to another member; this is the last moment to commit for them."""
+        """These partitions are about to go to another member; this is the last chance to commit for them."""
         return None
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> Awaitable[None] | None:
-        """These partitions are gone already: what is committed for them is refused. By default as if revoked."""
+        """These partitions are already gone; commits for them fail. Calls `on_partitions_revoked` by default."""
         return self.on_partitions_revoked(partitions)
 
 
@@ -51,14 +51,14 @@ class RebalanceEvent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UserCall:
-    """One call to be made of a listener where the user's code may run."""
+    """One call to a listener, to be made where the user's code may run."""
 
     listener: RebalanceListener
     event: RebalanceEvent
     partitions: tuple[TopicPartition, ...]
 
     def __call__(self) -> Awaitable[None] | None:
-        """Make the call; what it returns is to be awaited if it can be."""
+        """Make the call; an awaitable result must be awaited."""
         method = getattr(self.listener, self.event.value)
         result: Awaitable[None] | None = method(self.partitions)
         return result

@@ -1,7 +1,7 @@
 """The settings of consumers: Kafka's names and defaults, what they mean, and which go together.
 
-What always holds: a `ConsumerSettings` was checked as a whole, so nothing about it fails later: the policy for missing
-offsets is known, sizes are positive, and what needs a group has one.
+What always holds: a `ConsumerSettings` has been checked as a whole, so nothing about it fails later: the reset policy
+is known, sizes are positive, and settings that need a group have one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DURATION = re.compile(
     re.IGNORECASE,
 )
 _BY_DURATION = "by_duration:"
-_DURATION_MS_MAX = 2**62  # more than time can hold back to 1970, so that no sum leaves 64 bits
+_DURATION_MS_MAX = 2**62  # far longer than anyone needs, and no sum with it overflows 64 bits
 
 
 class ConsumerOptions(ClientOptions, total=False):
@@ -73,7 +73,7 @@ class ConsumerOptions(ClientOptions, total=False):
 
 
 def read_reset(text: str) -> OffsetReset | None:
-    """The policy that `auto.offset.reset` names; None for none. Raises ValueError."""
+    """The policy that `auto.offset.reset` names; None for "none". Raises ValueError."""
     if text == "earliest":
         return TO_BEGINNING
     if text == "latest":
@@ -268,7 +268,7 @@ CONSUMER_SETTINGS = ClientSettingsTable("Consumer", (*CLIENT_SETTINGS, *_READING
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """A consumer's settings, read and checked."""
+    """A consumer's settings, parsed and checked."""
 
     cluster: ClusterSettings
     group: GroupSettings | None
@@ -318,7 +318,7 @@ class ConsumerSettings:
 
 
 def _growth_max(partition_fetch_bytes: int, growth_max_bytes: int) -> int:
-    """What fetches of a partition may grow to. Whoever sets their size has reasons, so then they keep it."""
+    """The limit for growing fetches of a partition. A size that the user set is kept: there must be a reason for it."""
     return growth_max_bytes if partition_fetch_bytes == MAX_PARTITION_FETCH_BYTES else 0
 
 

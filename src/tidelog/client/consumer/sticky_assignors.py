@@ -1,9 +1,10 @@
-"""The sticky assignors: as even as can be, and as much as before as that allows.
+"""The sticky assignors: as even as possible, and within that, as close to the previous assignment as possible.
 
-What always holds: two members that read the same topics never differ by more than one partition; a partition stays with
-the member that has it as long as evenness allows. The eager one learns from its user data what a member had, the
-cooperative one from what the member still owns; both are as Apache Kafka's Java client writes and reads them, so that
-groups may mix. The plan itself need not be the one that Java's leader would make: only a group's leader makes plans.
+What always holds: two members that read the same topics never differ by more than one partition. A partition stays with
+its member as long as the balance allows. The eager assignor learns from the user data what a member had, the
+cooperative one from what the member still owns. Both read and write the format of Apache Kafka's Java client, so groups
+may mix clients. The plan may differ from the one that a Java leader would make, which is fine because only a group's
+leader makes plans.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _INT32 = struct.Struct(">i")
 
 
 class StickyAssignor(Assignor):
-    """Sticky in an eager group: members give all up before they join, and tell what they had."""
+    """Sticky in an eager group: members give up everything before they join, and report what they had."""
 
     name = "sticky"
 
@@ -42,7 +43,7 @@ class StickyAssignor(Assignor):
 
 
 class CooperativeStickyAssignor(Assignor):
-    """Sticky, and what stays is read on during the rebalance: what moves is first taken away, then given (KIP-429)."""
+    """Sticky and incremental: members keep reading what stays; what moves is revoked first, then assigned (KIP-429)."""
 
     name = "cooperative-sticky"
     is_cooperative = True
@@ -70,7 +71,7 @@ class CooperativeStickyAssignor(Assignor):
         }
 
     def user_data(self, topics: frozenset[str]) -> bytes | None:
-        # Since version 2 of the subscription it has a field for the generation; older leaders read it from here.
+        # Since version 2 the subscription has its own field for the generation; older leaders read it from here.
         return _INT32.pack(self._generation)
 
     def on_assignment(self, partitions: Sequence[TopicPartition], generation: int) -> None:
@@ -88,7 +89,7 @@ def _generation_of(member: MemberSubscription) -> int:
 
 
 def _accepted_owners(claims: Mapping[str, _Claim]) -> dict[TopicPartition, str]:
-    """Who has each partition: the claim of the latest generation counts; two of the same generation both are void."""
+    """Who owns each partition: the latest generation's claim wins; two claims of the same generation cancel out."""
     latest: dict[TopicPartition, tuple[int, str | None]] = {}
     for member_id, (partitions, generation) in claims.items():
         for partition in partitions:
@@ -103,7 +104,7 @@ def _accepted_owners(claims: Mapping[str, _Claim]) -> dict[TopicPartition, str]:
 def _plan(
     layout: TopicLayout, members: Mapping[str, MemberSubscription], claims: Mapping[str, _Claim]
 ) -> dict[str, list[TopicPartition]]:
-    """All partitions among all members, whatever has to move."""
+    """Assign all partitions to the members, whatever has to move."""
     plan = _Plan(layout, members)
     plan.keep(_accepted_owners(claims))
     plan.assign_rest()
@@ -121,18 +122,18 @@ class _Plan:
             for topic in members[member_id].topics:
                 if layout.partition_counts.get(topic, 0) > 0:
                     self._subscribers.setdefault(topic, []).append(member_id)
-        # Topics that the same members read have the same lightest reader; there are few such sets.
+        # Topics with the same readers have the same least loaded reader; there are few such sets.
         self._readers = {topic: tuple(member_ids) for topic, member_ids in self._subscribers.items()}
         self._layout = layout
         self._members = members
-        # By member and topic, so that a partition of a given topic is found directly.
+        # By member and topic, to find a partition of a given topic directly.
         self._held: dict[str, dict[str, list[int]]] = {member_id: {} for member_id in self._order}
         self._loads = dict.fromkeys(self._order, 0)
         self._owners: dict[TopicPartition, str] = {}
         self._previous: Mapping[TopicPartition, str] = {}
 
     def keep(self, owners: Mapping[TopicPartition, str]) -> None:
-        """Leave every partition where it is, as far as it exists and its owner still wants the topic."""
+        """Leave every partition where it is, provided that it exists and its owner still wants the topic."""
         self._previous = owners
         kept: dict[str, list[TopicPartition]] = {member_id: [] for member_id in self._order}
         for partition in sorted(owners):
@@ -146,9 +147,9 @@ class _Plan:
                 self._give(partition, member_id)
 
     def _shares(self, kept: Mapping[str, int]) -> dict[str, int]:
-        """Where all read the same, how many each may keep; then nothing has to be moved one by one afterwards.
+        """If all read the same topics, how many each may keep, so that nothing has to be moved one by one later.
 
-        Where that can't be divided evenly, those who have most may have the one more.
+        If the total doesn't divide evenly, the members that have the most may keep the extra ones.
         """
         if len({member.topics for member in self._members.values()}) != 1:
             return {}
@@ -158,7 +159,7 @@ class _Plan:
         return {member_id: share + (1 if rank < extra else 0) for rank, member_id in enumerate(by_load)}
 
     def assign_rest(self) -> None:
-        """Give what nobody has to the least loaded that may have it; first what few may have."""
+        """Assign unowned partitions to the least loaded eligible members; those that few may have come first."""
         topics = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         for topic in topics:
             subscribers = self._subscribers[topic]
@@ -167,10 +168,10 @@ class _Plan:
                     self._give(partition, min(subscribers, key=self._loads.__getitem__))
 
     def even_out(self) -> None:
-        """Move partitions from the more to the less loaded until no move makes it more even.
+        """Move partitions from more to less loaded members until no move improves the balance.
 
-        Always from the most loaded that can be relieved, so that nobody gives away more than it must. Every move lowers
-        the sum of the squares of the loads, so it ends.
+        Each move takes from the most loaded member that can be relieved, so that nobody gives up more than necessary.
+        Every move lowers the sum of the squares of the loads, so this ends.
         """
         stuck: set[str] = set()
         while len(stuck) < len(self._order):
@@ -181,14 +182,14 @@ class _Plan:
                 stuck.add(heaviest)
 
     def _relieve(self, member_id: str) -> bool:
-        """Move one partition from the member to the lightest one, if that has at least two fewer."""
+        """Move one partition from the member to the least loaded one, if that has at least two fewer."""
         best: tuple[int, bool, str, str] | None = None
         lightest_readers: dict[tuple[str, ...], str] = {}
         for topic in self._held[member_id]:
             readers = self._readers[topic]
             lightest = lightest_readers.get(readers)
             if lightest is None:
-                # They are in order, so among equals it is the first.
+                # They are sorted, so this picks the first of equals.
                 lightest = lightest_readers[readers] = min(readers, key=self._loads.__getitem__)
             if self._loads[lightest] + 1 < self._loads[member_id]:
                 choice = (self._loads[lightest], not self._has_newcomer(member_id, topic), topic, lightest)
@@ -234,7 +235,7 @@ class _Plan:
 
 
 def write_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
-    """The user data of the eager sticky assignor: what the member had, and in which generation."""
+    """The user data of the eager sticky assignor: the member's previous partitions, and in which generation."""
     topics = group_by_topic(partitions)
     parts = [_INT32.pack(len(topics))]
     for topic, numbers in topics.items():
@@ -245,7 +246,7 @@ def write_previous(partitions: Sequence[TopicPartition], generation: int) -> byt
 
 
 def read_previous(data: bytes | None) -> _Claim:
-    """What a member had. Members before Kafka 2.3 told no generation; what can't be read counts as nothing."""
+    """A member's previous partitions. Members before Kafka 2.3 sent no generation; unreadable data counts as empty."""
     if not data:
         return (), NO_GENERATION
     try:

@@ -1,10 +1,10 @@
-"""What a consumer reads, and where it stands in each partition: subscription, assignment, positions.
+"""What a consumer reads, and where it is in each partition: subscription, assignment, positions.
 
-What always holds: a partition's position is the offset of the next record that `poll` will hand out; what was fetched
-for a position that has since been changed by a seek, a reset or a new assignment is never handed out, because every
-such change gives the partition a new `version` and fetched data carries the version it was fetched for. All methods may
-be called from any thread. No requests are made here: whoever finds out an offset calls back with the version it began
-with, so that an answer that comes after a seek changes nothing.
+What always holds: a partition's position is the offset of the next record that `poll` will return. Data fetched for a
+position that was since changed by a seek, a reset or a new assignment is never returned: every such change gives the
+partition a new `version`, and fetched data carries the version it was fetched for. All methods may be called from any
+thread. No requests are made here: whoever looks up an offset passes back the version it started with, so an answer that
+arrives after a seek changes nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NO_OFFSET = -1
 
 @dataclass(frozen=True, slots=True)
 class OffsetReset:
-    """Where to begin without an offset: at a timestamp of ListOffsets (-2 the beginning, -1 the end, or a time)."""
+    """Where to start without an offset: at a timestamp of ListOffsets (-2 the beginning, -1 the end, or a time)."""
 
     timestamp: int
-    # A reset by duration is counted back from the moment of the reset.
+    # A reset by duration counts back from the moment of the reset.
     back_ms: int | None = None
 
     def timestamp_at(self, now_ms: int) -> int:
@@ -40,7 +40,7 @@ TO_END = OffsetReset(-1)
 
 
 class PartitionState:
-    """Where one assigned partition stands. Plain data; `SubscriptionState` and the fetcher change it."""
+    """The state of one assigned partition. Plain data; `SubscriptionState` and the fetcher change it."""
 
     __slots__ = (
         "checked_leader_epoch",
@@ -65,18 +65,18 @@ class PartitionState:
         self.version = version
         self.position = NO_OFFSET
         self.leader_epoch = NO_EPOCH  # of the last record before the position
-        # The next offset to ask the broker for, at or behind the position; none while nothing may be fetched.
+        # The next offset to request, at or after the position; none while nothing may be fetched.
         self.fetch_offset = NO_OFFSET
         self.fetch_epoch = NO_EPOCH  # of the last record before it
-        self.fetch_size = 0  # how many bytes to ask for, where that is more than usual
-        self.reset: OffsetReset | None = None  # set: an offset is to be looked up before anything is fetched
+        self.fetch_size = 0  # how many bytes to request, if more than usual
+        self.reset: OffsetReset | None = None  # if set, an offset must be looked up before anything is fetched
         self.is_paused = False
-        # The epoch of the leader whose log is known to hold the position; a newer leader is asked first.
+        # The epoch of the leader whose log is known to contain the position; a newer leader is asked first.
         self.checked_leader_epoch = NO_EPOCH
         self.high_watermark = NO_OFFSET
         self.last_stable_offset = NO_OFFSET
         self.log_start_offset = NO_OFFSET
-        self.waits_to_retry = False  # its broker could not answer just now
+        self.waits_to_retry = False  # its broker could not answer recently
         self.read_replica = ReadReplica()
 
     @property
@@ -89,11 +89,11 @@ class PartitionState:
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """Does nothing; replaced when there is a listener."""
 
 
 class SubscriptionState:
-    """What is asked for, what is assigned, and every partition's position."""
+    """The subscription, the assignment, and every partition's position."""
 
     def __init__(self, *, on_change: Callable[[], None] = _nothing) -> None:
         """`on_change` is called after every change that may give the fetcher something to do or to drop."""
@@ -103,16 +103,16 @@ class SubscriptionState:
         self._topics: frozenset[str] = frozenset()
         self.pattern: re.Pattern[str] | None = None
         self.listener: RebalanceListener | None = None
-        self.is_manual = False  # by assign(): no group decides
-        # Grows with every change of the subscription or the assignment, never with a position.
+        self.is_manual = False  # set by assign(): no group decides
+        # Increases with every change of the subscription or the assignment, but not of a position.
         self.generation = 0
         self._on_change = on_change
 
-    # What is asked for
+    # Subscription
 
     @property
     def topics(self) -> frozenset[str]:
-        """The topics subscribed to: those named, or those that matched the pattern in the last metadata."""
+        """The topics subscribed to: those named, or those that matched the pattern in the latest metadata."""
         return self._topics
 
     @property
@@ -120,7 +120,7 @@ class SubscriptionState:
         return bool(self._topics) or self.pattern is not None
 
     def subscribe(self, topics: Iterable[str], listener: RebalanceListener | None = None) -> None:
-        """Read these topics as a member of the group, instead of whatever was subscribed before."""
+        """Read these topics as a member of the group, replacing any earlier subscription."""
         with self._lock:
             self._refuse_mixing(manual=False)
             self._topics = frozenset(topics)
@@ -129,7 +129,7 @@ class SubscriptionState:
             self.generation += 1
 
     def subscribe_pattern(self, pattern: re.Pattern[str], listener: RebalanceListener | None = None) -> None:
-        """Read every topic whose whole name the pattern matches; `match` says which those are."""
+        """Read every topic whose whole name the pattern matches; `match` reports which ones those are."""
         with self._lock:
             self._refuse_mixing(manual=False)
             self._topics = frozenset()
@@ -138,9 +138,9 @@ class SubscriptionState:
             self.generation += 1
 
     def match(self, names: Iterable[str]) -> bool:
-        """Take over which of all topics the pattern matches; whether that changed the subscription.
+        """Apply the pattern to the names of all topics; returns whether that changed the subscription.
 
-        The consumer's core calls it with every new metadata, and tells the group when it gave True.
+        The consumer's core calls it with all new metadata, and tells the group if it returned True.
         """
         with self._lock:
             if self.pattern is None:
@@ -176,7 +176,7 @@ class SubscriptionState:
         if not manual and self.is_manual:
             raise UsageError("subscribe() and assign() can't be used together; call unsubscribe() first")
 
-    # What is assigned
+    # Assignment
 
     def assigned(self) -> frozenset[TopicPartition]:
         with self._lock:
@@ -186,7 +186,7 @@ class SubscriptionState:
         return topic_partition in self._partitions
 
     def set_assignment(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these and no others. Those that stay keep their state; new ones have no position yet."""
+        """Read exactly these partitions. Those that stay keep their state; new ones have no position yet."""
         with self._lock:
             self.generation += 1
             self._replace(partitions)
@@ -195,7 +195,7 @@ class SubscriptionState:
     def _replace(self, partitions: Iterable[TopicPartition]) -> None:
         wanted = {TopicPartition(*each): None for each in partitions}
         for topic_partition in [each for each in self._partitions if each not in wanted]:
-            # What is still queued or under way for it carries an older version and is dropped.
+            # Data still queued or in flight for it carries an older version and will be dropped.
             self._partitions.pop(topic_partition).version = self._next_version()
         for topic_partition in wanted:
             if topic_partition not in self._partitions:
@@ -219,12 +219,12 @@ class SubscriptionState:
             return list(self._partitions.values())
 
     def position(self, topic_partition: TopicPartition) -> int | None:
-        """The offset of the next record to be handed out; None while it is not known."""
+        """The offset of the next record to be returned; None while it is not known."""
         state = self.state(topic_partition)
         return state.position if state.has_position else None
 
     def consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """What a commit of everything handed out commits: the position of every partition that has one."""
+        """The offsets to commit for everything returned so far: all known positions."""
         with self._lock:
             return {
                 topic_partition: OffsetAndMetadata(state.position, state.leader_epoch)
@@ -233,7 +233,7 @@ class SubscriptionState:
             }
 
     def needs_position(self) -> list[TopicPartition]:
-        """Partitions for which the committed offset is to be looked up: no position, and no reset asked for."""
+        """Partitions whose committed offset must be looked up: no position, and no reset requested."""
         with self._lock:
             return [
                 topic_partition
@@ -246,7 +246,7 @@ class SubscriptionState:
             return [state for state in self._partitions.values() if state.reset is not None]
 
     def seek(self, topic_partition: TopicPartition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
-        """Go on from `offset`; `leader_epoch` is that of the record before it, where known."""
+        """Continue from `offset`; `leader_epoch` is that of the record before it, if known."""
         if offset < 0:
             raise ValueError(f"an offset can't be negative, got {offset}; use seek_to_beginning() or seek_to_end()")
         with self._lock:
@@ -262,9 +262,10 @@ class SubscriptionState:
         *,
         checked_leader_epoch: int = NO_EPOCH,
     ) -> bool:
-        """A look-up that began at `version` gave this offset. False when the partition has moved since.
+        """A lookup that started at `version` returned this offset. False if the partition has moved since.
 
-        `checked_leader_epoch` is that of the leader who gave it, and so need not be asked whether it has it.
+        `checked_leader_epoch` is the epoch of the leader that returned it, which need not be asked whether it has the
+        offset.
         """
         with self._lock:
             state = self._partitions.get(topic_partition)
@@ -287,7 +288,7 @@ class SubscriptionState:
         return True
 
     def forget_positions(self, partitions: Iterable[TopicPartition]) -> None:
-        """Begin again as if these had just been assigned: from what is committed, or by `auto.offset.reset`."""
+        """Start over as if these had just been assigned: from the committed offset, or by `auto.offset.reset`."""
         with self._lock:
             for state in [self.state(topic_partition) for topic_partition in partitions]:
                 self._move(state, NO_OFFSET, NO_EPOCH)
@@ -302,7 +303,7 @@ class SubscriptionState:
         state.waits_to_retry = False
 
     def advance(self, state: PartitionState, version: int, offset: int, leader_epoch: int) -> None:
-        """Records up to `offset` were handed out, unless the partition was moved meanwhile."""
+        """Records up to `offset` were returned, unless the partition was moved meanwhile."""
         with self._lock:
             if state.version == version:
                 state.position = offset
@@ -312,7 +313,7 @@ class SubscriptionState:
     def fetched(
         self, state: PartitionState, version: int, asked_offset: int, next_offset: int, leader_epoch: int
     ) -> bool:
-        """An answer to a fetch from `asked_offset` goes up to `next_offset`; False when it is not wanted any more.
+        """The response to a fetch from `asked_offset` reaches up to `next_offset`; False if it is no longer wanted.
 
         With NO_OFFSET nothing is fetched until the partition is moved.
         """
@@ -325,7 +326,7 @@ class SubscriptionState:
             return True
 
     def fetch_again(self, state: PartitionState, version: int) -> None:
-        """Fetch from the position on: what was fetched beyond it is not wanted, or an error has been told."""
+        """Fetch from the position again: data fetched beyond it is not wanted, or an error has been reported."""
         with self._lock:
             if state.version == version and state.has_position:
                 self._move(state, state.position, state.leader_epoch)
@@ -334,7 +335,7 @@ class SubscriptionState:
     # Pausing
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out nothing of these until `resume`; what was fetched stays."""
+        """Return nothing from these until `resume`; data that was fetched stays."""
         with self._lock:
             for state in [self.state(topic_partition) for topic_partition in partitions]:
                 state.is_paused = True

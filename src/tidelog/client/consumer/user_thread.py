@@ -1,8 +1,8 @@
-"""The user's thread of a synchronous consumer: only one at a time, and where calls of user code are made.
+"""The user's thread of a synchronous consumer: only one at a time, and it is where user code is called.
 
-What always holds: a second thread that uses the consumer while the first does is refused immediately, before it changes
-anything; while the user waits for something on the loop that needs its listener, the listener is called in the thread
-that waits.
+What always holds: if a second thread uses the consumer at the same time as the first, it is refused immediately, before
+it changes anything. While the user waits for something on the loop that needs the user's listener, the waiting thread
+calls the listener.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class OneThread:
-    """Lets one thread in at a time, as often as it likes: `with one_thread:`."""
+    """Lets one thread in at a time; the same thread may enter again: `with one_thread:`."""
 
     __slots__ = ("_depth", "_lock", "_owner")
 
@@ -53,7 +53,7 @@ class OneThread:
 
 
 class UserThread:
-    """Runs coroutines on the loop for a thread that makes the calls of user code which they ask for."""
+    """Runs coroutines on the loop for a thread, and makes the calls to user code that they request in that thread."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         self._loop_thread = loop_thread
@@ -61,13 +61,13 @@ class UserThread:
         self._is_running = False
 
     async def call(self, user_call: UserCall) -> None:
-        """Have the call made by the thread that waits in `run`; on the loop."""
+        """Have the thread that waits in `run` make the call; called on the loop."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._calls.put((user_call, done))
         await done
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for the coroutine's end, and make the calls that it asks for meanwhile."""
+        """Wait for the coroutine to end, and make the calls that it requests meanwhile."""
         if self._is_running:
             coroutine.close()
             raise UsageError("a rebalance listener can't call poll(), unsubscribe() or close()")

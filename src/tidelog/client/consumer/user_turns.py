@@ -1,8 +1,8 @@
-"""Changes of the assignment while the user is inside poll(), close() or unsubscribe(): commit, tell, take away, give.
+"""Assignment changes while the user is inside poll(), close() or unsubscribe(): commit, report, revoke, assign.
 
-What always holds: one turn runs at a time and to its end; the listener is called only while the user is inside; when
-the user's poll ends before the turn does, the turn goes on up to the next call of the listener and waits there for the
-next poll. What a listener raises does not stop the turn: it is kept, and raised to the user when the turn has ended.
+What always holds: turns run one at a time and to completion. The listener is called only while the user is inside. If
+the user's poll ends before the turn does, the turn continues up to the next listener call and waits there for the next
+poll. An exception from a listener does not stop the turn: it is kept, and raised to the user when the turn has ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UserTurns:
         clock: Clock,
         on_end: Callable[[], None],
     ) -> None:
-        """`commit` commits the records handed out, within some seconds, and does not raise; `on_end` ends a turn."""
+        """`commit` commits the returned records within some seconds and does not raise; `on_end` ends a turn."""
         self._member = member
         self._subscription = subscription
         self._call_user = call_user
@@ -46,11 +46,11 @@ class UserTurns:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a turn is under way, or waits for the user."""
+        """Whether a turn is running or waiting for the user."""
         return self._task is not None or self._member.turn() is not None
 
     async def take(self, timeout_s: float | None) -> None:
-        """The user is inside: carry out all turns, or as much as the time allows."""
+        """The user is inside: carry out all turns, or as much as time allows."""
         loop = asyncio.get_running_loop()
         deadline_s = None if timeout_s is None else loop.time() + timeout_s
         self._inside.set()
@@ -65,13 +65,13 @@ class UserTurns:
             self._inside.clear()
 
     async def _wait(self, task: asyncio.Task[None], timeout_s: float | None) -> bool:
-        """Whether the turn ended in time; a listener that is being called is waited for in any case."""
+        """Whether the turn ended in time; a listener call in progress is waited for in any case."""
         try:
             done, _ = await asyncio.wait({task}, timeout=timeout_s)
             if not done and self._call is not None:
                 await asyncio.wait({self._call})
         except asyncio.CancelledError:
-            # The user's poll was interrupted, perhaps inside the listener: it is not waited for any more.
+            # The user's poll was interrupted, perhaps inside the listener: stop waiting for it.
             if self._call is not None:
                 self._call.cancel()
             raise
@@ -100,7 +100,7 @@ class UserTurns:
         self._member.turn_done(turn, self._clock.monotonic_ms())
 
     async def give_up_all(self, timeout_s: float) -> None:
-        """The user leaves the group: end the turn under way, commit, and tell that everything goes."""
+        """The user leaves the group: finish the current turn, commit, and report that everything goes."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         self._inside.set()
@@ -141,7 +141,7 @@ class UserTurns:
         await self._call_user(call)
 
     def raise_listener_error(self) -> None:
-        """Raise what a listener raised, once."""
+        """Raise the exception of a listener, once."""
         error, self._listener_error = self._listener_error, None
         if error is not None:
             raise error
