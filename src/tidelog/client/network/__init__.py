@@ -1,1 +1,1 @@
-"""What clients share below their own logic: connections, the cluster's metadata, retries, and a thread to run on."""
+"""The layer that all clients share: connections, the cluster's metadata, retries, and a background thread."""

@@ -1,11 +1,11 @@
-"""Growing pauses: each twice the one before, up to a bound, and a little random so that clients do not come in step."""
+"""Growing pauses: each twice the one before, up to a bound, with jitter so that clients don't retry in lockstep."""
 
 from __future__ import annotations
 
 import random
 from typing import NamedTuple
 
-_JITTER = 0.2  # as Kafka's clients
+_JITTER = 0.2  # as in Kafka's clients
 
 
 class Backoff(NamedTuple):

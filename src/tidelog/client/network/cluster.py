@@ -1,9 +1,9 @@
-"""The cluster as a client sees it: which brokers there are, who leads which partition, whom to ask.
+"""The cluster as a client sees it: its brokers, the leaders of partitions, and which broker to ask.
 
-What always holds: there is at most one connection a broker, made when first needed and only one attempt at a time; a
-broker that could not be reached is left alone for a growing while; a request for a partition goes to its leader as last
-heard of; a retriable error makes the client look again and retry, with growing pauses, until the time is up, and then
-the last error is raised as it was. Everything runs on one event loop; only `known_topic` may be called from elsewhere.
+What always holds: there is at most one shared connection per broker, opened on first use, with one attempt at a time. A
+broker that can't be reached is left alone for a growing pause. A request for a partition goes to its last known leader.
+After a retriable error the client refreshes its metadata and retries, with growing pauses, until the time is up; then
+it raises the last error unchanged. Everything runs on one event loop; only `known_topic` may be called from elsewhere.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, Me
 
 logger = logging.getLogger(__name__)
 
-# Asking names no topic that way before version 1: an empty list meant all of them.
+# Before version 1 a request can't ask for no topics: an empty list meant all of them.
 _NO_TOPICS_FROM = 1
 _AUTO_CREATION_SAID_FROM = 4
-# How often idle connections are looked for, at most.
+# How often to look for idle connections, at most.
 _IDLE_CHECK_S = 10.0
-# Kafka's retry.backoff.ms and reconnect.backoff.ms, with their bounds.
+# Kafka's retry.backoff.ms and reconnect.backoff.ms, with their maximums.
 _RETRY = Backoff(0.1, 1.0)
 _RECONNECT = Backoff(0.05, 1.0)
 
@@ -52,7 +52,7 @@ ResponseT = TypeVar("ResponseT")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """How brokers are reached, in the units of the event loop."""
+    """How to reach brokers, in the units of the event loop."""
 
     bootstrap: tuple[Address, ...]
     client_id: str = "tidelog"
@@ -87,7 +87,7 @@ class ClusterSettings:
 
 
 class _Peer:
-    """A broker's address: its connection, or how often it could not be reached."""
+    """The state of a broker's address: its connection, or its failed attempts."""
 
     __slots__ = ("blocked_until_s", "connection", "failures", "opening")
 
@@ -102,7 +102,7 @@ class Cluster:
     """Connections to a cluster's brokers, and the routing of requests to them."""
 
     def __init__(self, settings: ClusterSettings, *, tells_outages: bool = False) -> None:
-        """With `tells_outages` the log says when no broker can be reached: for those whose calls don't raise it."""
+        """With `tells_outages`, an unreachable cluster is logged: for clients whose calls don't raise it."""
         self.settings = settings
         self._outage = OutageLog(settings.client_id) if tells_outages else None
         self.metadata = MetadataCache()
@@ -115,7 +115,7 @@ class Cluster:
         self._closed = False
 
     async def close(self) -> None:
-        """End all connections; requests under way fail."""
+        """Close all connections; pending requests fail."""
         if self._closed:
             return
         self._closed = True
@@ -134,7 +134,7 @@ class Cluster:
         if self._closed:
             raise ClosedError("the client is closed")
         if not self._upkeep:
-            self._refreshed_at_s = self._now_s()  # nothing is known yet that could be old
+            self._refreshed_at_s = self._now_s()  # nothing is known yet that could be outdated
             self._upkeep.append(asyncio.create_task(self._keep_metadata_fresh()))
             if self.settings.max_idle_s is not None:
                 self._upkeep.append(asyncio.create_task(self._close_idle(self.settings.max_idle_s)))
@@ -142,9 +142,9 @@ class Cluster:
     # Connections
 
     async def any_connection(self) -> Connection:
-        """The open connection with the least under way, or one to the first broker that can be reached.
+        """The open connection with the fewest requests in flight, or one to the first broker that can be reached.
 
-        A broker that the cluster no longer names comes last: it may be cut off, and know nothing new.
+        A broker that the cluster no longer names comes last: it may be cut off and know nothing new.
         """
         self._begin()
         first_error: ConnectError | None = None
@@ -157,7 +157,7 @@ class Cluster:
         if open_ones and not self._is_abandoned(min(open_ones)[-1]):
             return min(open_ones)[-1]
         addresses = list(dict.fromkeys([*known, *self.settings.bootstrap]))
-        # Those that are left alone for a while come last, and are tried all the same: there is nobody else.
+        # Brokers in their backoff pause come last, but are tried all the same: there is nobody else.
         for address in sorted(addresses, key=lambda address: self._peer(address).blocked_until_s > self._now_s()):
             try:
                 return await self._connect(address)
@@ -171,11 +171,11 @@ class Cluster:
         raise error
 
     def _is_abandoned(self, connection: Connection) -> bool:
-        """Whether it is to a broker that is known not to be one of the cluster at the moment."""
+        """Whether it leads to a broker that is currently not part of the cluster."""
         return connection.node_id is not None and connection.node_id >= 0 and connection.node_id not in self.nodes
 
     async def connection_to(self, node_id: int) -> Connection:
-        """The connection to this broker; raises ConnectError, and BrokerError for a broker that is not known."""
+        """The connection to this broker; raises ConnectError, or BrokerError for an unknown broker."""
         node = await self._node(node_id)
         peer = self._peers.get(node.address)
         if peer is not None and peer.connection is not None and peer.connection.is_open:
@@ -202,7 +202,7 @@ class Cluster:
         return node
 
     def open_connection_to(self, node_id: int) -> Connection | None:
-        """The connection to this broker if there is one already; never waits."""
+        """The connection to this broker if one is open; never waits."""
         node = self.metadata.nodes.get(node_id)
         peer = self._peers.get(node.address) if node is not None else None
         connection = peer.connection if peer is not None else None
@@ -221,7 +221,7 @@ class Cluster:
             return peer.connection
         if peer.opening is None:
             peer.opening = asyncio.create_task(self._open(address, peer))
-        # Shielded: others waiting for the same connection are not affected when this caller gives up.
+        # Shielded: other callers waiting for the same connection are not affected when this one gives up.
         return await asyncio.shield(peer.opening)
 
     async def _open(self, address: Address, peer: _Peer) -> Connection:
@@ -231,7 +231,7 @@ class Cluster:
             peer.failures += 1
             peer.blocked_until_s = self._now_s() + self.settings.reconnect.pause_s(peer.failures)
             if isinstance(error, (ConnectionLostError, RequestTimeoutError)):
-                # Only versions were asked for, so trying again does no harm.
+                # Only versions were requested, so trying again does no harm.
                 raise ConnectError(str(error)) from error
             raise
         finally:
@@ -245,14 +245,14 @@ class Cluster:
         """A new connection to this broker, which the caller alone uses and closes; one attempt.
 
         For requests that would wait behind others or keep others waiting, because brokers answer the requests of a
-        connection one after another. Raises ConnectError, and BrokerError for a broker that is not known.
+        connection one after another. Raises ConnectError, or BrokerError for an unknown broker.
         """
         connection = await self._dial((await self._node(node_id)).address)
         connection.node_id = node_id
         return connection
 
     async def _dial(self, address: Address) -> Connection:
-        """Connect: every connection of the client is made here."""
+        """Connect; every connection of the client is opened here."""
         settings = self.settings
         connection = await Connection.open(
             address,
@@ -274,9 +274,9 @@ class Cluster:
     async def refresh(
         self, topics: Iterable[str] | None, *, allow_auto_topic_creation: bool = False
     ) -> ClusterMetadata:
-        """Ask for these topics (None: all) and remember the answer; topics with errors are in `.errors`.
+        """Request metadata of these topics (None: all) and remember it; topics with errors are in `.errors`.
 
-        Those who ask for the same at the same time share one request.
+        Concurrent requests for the same topics are merged into one.
         """
         names = None if topics is None else frozenset(topics)
         if allow_auto_topic_creation:
@@ -294,7 +294,7 @@ class Cluster:
         if version < _NO_TOPICS_FROM and rows is None:
             rows = []
         request = MetadataRequest(topics=rows)
-        if version >= _AUTO_CREATION_SAID_FROM:  # before, asking was creating
+        if version >= _AUTO_CREATION_SAID_FROM:  # before that, asking for a topic created it
             request.allow_auto_topic_creation = create
         response = await connection.request(METADATA, request, MetadataResponse, version=version)
         if response.error_code != ErrorCode.NONE:
@@ -307,12 +307,12 @@ class Cluster:
         return told
 
     def add_listener(self, listener: Callable[[ClusterMetadata], None]) -> Callable[[], None]:
-        """Call it with every answer about topics; returns the function that ends it."""
+        """Call it with every metadata response about topics; returns a function that unregisters it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def watch_topics(self, names: Iterable[str] | None) -> None:
-        """What is asked for again and again, every `metadata.max.age.ms`; None: all topics."""
+        """The topics that are refreshed every `metadata.max.age.ms`; None: all topics."""
         self._watched = None if names is None else frozenset(names)
 
     async def _keep_metadata_fresh(self) -> None:
@@ -347,11 +347,11 @@ class Cluster:
         return self.metadata.nodes
 
     def known_topic(self, name: str) -> TopicMetadata | None:
-        """The topic as last heard of; never waits, and may be called from any thread."""
+        """The topic's last known metadata; never waits, and may be called from any thread."""
         return self.metadata.topics.get(name)
 
     async def topic(self, name: str, *, timeout_s: float | None = None) -> TopicMetadata:
-        """The topic as last heard of; the cluster is asked when it is unknown. Raises NoSuchPartitionError."""
+        """The topic's last known metadata; requested if unknown. Raises NoSuchPartitionError."""
         known = self.metadata.topics.get(name)
         if known is not None:
             return known
@@ -375,11 +375,11 @@ class Cluster:
         return self.metadata.name_of(topic_id)  # type: ignore[arg-type]  # any other value is simply not found
 
     def forget(self, name: str) -> None:
-        """The next use asks the cluster again."""
+        """Refresh the metadata on the next use."""
         self.metadata.forget(name)
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The node that leads the partition; raises NoSuchPartitionError, or LEADER_NOT_AVAILABLE as BrokerError."""
+        """The id of the partition's leader; raises NoSuchPartitionError, or BrokerError with LEADER_NOT_AVAILABLE."""
         topic_partition = TopicPartition(topic, partition)
         found = self.metadata.partition(topic_partition)
         if found is None:
@@ -394,7 +394,7 @@ class Cluster:
         return found.leader_id
 
     async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """The partitions grouped by the node that leads them."""
+        """The partitions, grouped by the id of their leader."""
         grouped: dict[int, list[TopicPartition]] = {}
         for topic_partition in partitions:
             leader_id = await self.leader(topic_partition.topic, topic_partition.partition)
@@ -402,13 +402,13 @@ class Cluster:
         return grouped
 
     def note_leader(self, topic_partition: TopicPartition, leader_id: int, leader_epoch: int) -> bool:
-        """A broker's refusal named the leader; whether that was news."""
+        """A broker's refusal named the new leader; returns whether that was news."""
         return self.metadata.note_leader(topic_partition, leader_id, leader_epoch)
 
     # Requests
 
     async def call(self, api: Api, message: object, response_class: type[ResponseT]) -> ResponseT:
-        """Send to any broker; admin requests may go to any, which hands them on to the controller."""
+        """Send to any broker; those that can't handle an admin request forward it to the controller."""
         connection = await self.any_connection()
         return await connection.request(api, message, response_class)
 
@@ -421,11 +421,10 @@ class Cluster:
         repeatable: bool = True,
         patient: bool = False,
     ) -> T:
-        """Do it again while it fails for a reason that may pass, until the time is up.
+        """Retry temporary failures until the time is up.
 
-        When no broker can be reached it fails immediately, unless it is `patient`: a user at a terminal wants
-        to know. `repeatable` says that doing twice what was meant once does no harm, so that a lost connection may be
-        tried again.
+        If no broker can be reached it fails immediately, unless it is `patient`: a user at a terminal wants to know.
+        `repeatable` means that doing it twice does no harm, so it is also retried after a lost connection.
         """
         timeout_s = self.settings.api_timeout_s if timeout_s is None else timeout_s
         deadline_s = self._now_s() + timeout_s
@@ -433,7 +432,8 @@ class Cluster:
         last_error: RetriableError | None = None
         while True:
             try:
-                # One attempt may take longer than all of them may: a connection is made, and then asked over.
+                # A single attempt can outlast the whole deadline: it may have to connect first and then wait for the
+                # answer.
                 async with asyncio.timeout_at(deadline_s):
                     return await action()
             except TimeoutError:

@@ -1,13 +1,13 @@
-"""One connection to one broker on an event loop: version negotiation, and matching answers to requests.
+"""One connection to one broker on an event loop: version negotiation, and matching responses to requests.
 
-What always holds: requests are written in the order in which they were handed over, in the highest version that both
-sides know unless another is asked for; brokers answer in that order, and an answer that does not fit closes the
-connection; so does an answer that does not come in time, because those behind it can't come either. After any failure
-the connection is closed and stays so, and every request under way has failed. Records are sent from where they lie and
-stay where they were received. It does not retry and knows nothing of topics: that is `cluster`.
+What always holds: requests are sent in the order they were submitted, in the highest version that both sides know
+unless another is requested. Brokers answer in that order. A response that doesn't match closes the connection, and so
+does one that is late, because those behind it can't arrive either. After any failure the connection is closed for good
+and every pending request has failed. Records are not copied on sending or receiving. Nothing here retries or knows
+about topics: that is `cluster`.
 
-An idle connection can be lent to other threads, which then send and receive over it themselves: a request and its
-answer cost two changes of threads less.
+An idle connection can be lent to other threads, which then send and receive over it themselves. That saves two thread
+switches per request.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersions
 
 CLIENT_SOFTWARE_NAME = "tidelog"
 
-_SIZE = struct.Struct(">i")  # of a frame; a response's correlation id has the same form
+_SIZE = struct.Struct(">i")  # size of a frame; the correlation id of a response has the same form
 _ERROR_CODE = struct.Struct(">h")
-_SENDMSG_PARTS_MAX = 512  # below IOV_MAX everywhere
-# Others on the loop wait while one connection receives: a fetch of 50 MB is received in turns.
+_SENDMSG_PARTS_MAX = 512  # below IOV_MAX on all systems
+# A connection receives at most this much per turn, so that a fetch of 50 MB does not hold up others on the loop.
 _RECEIVES_AT_ONCE = 16
 
-# Brokers close connections that were idle for minutes.
+# Brokers close connections that have been idle for minutes.
 _CHECKED_AFTER_S = 1.0
 
 ResponseT = TypeVar("ResponseT")
 
 
 class _InFlight:
-    """A request that was sent, and who waits for its answer."""
+    """A request that was sent, and the future that waits for its response."""
 
     __slots__ = ("api", "correlation_id", "deadline_s", "future", "response_class", "timeout_s", "version")
 
@@ -87,11 +87,11 @@ class _InFlight:
 
 
 class Connection:
-    """A connected socket that has negotiated versions; made by `open`, used on one event loop."""
+    """A connected socket with negotiated versions; created by `open`, used on one event loop."""
 
     def __init__(self, address: Address, connected: socket.socket, client_id: str, request_timeout_s: float) -> None:
         self.address = address
-        self.node_id = -1  # unknown until metadata names the broker
+        self.node_id = -1  # unknown until the metadata names the broker
         self.features: Mapping[str, int] = {}
         self.last_used_s = 0.0
         self._loop = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class Connection:
         receive_buffer_bytes: int = -1,
         software_name: str = CLIENT_SOFTWARE_NAME,
     ) -> Connection:
-        """Connect and ask for the broker's versions; raises ConnectError while nothing was sent."""
+        """Connect and negotiate versions; raises ConnectError, because no request was sent yet."""
         connected = await _connect(address, connect_timeout_s, send_buffer_bytes, receive_buffer_bytes)
         connection = cls(address, connected, client_id, request_timeout_s)
         try:
@@ -136,16 +136,16 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Requests whose answers have not come."""
+        """Requests still waiting for their responses."""
         return len(self._awaited)
 
     @property
     def unsent_bytes(self) -> int:
-        """What the socket has not taken yet."""
+        """Bytes that the socket has not accepted yet."""
         return sum(len(part) for part in self._unsent)
 
     def close(self, error: ClientError | None = None) -> None:
-        """End the connection; requests under way fail with the error."""
+        """Close the connection; pending requests fail with the error."""
         if self._socket is None:
             return
         self._loop.remove_reader(self._socket)
@@ -162,7 +162,7 @@ class Connection:
             sent = self._awaited.popleft()
             if not sent.future.done():
                 sent.future.set_exception(error)
-                # A caller that gave up waiting needs no warning that the error was never retrieved.
+                # The caller may have given up, so avoid the warning that the error was never retrieved.
                 sent.future.exception()
 
     # Versions
@@ -190,7 +190,7 @@ class Connection:
         return (low, high) if low <= high else None
 
     async def _negotiate(self, software_name: str, timeout_s: float) -> None:
-        """Ask for the broker's versions with our newest request; an older broker answers 35 and its own range."""
+        """Ask for the broker's versions with our newest request; an older broker answers with 35 and its own range."""
         request = ApiVersionsRequest(client_software_name=software_name, client_software_version=__version__)
         version = API_VERSIONS.versions[1]
         while True:
@@ -203,7 +203,7 @@ class Connection:
                 self._versions = ranges
                 self.features = {row.name: row.max_version_level for row in response.finalized_features}
                 return
-            # A broker that lists nothing with its refusal still knows version 0.
+            # A broker that refuses without listing anything still knows version 0.
             fallback = ranges.get(API_VERSIONS.key, (0, 0))[1]
             if code is not ErrorCode.UNSUPPORTED_VERSION or not 0 <= fallback < version:
                 raise UnsupportedVersionError(
@@ -234,7 +234,7 @@ class Connection:
         version: int | None = None,
         timeout_s: float | None = None,
     ) -> asyncio.Future[ResponseT]:
-        """Send without waiting; the future has the answer, or the error. Raises when nothing was sent."""
+        """Send without waiting; the future gets the response or the error. Raises if nothing was sent."""
         if version is None:
             version = self.version_for(api)
         timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
@@ -248,7 +248,7 @@ class Connection:
         return future
 
     def send_unanswered(self, api: Api, message: object, *, version: int | None = None) -> None:
-        """Send a request that the broker does not answer: a produce with acks=0."""
+        """Send a request that gets no response: a produce with acks=0."""
         version = self.version_for(api) if version is None else version
         self._write(self._encode(api, version, message)[1])
 
@@ -267,7 +267,7 @@ class Connection:
         return correlation_id, parts
 
     def _write(self, parts: list[memoryview]) -> None:
-        assert self._socket is not None  # _encode has looked
+        assert self._socket is not None  # _encode has checked this
         self.last_used_s = self._loop.time()
         waiting = bool(self._unsent)
         self._unsent.extend(parts)
@@ -281,11 +281,11 @@ class Connection:
         try:
             self._send_to(self._socket)
         except OSError as error:
-            # The writer is not registered when the first attempt to send fails.
+            # The writer is not registered if the first attempt to send fails.
             self.close(self._lost(_reason(error)))
 
     def _send_to(self, target: socket.socket) -> None:
-        """Send until nothing is left or the socket takes no more."""
+        """Send until nothing is left or the socket accepts no more."""
         unsent = self._unsent
         try:
             while unsent:
@@ -306,7 +306,7 @@ class Connection:
     # Other threads
 
     def lend(self) -> None:
-        """Stop watching an idle connection, so that other threads can use it by `exchange`, one at a time."""
+        """Stop watching an idle connection; other threads may then use it through `exchange`, one at a time."""
         if self._socket is None or self._awaited or self._poller is not None:
             raise RuntimeError("only an idle connection can be lent")
         self._loop.remove_reader(self._socket)
@@ -314,23 +314,23 @@ class Connection:
         self._poller.register(self._socket, select.POLLIN)
 
     def has_ended(self) -> bool:
-        """Whether the broker has closed a lent, idle connection, or sent what nobody asked for; from any thread."""
+        """Whether a lent, idle connection was closed by the broker or received unexpected data; from any thread."""
         if self._poller is None:
             return True
-        # One that was in use a moment ago is not worth a system call: if it has ended, `exchange` finds out.
+        # If it was used a moment ago, the check isn't worth a system call: if it is dead, `exchange` will find out.
         return self._loop.time() - self.last_used_s > _CHECKED_AFTER_S and bool(self._poller.poll(0))
 
     def exchange(
         self, api: Api, message: object, response_class: type[ResponseT], *, version: int, timeout_s: float | None
     ) -> ResponseT | asyncio.Future[ResponseT]:
-        """Send over a lent connection and wait for the answer in the calling thread, without the event loop.
+        """Send over a lent connection and wait for the response in the calling thread, without the event loop.
 
-        It gives a future where that takes too long or fails: call `take_back` on the loop, and the future will have the
-        answer or the error. Raises when nothing was sent.
+        If that takes too long or fails, it returns a future: call `take_back` on the loop, and the future will get the
+        response or the error. Raises if nothing was sent.
         """
         poller, connected = self._poller, self._socket
         correlation_id, parts = self._encode(api, version, message)
-        assert poller is not None  # it is lent, and _encode has looked whether it is open
+        assert poller is not None  # it is lent, and _encode has checked that it is open
         assert connected is not None
         future: asyncio.Future[ResponseT] = self._loop.create_future()
         patience_s = self._request_timeout_s
@@ -367,14 +367,14 @@ class Connection:
             self._loop.call_soon_threadsafe(self._take_back_and_close, error)
         except RuntimeError:
             if connected is not None:
-                connected.close()  # the loop is closed, and nobody waits any more
+                connected.close()  # the loop is closed, so nobody is waiting any more
 
     def _take_back_and_close(self, error: ClientError | None) -> None:
         self.take_back()
         self.close(error)
 
     def take_back(self) -> None:
-        """Watch a lent connection again: requests in flight continue here. Called on the loop."""
+        """Watch a lent connection again: the loop takes over its pending requests. Called on the loop."""
         if self._poller is None or self._socket is None:
             return
         self._poller = None
@@ -385,16 +385,17 @@ class Connection:
             self._start_timer(min(sent.deadline_s for sent in self._awaited))
 
     def interrupt(self) -> None:
-        """End a lent connection that a thread uses just now; the thread finds out and has the loop close it."""
+        """Close a lent connection that a thread is using; the thread notices and lets the loop clean up."""
         if self._socket is not None:
-            with suppress(OSError):  # the broker may have ended it before
+            with suppress(OSError):  # the broker may have closed it before
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    # Answers
+    # Receiving
 
     def _on_readable(self) -> None:
-        """Receive until there is nothing more. uvloop reports a connection that was reset once and never again, so
-        whoever leaves bytes unread may never hear of its end."""
+        """Receive until there is nothing more. uvloop reports a reset connection only once, so unread bytes could hide
+        its end forever.
+        """
         for _ in range(_RECEIVES_AT_ONCE):
             if self._socket is None:
                 return
@@ -413,7 +414,7 @@ class Connection:
                 return
             for frame in frames:
                 self._answer(frame)
-        self._loop.call_soon(self._on_readable)  # others have their turn
+        self._loop.call_soon(self._on_readable)  # let others have their turn
 
     def _answer(self, frame: bytearray) -> None:
         if self._socket is None:
@@ -424,14 +425,14 @@ class Connection:
         except InvalidResponseError as error:
             self.close(error)
             return
-        assert sent is not None  # an answer to nothing is invalid
+        assert sent is not None  # a response without a request is invalid
         self._awaited.popleft()
         self.last_used_s = self._loop.time()
         if not sent.future.done():
             sent.future.set_result(response)
 
     def _read_answer(self, sent: _InFlight | None, frame: bytearray) -> Any:
-        """The answer to the oldest request; raises InvalidResponseError."""
+        """The response to the oldest request; raises InvalidResponseError."""
         (correlation_id,) = _SIZE.unpack_from(frame)
         if sent is None or correlation_id != sent.correlation_id:
             expected = "none" if sent is None else str(sent.correlation_id)
@@ -446,7 +447,7 @@ class Connection:
                 f"broker at {self.address} sent an answer to {sent.api.name} that can't be read: {error}"
             ) from error
 
-    # Time
+    # Timeouts
 
     def _start_timer(self, at_s: float) -> None:
         if self._timer is not None:
@@ -458,7 +459,7 @@ class Connection:
         self._timer = None
         if not self._awaited:
             return
-        # One timer for all: usually it was set for a request that has been answered since.
+        # One timer for all requests: usually the request it was set for has been answered by now.
         due = min(self._awaited, key=lambda sent: sent.deadline_s)
         if due.deadline_s > self._loop.time():
             self._start_timer(due.deadline_s)
@@ -477,7 +478,7 @@ class Connection:
 
 
 def _answered_version(sent: _InFlight, frame: bytearray, position: int) -> int:
-    """A broker that finds our ApiVersions too new answers in version 0, which only its error code tells."""
+    """A broker that finds our ApiVersions too new answers in version 0, which only its error code reveals."""
     if sent.api.key == API_VERSIONS.key and len(frame) >= position + _ERROR_CODE.size:
         (code,) = _ERROR_CODE.unpack_from(frame, position)
         if code == ErrorCode.UNSUPPORTED_VERSION:

@@ -1,7 +1,7 @@
-"""Clients that a fork has left behind: in the child their threads are gone and their sockets are the parent's.
+"""Detects clients inherited through a fork: in the child, their threads are gone and their sockets are the parent's.
 
-What always holds: after a fork, every guard of the child says so, at the cost of one attribute a look; the parent's
-say nothing. A client that was forked raises ForkedError and touches neither socket nor thread.
+What always holds: after a fork every guard in the child reports it, at the cost of one attribute access per check; the
+parent's guards report nothing. A forked client raises ForkedError and touches neither socket nor thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _guards: weakref.WeakSet[ForkGuard] = weakref.WeakSet()
 
 
 class ForkGuard:
-    """Whether this process is a child of the one that made the client."""
+    """Whether this process is a child of the one that created the client."""
 
     __slots__ = ("__weakref__", "forked", "owner")
 

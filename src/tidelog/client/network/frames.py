@@ -1,9 +1,9 @@
-"""Bytes that arrive on a connection, cut into answers.
+"""Splits the bytes that arrive on a connection into responses.
 
-What always holds: an answer is handed out whole, in a buffer of its own that nothing writes to any more, so records may
-stay where they were received; memory for an answer is taken in the size that was announced only up to a bound, and
-beyond it as the bytes arrive, so a lying size costs nothing. Small answers share one receive, large ones are received
-where they stay.
+What always holds: a response is returned whole, in a buffer of its own that is never written to again, so records can
+stay where they were received. Memory of the announced size is allocated only up to a bound, and beyond that as bytes
+arrive, so a false size costs nothing. Small responses share one receive call; large ones are received directly into
+their own buffer.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ import socket
 import struct
 
 _SIZE = struct.Struct(">i")
-# What one receive may bring of small answers; a larger answer's rest is received into its own buffer.
+# How much one receive may bring of small responses; the rest of a larger one goes into its own buffer.
 _SCRATCH_BYTES = 64 * 1024
-# A buffer grows to at most this much beyond what has arrived.
+# A buffer grows to at most this much more than has arrived.
 _AHEAD_BYTES_MAX = 8 * 1024 * 1024
-FRAME_BYTES_MAX = 256 * 1024 * 1024  # no answer we ask for comes near; a larger size means another protocol
+FRAME_BYTES_MAX = 256 * 1024 * 1024  # no response we request comes near this; a larger size means a different protocol
 _CORRELATION_ID_BYTES = 4
 
 
 class FrameError(Exception):
-    """The bytes are no answer of a Kafka broker."""
+    """The bytes are not a response of a Kafka broker."""
 
 
 class FrameReader:
-    """Receives from a non-blocking socket; `read` gives the answers that are whole."""
+    """Receives from a non-blocking socket; `read` returns the complete responses."""
 
     def __init__(self, scratch_bytes: int = _SCRATCH_BYTES) -> None:
         self._scratch = bytearray(scratch_bytes)
         self._scratch_view = memoryview(self._scratch)
         self._scratch_filled = 0
-        self._frame: bytearray | None = None  # a large answer on its way, with the size it has so far
+        self._frame: bytearray | None = None  # a large, incomplete response, with its size so far
         self._frame_size = 0
         self._frame_filled = 0
 
     @property
     def buffered_bytes_max(self) -> int:
-        """What is held in memory for answers that are not whole."""
+        """The memory held for incomplete responses."""
         return len(self._scratch) + (len(self._frame) if self._frame is not None else 0)
 
     def read(self, source: socket.socket) -> list[bytearray] | None:
-        """Receive once; None when the peer has closed. Raises OSError, BlockingIOError among them, and FrameError."""
+        """Receive once; None if the peer has closed. Raises OSError (BlockingIOError among them) and FrameError."""
         if self._frame is not None:
             return self._read_large(source, self._frame)
         received = source.recv_into(self._scratch_view[self._scratch_filled :])

@@ -1,8 +1,8 @@
-"""An event loop in a thread of its own, on which a synchronous client runs the asynchronous core.
+"""An event loop in a background thread, on which a synchronous client runs the asynchronous core.
 
-What always holds: `run` ends with the coroutine's result or error, or cancels it when the caller's time is up or the
-caller is interrupted; after `close` the thread has ended, and nothing that was started on the loop is left. When the
-interpreter ends, daemon threads stand still: then nothing waits for one.
+What always holds: `run` returns the coroutine's result or raises its error, or cancels it when the caller's time is up
+or the caller is interrupted. After `close` the thread has ended, and nothing that was started on the loop is left.
+Daemon threads freeze when the interpreter exits: from then on nothing waits for one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.common.event_loop import new_event_loop
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_TIMEOUT_S = 10.0  # what is left then is a defect: everything was cancelled
+_CLOSE_TIMEOUT_S = 10.0  # anything left after this is a bug: everything was cancelled
 
 T = TypeVar("T")
 
@@ -38,16 +38,16 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the loop's own thread, which may not wait for itself."""
+        """Whether the caller is the loop's own thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     @property
     def may_wait(self) -> bool:
-        """Whether the caller may wait for what runs on the loop."""
+        """Whether the caller may wait for something that runs on the loop."""
         return not (self.is_current or sys.is_finalizing())
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run it on the loop and wait for its end; called from any other thread."""
+        """Run it on the loop and wait for its result; called from any other thread."""
         try:
             self._check()
             if self.is_current:
@@ -59,7 +59,7 @@ class LoopThread:
         try:
             return future.result(timeout_s)
         except concurrent.futures.TimeoutError:
-            if future.done():  # its own error, and not the end of our patience
+            if future.done():  # its own TimeoutError, not ours
                 raise
             future.cancel()
             raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
@@ -73,15 +73,15 @@ class LoopThread:
         self.loop.call_soon_threadsafe(callback, *args)
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel everything that still runs, and end the thread."""
         if self._closed:
             return
         self._closed = True
         if self._fork_guard.forked or sys.is_finalizing():
-            return  # the thread and the loop's files are the parent's, or the thread stands still
+            return  # the thread and the loop's files belong to the parent, or the thread is frozen
         self.loop.call_soon_threadsafe(self.loop.stop)
         if self.is_current:
-            return  # it ends by itself
+            return  # it ends on its own
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             logger.error("the thread %s did not stop within %g s of its close", self._thread.name, _CLOSE_TIMEOUT_S)

@@ -1,8 +1,7 @@
-"""What was heard of a cluster: its brokers, topics and leaders.
+"""The last known metadata of a cluster: its brokers, topics and leaders.
 
-What always holds: everything here is replaced whole, never changed in place, so another thread that looks sees either
-the state before or the one after. A leader with an older epoch than the one known is not believed: answers may overtake
-each other.
+What always holds: values are replaced whole, never changed in place, so another thread sees the state either before or
+after a change. A leader with an older epoch than the known one is ignored: responses may overtake each other.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tidelog.protocol.messages.k03_metadata import MetadataResponse, MetadataRes
 
 
 class MetadataCache:
-    """The brokers, and the topics that were asked for, as last heard of."""
+    """The brokers, and the topics that were requested, as last known."""
 
     def __init__(self) -> None:
         self.nodes: Mapping[int, Node] = {}
@@ -30,8 +29,8 @@ class MetadataCache:
         self._names_by_id: Mapping[uuid.UUID, str] = {}
 
     def remember(self, metadata: ClusterMetadata, *, everything: bool) -> None:
-        """Take over an answer; with `everything` it was about all topics, so others are gone."""
-        if metadata.nodes:  # an answer without brokers is one of a broker that has just begun
+        """Adopt a response; with `everything` it covered all topics, so missing ones are removed."""
+        if metadata.nodes:  # a broker that has only just started may list no brokers
             self.nodes = dict(metadata.nodes)
         self.controller_id = metadata.controller_id
         self.cluster_id = metadata.cluster_id
@@ -59,7 +58,7 @@ class MetadataCache:
         return next((row for row in partitions if row.partition == number), None)
 
     def note_leader(self, topic_partition: TopicPartition, leader_id: int, leader_epoch: int) -> bool:
-        """A broker said in passing who leads now; whether that was news."""
+        """A broker mentioned the new leader in another response; returns whether that was news."""
         known = self.partition(topic_partition)
         if known is None or leader_epoch <= known.leader_epoch or leader_id < 0:
             return False
@@ -80,7 +79,7 @@ class MetadataCache:
 
 
 def _newer(known: TopicMetadata | None, told: TopicMetadata) -> TopicMetadata:
-    """What was told, except for leaders of which something younger is known."""
+    """The response, but with newer known leaders kept."""
     if known is None or known.topic_id != told.topic_id:
         return told
     epochs = {row.partition: row for row in known.partitions}
@@ -94,7 +93,7 @@ def _newer(known: TopicMetadata | None, told: TopicMetadata) -> TopicMetadata:
 
 
 def read_metadata(response: MetadataResponse) -> ClusterMetadata:
-    """An answer to Metadata, in our words."""
+    """A Metadata response as our own types."""
     topics: dict[str, TopicMetadata] = {}
     errors: dict[str, ErrorCode] = {}
     for row in response.topics:

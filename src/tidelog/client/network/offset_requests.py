@@ -1,7 +1,7 @@
 """Builds OffsetFetch requests for the consumer, the admin client and the Spark sink.
 
-Up to version 7 a request names one group, later ones a list of groups; this module hides the difference. Which version
-to use stays the caller's choice: up to `NAMES_UP_TO` topics go by name, after that by topic id.
+Up to version 7 a request names one group, later ones a list of groups; this module hides the difference. The caller
+chooses the version: up to `NAMES_UP_TO` topics are identified by name, after that by topic id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidelog.protocol.messages.k09_offset_fetch import (
 )
 
 NAMES_UP_TO = 9  # of OffsetCommit and OffsetFetch; later versions identify topics by id
-STABLE_FROM = 7  # from here on OffsetFetch can wait for open transactions
+STABLE_FROM = 7  # from this version on OffsetFetch can wait for open transactions
 SEVERAL_GROUPS_FROM = 8
 
 
@@ -35,7 +35,7 @@ def build_offset_fetch(
     """A request for the committed offsets of one group; `partitions=None` asks for all of them.
 
     `member` is the member id and epoch of a caller that belongs to the group; versions before 9 don't send it. Versions
-    before 7 can't ask for stable offsets: callers that depend on them must refuse such a version.
+    before 7 can't ask for stable offsets; callers that depend on those must reject such a version.
     """
     wanted = None if partitions is None else group_by_topic(partitions)
     if version < SEVERAL_GROUPS_FROM:

@@ -1,7 +1,7 @@
-"""Warnings about failures that a client keeps retrying in the background, such as brokers that can't be reached.
+"""Warnings about failures that a client keeps retrying in the background, such as unreachable brokers.
 
-What always holds: there is one warning when a failure begins, more after waits that double, and for an outage one when
-it is over, however often the client tries. Time is given by the caller.
+What always holds: however often the client retries, it warns once when a failure begins, then after intervals that
+double, and for an outage once more when it is over. The caller passes in the time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Reminders:
 
     @property
     def next_s(self) -> float:
-        """When the next line is worth it: at once, before the first one."""
+        """When the next log line is due: immediately, before the first one."""
         return -math.inf if self._next_s is None else self._next_s
 
     def is_due(self, now_s: float) -> bool:
-        """It has failed again; whether to say so."""
+        """It has failed again; returns whether to log it."""
         if self._next_s is None:
             self._wait_s = _FIRST_REMINDER_S
         elif now_s < self._next_s:
@@ -41,12 +41,12 @@ class Reminders:
         return True
 
     def reset(self) -> None:
-        """It has succeeded: the next failure is a new one."""
+        """It has succeeded; the next failure counts as a new one."""
         self._next_s = None
 
 
 class OutageLog:
-    """Whether brokers can be reached, as warnings in the log."""
+    """Logs warnings about whether brokers can be reached."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id
@@ -65,7 +65,7 @@ class OutageLog:
             logger.warning("client %s has not reached any broker for %.0f s: %s", self._client_id, since_s, error)
 
     def reached(self, now_s: float) -> None:
-        """A connection was made."""
+        """A connection was established."""
         if self._began_s is not None:
             logger.warning("client %s has reached a broker again after %.1f s", self._client_id, now_s - self._began_s)
             self._began_s = None

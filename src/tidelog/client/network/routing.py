@@ -1,7 +1,7 @@
-"""Requests that not every broker can answer: to the leaders of partitions, to the coordinators of groups and ids.
+"""Requests that only some brokers can answer: partition leaders, and the coordinators of groups and transactional ids.
 
-What always holds: leader and coordinator are looked up again after they move; partitions that were answered are not
-asked for again because others failed. A coordinator that was found is remembered until it refuses or can't be reached.
+What always holds: leaders and coordinators are looked up again after they move. Partitions that were answered are not
+requested again because others failed. A known coordinator is remembered until it refuses or can't be reached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 
 
 class KeyType(enum.IntEnum):
-    """What a coordinator is asked for by."""
+    """The keys by which a coordinator is looked up."""
 
     GROUP = 0
     TRANSACTIONAL_ID = 1
@@ -85,7 +85,7 @@ async def at_leaders(
 
 
 class Coordinator:
-    """The broker that coordinates one group or transactional id: found, remembered, and found again."""
+    """The coordinator of one group or transactional id: found, remembered, and found again."""
 
     def __init__(self, cluster: Cluster, key_type: KeyType, key: str) -> None:
         self.cluster = cluster
@@ -94,13 +94,13 @@ class Coordinator:
         self.node_id: int | None = None
 
     async def find(self) -> int:
-        """Its node id; asks once when it is not known, so errors are the caller's to retry."""
+        """Its node id; looked up once if unknown, so retrying after errors is up to the caller."""
         if self.node_id is None:
             self.node_id = await find_coordinator(self.cluster, self._key_type, self.key)
         return self.node_id
 
     async def connection(self) -> Connection:
-        """The shared connection to it; one attempt, so errors are the caller's to retry."""
+        """The shared connection to it; one attempt, so retrying after errors is up to the caller."""
         node_id = await self.find()
         try:
             return await self.cluster.connection_to(node_id)
@@ -113,7 +113,7 @@ class Coordinator:
         self.node_id = None
 
     def note_error(self, error: BaseException) -> None:
-        """Forget it if the error may mean that it has moved."""
+        """Forget it if the error may mean that the coordinator has moved."""
         if isinstance(error, BrokerError):
             if error.code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
                 self.forget()
@@ -140,12 +140,12 @@ async def at_coordinator(
 
 
 async def find_coordinator(cluster: Cluster, key_type: KeyType, key: str) -> int:
-    """The node id of the coordinator; asks once."""
+    """The node id of the coordinator; one attempt."""
     try:
         return await _find_coordinator(await cluster.any_connection(), key_type, key)
     except BrokerError as error:
         if error.code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
-            # The broker that was asked may be cut off from its cluster; then it names others, who are asked next.
+            # The broker that was asked may be cut off from its cluster; try the others next.
             with contextlib.suppress(ClientError):
                 await cluster.refresh([])
         raise
