@@ -1,1 +1,1 @@
-"""Processing of what a consumer reads: once although records come again, and in parallel although order counts."""
+"""Record processing: each record once even if it is delivered again, and in parallel even where order matters."""

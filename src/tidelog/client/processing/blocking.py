@@ -1,10 +1,10 @@
-"""Coroutines that a blocking caller runs without an event loop, so that code for both kinds of callers exists once.
+"""Runs coroutines for blocking callers without an event loop, so that the code for both kinds of callers exists once.
 
-Deduplicators, claim stores and worker pools are coroutines. Where they wait, the asynchronous form awaits, and the
-blocking form makes a blocking call inside the coroutine. Such a coroutine never suspends: `run_blocking` runs it to its
-end in the caller's thread, for about the price of a function call. A loop in a thread of its own, as producers and
-consumers have it, would cost two thread switches a call, and could not use the caller's SQLite connection, which
-belongs to the caller's thread.
+Deduplicators, claim stores and worker pools are coroutines. Where they wait, the asyncio form awaits, and the blocking
+form makes a blocking call inside the coroutine. Such a coroutine never suspends: `run_blocking` runs it to its end in
+the caller's thread, for about the price of a function call. A loop in a background thread, as producers and consumers
+have, would cost two thread switches per call. It also could not use the caller's SQLite connection, which belongs to
+the caller's thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BlockingContext(AbstractContextManager[T]):
 
 
 async def resolved(answer: T | Awaitable[T]) -> T:
-    """What a driver's call results in: a blocking driver returns it, one for asyncio has to be awaited."""
+    """The result of a driver's call: a blocking driver returns it, an asyncio driver returns an awaitable."""
     return await answer if inspect.isawaitable(answer) else answer
 
 

@@ -1,8 +1,8 @@
-"""What a deduplicator asks of a database: claims on keys that end by themselves, and marks of what is done.
+"""What a deduplicator needs from a database: claims on keys that expire by themselves, and marks for finished work.
 
 A key is absent, claimed (by an owner, until its lease ends) or done (until the mark expires). What always holds: of all
-that ask for a key at once, one gets it; every claim of a key has a greater fence than those before it; only the
-database's clock counts; every call may be repeated with the same owner, so that a lost connection does no harm.
+callers that claim a key at once, exactly one gets it. Every claim of a key has a larger fence than those before it.
+Only the database's clock counts. Every call may be repeated with the same owner, so a lost connection does no harm.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 from tidelog.client.errors import ConfigError
 from tidelog.client.processing.errors import ClaimBusyError
 
-# Expired marks are removed when new ones are added: after this many, twice as many together.
+# Adding marks also removes expired ones: once this many were added, up to twice as many are removed together.
 PURGE_AFTER = 64
 
 _WAIT_S_MIN = 0.005
 _WAIT_S_MAX = 0.2
-# Table names go into SQL as they are, so they are what every database takes without quotes.
+# Table names go into SQL verbatim, so only names that every database accepts without quotes are allowed.
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,47}\.)?[a-z_][a-z0-9_]{0,47}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -32,7 +32,7 @@ class ClaimState(enum.IntEnum):
 
 
 class ClaimResult(NamedTuple):
-    """What became of one key: its fence when it was claimed, how long the other's lease lasts when it is busy."""
+    """The outcome for one key: its fence if claimed; how long the other owner's lease lasts if busy."""
 
     state: ClaimState
     fence: int = 0
@@ -46,33 +46,33 @@ class ClaimStore(Protocol):
     """
 
     async def claim(self, keys: Sequence[bytes], owner: str, lease_ms: int, *, partly: bool) -> list[ClaimResult]:
-        """Claim all keys; unless `partly`, none when one of them is busy."""
+        """Claim all keys; unless `partly`, claim none if any of them is busy."""
 
     async def complete(self, keys: Sequence[bytes], owner: str, expiry_ms: int) -> list[bool]:
-        """Mark keys as done; False for one that another owner has taken meanwhile."""
+        """Mark keys as done; False for keys that another owner has taken meanwhile."""
 
     async def extend(self, keys: Sequence[bytes], owner: str, lease_ms: int) -> list[bool]:
         """Extend the leases to this long from now; False for a claim that no longer exists."""
 
     async def release(self, keys: Sequence[bytes], owner: str) -> None:
-        """Give up claims; marks and the claims of others stay."""
+        """Release claims; marks and the claims of others stay."""
 
     async def purge(self, limit: int, connection: Any = None) -> int:
-        """Remove at most this many expired rows, in the caller's transaction if it would block; returns how many."""
+        """Remove up to this many expired rows, in the caller's transaction if it would block; returns how many."""
 
     async def close(self) -> None: ...
 
     async def begin_marks(
         self, connection: Any, keys: Sequence[bytes], owner: str, expiry_ms: int, *, partly: bool, wait_ms: int
     ) -> list[ClaimResult]:
-        """Mark keys as done in the caller's transaction, behind a savepoint that stays only when this succeeds."""
+        """Mark keys as done in the caller's transaction, after a savepoint that is kept only if this succeeds."""
 
     async def end_marks(self, connection: Any, *, undo: bool) -> None:
         """Release the savepoint, or roll back to it."""
 
 
 class WhenBusy(enum.StrEnum):
-    """What to do about a key that another process works on."""
+    """What to do about a key that another process is working on."""
 
     WAIT = "wait"
     SKIP = "skip"
@@ -80,7 +80,7 @@ class WhenBusy(enum.StrEnum):
 
 
 class Waiting:
-    """How long to pause before busy keys are asked for again, until it has taken too long."""
+    """How long to pause before trying busy keys again, until it has taken too long."""
 
     def __init__(self, when_busy: WhenBusy, wait_s: float, now_s: float) -> None:
         self._deadline_s = now_s + (wait_s if when_busy is WhenBusy.WAIT else 0)
@@ -91,7 +91,7 @@ class Waiting:
         return max(0, round((self._deadline_s - now_s) * 1000))
 
     def pause_s(self, keys: Sequence[bytes], results: Sequence[ClaimResult], now_s: float) -> float | None:
-        """None when nothing is to be waited for; raises ClaimBusyError when it is not worth waiting."""
+        """None if there is nothing to wait for; raises ClaimBusyError if waiting is not worthwhile."""
         busy = [index for index, result in enumerate(results) if result.state is ClaimState.BUSY]
         if not busy or self.may_skip:
             return None
@@ -109,7 +109,7 @@ class Waiting:
 
 
 def checked_table(table: str) -> str:
-    """The name of a table, which may have a schema before it, fit to be put into SQL."""
+    """A table name that is safe to put into SQL; it may have a schema in front."""
     if not _TABLE_NAME.fullmatch(table):
         raise ConfigError(
             f"{table!r} can't be the name of a table: take lower-case letters, digits and _, at most 48 of them, "
@@ -119,7 +119,7 @@ def checked_table(table: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """The name of what is processed, fit to be part of a key."""
+    """The name of the handler, safe to use as part of a key."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} can't be the name of a deduplicator: take letters, digits, '.', '_' and '-'")
     return name

@@ -1,6 +1,6 @@
-"""From what the user names to a store: a URL, a path, or a client of Redis.
+"""Creates a claim store from what the user passed: a URL, a path, or a Redis client.
 
-What always holds: a driver is imported when its database is named, and a missing one is reported with the command
+What always holds: a driver is imported only when its database is used, and a missing one is reported with the command
 that installs it.
 """
 
@@ -47,7 +47,7 @@ def _kind_of(target: object) -> tuple[str, object]:
     if scheme in _POSTGRES_SCHEMES:
         return "postgres", target
     if scheme == "sqlite":
-        # As SQLAlchemy writes them: three slashes before a relative path, four before an absolute one.
+        # As in SQLAlchemy: three slashes before a relative path, four before an absolute one.
         path = unquote(urlsplit(target).path)
         if urlsplit(target).netloc or len(path) < 2:
             raise ConfigError(f"{target!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db")

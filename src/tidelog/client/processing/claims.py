@@ -1,7 +1,7 @@
-"""What both deduplicators share: their settings, and what a handler is given.
+"""Code that both deduplicators share: their settings, and the claims passed to handlers.
 
-What always holds: a claim is true when the handler shall do its work and false when it was done before, or when
-another process does it and was to be skipped.
+What always holds: a claim is true if the handler should do its work. It is false if the work was done before, or if
+another process is doing it and the key is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ClaimSettings:
-    """How a deduplicator works; the same for both kinds."""
+    """The settings of a deduplicator; the same for both kinds."""
 
     name: str
     key: KeyFunction
@@ -59,7 +59,7 @@ class ClaimSettings:
             expiry_s,
             lease_s,
             WhenBusy(when_busy),
-            # A claim whose owner died is free after its lease, and then it takes a moment to get it.
+            # A claim whose owner died becomes free after its lease, and then it takes a moment to get it.
             lease_s + 1 if wait_s is None else wait_s,
             checked_table(table),
             timeout_s,
@@ -86,11 +86,11 @@ Extend = Callable[[float | None], Coroutine[Any, Any, None]]
 
 
 class ClaimBase:
-    """One key, and what became of it."""
+    """One key and its outcome."""
 
     def __init__(self, key: bytes, result: ClaimResult, extend: Extend) -> None:
         self.key = key
-        # Grows with every claim of the key: who is given a smaller one than it has seen can refuse the work.
+        # Increases with every claim of the key: a system that has seen a larger one can refuse this owner's work.
         self.fence = result.fence
         self.is_busy = result.state is ClaimState.BUSY
         self._is_first = result.state is ClaimState.FIRST
@@ -105,23 +105,23 @@ class ClaimBase:
 
 
 class Claim(ClaimBase):
-    """What `Deduplicator.once` gives: true when the work is to be done."""
+    """The result of `Deduplicator.once`: true if the work should be done."""
 
     def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""
+        """Extend the lease to this long from now, for work that takes longer; raises ClaimLostError."""
         run_blocking(self._extend(lease_s))
 
 
 class AsyncClaim(ClaimBase):
-    """What `AsyncDeduplicator.once` gives: true when the work is to be done."""
+    """The result of `AsyncDeduplicator.once`: true if the work should be done."""
 
     async def extend(self, lease_s: float | None = None) -> None:
-        """Extend the lease to this long from now, for work that outlasts it; raises ClaimLostError."""
+        """Extend the lease to this long from now, for work that takes longer; raises ClaimLostError."""
         await self._extend(lease_s)
 
 
 class Batch(Generic[RecordT]):
-    """Records with their keys: each key once, although several records may have it."""
+    """Records with their keys; each key appears once, even if several records have it."""
 
     def __init__(self, records: Iterable[RecordT], settings: ClaimSettings) -> None:
         by_key: dict[bytes, RecordT] = {}
@@ -136,19 +136,19 @@ class Batch(Generic[RecordT]):
 
 
 class NewRecords(Sequence[RecordT]):
-    """What `filter_new` gives: the records to work on, in their order."""
+    """The result of `filter_new`: the records to work on, in their order."""
 
     def __init__(self, batch: Batch[RecordT], results: Sequence[ClaimResult]) -> None:
         found = list(zip(batch.records, results, strict=True))
         self._batch = batch
         self._records = [record for record, result in found if result.state is ClaimState.FIRST]
         self._done: set[bytes] = set()
-        # Records that another process works on; only `when_busy="skip"` leaves some.
+        # Records that another process is working on; only `when_busy="skip"` leaves any here.
         self.busy = [record for record, result in found if result.state is ClaimState.BUSY]
         self._fences = {key: result.fence for key, result in zip(batch.keys, results, strict=True)}
 
     def done(self, record: RecordT) -> None:
-        """Note that the work on a record is done, so that its mark stays when the work on a later one fails."""
+        """Note that the work on a record is done, so that its mark is kept if the work on a later one fails."""
         self._done.add(self._batch.key_of(record))
 
     def fence(self, record: RecordT) -> int:
@@ -177,7 +177,7 @@ def claimed_keys(keys: Sequence[bytes], results: Sequence[ClaimResult]) -> list[
 
 
 def check_kept(keys: Sequence[bytes], kept: Sequence[bool]) -> None:
-    """Raise ClaimLostError unless every claim was still there."""
+    """Raise ClaimLostError unless every claim still existed."""
     lost = [key.decode(errors="replace") for key, is_kept in zip(keys, kept, strict=True) if not is_kept]
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -1,10 +1,11 @@
-"""A handler's work once for every key, although records are delivered more than once.
+"""Runs a handler once per key, even if records are delivered more than once.
 
-What always holds: of all processes that ask for a key at once, one is told to work; work that raised is not marked; a
-mark is kept for `expiry_s`. In the caller's own transaction (`connection=`) mark and effect are one, so the effect
-happens exactly once. Otherwise the mark follows the effect: a process that dies between the two leaves a claim that
-ends with its lease, and the work is done again. Several threads may share a Deduplicator, several tasks of one event
-loop an AsyncDeduplicator, in which a cancelled block gives up its claim. The two share one source; see `blocking`.
+What always holds: of all processes that ask for a key at once, exactly one is told to work. Work that raised is not
+marked. A mark is kept for `expiry_s`. In the caller's own transaction (`connection=`), mark and effect commit together,
+so the effect happens exactly once. Otherwise the mark follows the effect: a process that dies between the two leaves a
+claim that ends with its lease, and the work is done again. Several threads may share a Deduplicator, and several tasks
+of one event loop an AsyncDeduplicator; there, a cancelled block releases its claim. The two share one source; see
+`blocking`.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ClaimT = TypeVar("ClaimT", bound=ClaimBase)
 
 
 class DeduplicatorBase(Generic[RedisT]):
-    """What both deduplicators do; they differ in the clients of Redis that they take, and in how they wait."""
+    """The code of both deduplicators; they differ in the Redis clients they accept, and in how they wait."""
 
     _is_async: ClassVar[bool]
 
@@ -70,9 +71,9 @@ class DeduplicatorBase(Generic[RedisT]):
     ) -> None:
         """Nothing is opened yet; the first use connects, and creates the table in an SQL database.
 
-        `name` tells apart handlers of the same records, each of which is to work once. `key` makes a key of a record.
-        `when_busy` says what is done about a key that another process works on: "wait" for it, up to `wait_s` (a
-        lease and a second unless given), "skip" it, or "raise" ClaimBusyError.
+        `name` distinguishes handlers of the same records, each of which should work once. `key` derives a key from a
+        record. `when_busy` says what to do about a key that another process is working on: "wait" for it, up to
+        `wait_s` (by default a lease plus one second), "skip" it, or "raise" ClaimBusyError.
         """
         self._settings = ClaimSettings.checked(name, key, expiry_s, lease_s, when_busy, wait_s, table, timeout_s)
         self._store: ClaimStore = open_store(target, self._settings, is_async=self._is_async)
@@ -92,7 +93,7 @@ class DeduplicatorBase(Generic[RedisT]):
 
 
 class _Claims:
-    """Claims on keys around a block: taken before it, marked as done or given up after it."""
+    """Claims on keys around a block: taken before it, marked as done or released after it."""
 
     def __init__(self, dedup: DeduplicatorBase[Any], keys: Sequence[bytes], connection: Any) -> None:
         self._dedup = dedup
@@ -121,7 +122,7 @@ class _Claims:
             await pause(pause_s, is_async=self._dedup._is_async)
 
     async def end(self, error: BaseException | None, done: Collection[bytes] = ()) -> None:
-        """After a block that raised, only the keys in `done` are marked."""
+        """If the block raised, only the keys in `done` are marked."""
         if self._connection is not None:
             await self._store.end_marks(self._connection, undo=error is not None)
         elif error is not None:
@@ -130,7 +131,7 @@ class _Claims:
             check_kept(self._claimed, await self._store.complete(self._claimed, self._owner, self._settings.expiry_ms))
 
     async def extend(self, lease_s: float | None) -> None:
-        # In the caller's transaction there is no lease: the row is locked until it ends.
+        # In the caller's transaction there is no lease: the row is locked until the transaction ends.
         if self._connection is None:
             kept = await self._store.extend(self._keys, self._owner, self._settings.lease_ms(lease_s))
             check_kept(self._keys, kept)
@@ -158,7 +159,7 @@ class _Claims:
         return results
 
     async def _give_up(self, done: Collection[bytes]) -> None:
-        """Mark what was done before the block raised, and give up the rest; its own error must not hide the block's."""
+        """Mark what was done before the block raised, and release the rest; an error here must not hide the block's."""
         finished = [key for key in self._claimed if key in done]
         unfinished = [key for key in self._claimed if key not in done]
         try:
@@ -176,7 +177,7 @@ class _Claims:
 
 
 class _Once(AbstractAsyncContextManager[ClaimT]):
-    """What `once` gives to `with` and `async with`."""
+    """The object `once` returns for `with` and `async with`."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class _Once(AbstractAsyncContextManager[ClaimT]):
 
 
 class _FilterNew(AbstractAsyncContextManager[NewRecords[RecordT]]):
-    """What `filter_new` gives to `with` and `async with`."""
+    """The object `filter_new` returns for `with` and `async with`."""
 
     def __init__(self, dedup: DeduplicatorBase[Any], records: Iterable[RecordT], connection: Any) -> None:
         self._batch = Batch(records, dedup._settings)
@@ -218,7 +219,7 @@ class _FilterNew(AbstractAsyncContextManager[NewRecords[RecordT]]):
 
 
 class Deduplicator(DeduplicatorBase[RedisClient], Closing):
-    """Lets a handler work once for every key, over Redis, PostgreSQL or SQLite.
+    """Runs a handler once per key, backed by Redis, PostgreSQL or SQLite.
 
     >>> from tidelog import Deduplicator
     >>> dedup = Deduplicator("redis://127.0.0.1:6379/0", name="billing")  # doctest: +SKIP
@@ -230,34 +231,34 @@ class Deduplicator(DeduplicatorBase[RedisClient], Closing):
     _is_async = False
 
     def once(self, what: ConsumedRecord | str | bytes, *, connection: Any = None) -> AbstractContextManager[Claim]:
-        """Claim the key of a record, or the key itself, for the time of the `with` block.
+        """Claim the key of a record, or the key itself, for the duration of the `with` block.
 
-        When the block ends the key is marked as done; when it raises, the claim is given up. With `connection`, which
-        has an open transaction, the mark is part of that transaction, and a block that raises is undone up to here.
+        When the block ends the key is marked as done; if it raises, the claim is released. With `connection`, which has
+        an open transaction, the mark is part of that transaction, and a block that raises is undone up to here.
         """
         return BlockingContext(_Once(self, what, connection, Claim))
 
     def filter_new(
         self, records: Iterable[RecordT], *, connection: Any = None
     ) -> AbstractContextManager[NewRecords[RecordT]]:
-        """Claim many records in one round trip; the block is given those to work on.
+        """Claim many records in one round trip; the block gets those to work on.
 
-        When the block ends all of them are marked as done. When it raises, those that it noted by `done(record)` are
-        marked and the others given up; with `connection` all of it is undone.
+        When the block ends, all of them are marked as done. If it raises, those that it noted with `done(record)` are
+        marked and the others released; with `connection`, all of it is undone.
         """
         return BlockingContext(_FilterNew(self, records, connection))
 
     def purge(self, limit: int = 10_000) -> int:
-        """Remove expired marks, which otherwise happens little by little; returns how many were removed."""
+        """Remove expired marks, which otherwise happens gradually; returns how many were removed."""
         return run_blocking(self._store.purge(limit))
 
     def close(self) -> None:
-        """Close the connections that it made; those it was given stay open."""
+        """Close the connections that it opened; those it was given stay open."""
         run_blocking(self._close())
 
 
 class AsyncDeduplicator(DeduplicatorBase[AsyncRedisClient], AsyncClosing):
-    """Lets a coroutine work once for every key, over Redis, PostgreSQL or SQLite.
+    """Runs a coroutine once per key, backed by Redis, PostgreSQL or SQLite.
 
     >>> from tidelog import AsyncDeduplicator
     >>> dedup = AsyncDeduplicator("redis://127.0.0.1:6379/0", name="billing")  # doctest: +SKIP
@@ -281,9 +282,9 @@ class AsyncDeduplicator(DeduplicatorBase[AsyncRedisClient], AsyncClosing):
         return _FilterNew(self, records, connection)
 
     async def purge(self, limit: int = 10_000) -> int:
-        """Remove expired marks, which otherwise happens little by little; returns how many were removed."""
+        """Remove expired marks, which otherwise happens gradually; returns how many were removed."""
         return await self._store.purge(limit)
 
     async def close(self) -> None:
-        """Close the connections that it made; those it was given stay open."""
+        """Close the connections that it opened; those it was given stay open."""
         await self._close()

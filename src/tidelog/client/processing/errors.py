@@ -1,4 +1,4 @@
-"""What can go wrong while records are processed, beside what the handlers raise themselves."""
+"""Errors of record processing, apart from those that handlers raise themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidelog.client.errors import ClientError, RetriableError
 
 
 class ClaimBusyError(RetriableError):
-    """Another process works on the same key; it was not waited for, or not long enough."""
+    """Another process is working on the same key, and waiting was not allowed or took too long."""
 
 
 class ClaimLostError(ClientError):
@@ -14,8 +14,8 @@ class ClaimLostError(ClientError):
 
 
 class ClaimStoreError(RetriableError):
-    """The database of a deduplicator could not be asked; the cause is its driver's error."""
+    """The deduplicator's database could not be reached; the cause is its driver's error."""
 
 
 class ProcessingFailedError(ClientError):
-    """A record could not be processed, and the worker pool stopped at it; the cause is what the handler raised."""
+    """A record could not be processed, and the worker pool stopped; the cause is the handler's exception."""

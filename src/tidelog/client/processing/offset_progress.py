@@ -1,7 +1,7 @@
-"""Which records of a partition are done, and up to where that may be committed.
+"""Tracks which records of a partition are done, and up to where that may be committed.
 
-What always holds: the offset to commit has no unfinished record before it, whatever the order in which records are
-finished; gaps between offsets, as compaction and transactions leave them, do not hold it up.
+What always holds: no unfinished record lies before the offset to commit, whatever the order in which records finish.
+Gaps between offsets, as compaction and transactions leave them, do not hold it up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 
 class OffsetProgress:
-    """The records of one partition, from its assignment until it is given up."""
+    """The records of one partition, from its assignment until it is revoked."""
 
     __slots__ = (
         "_done_epoch",
@@ -31,11 +31,11 @@ class OffsetProgress:
         self.partition = partition
         # Set once the partition belongs to another member: records finished after that no longer count.
         self.is_given_up = False
-        # What was committed; None before that.
+        # The last commit; None before the first.
         self.committed: OffsetAndMetadata | None = None
-        # The last offset that was started: records still waiting before it are gaps.
+        # The last offset that was started: records before it that are missing here are gaps.
         self.begun = -1
-        # Records that are worked on, or will be.
+        # Records that are being worked on, or will be.
         self.in_flight = 0
         self._done_offset = -1
         self._done_epoch = -1
@@ -44,7 +44,7 @@ class OffsetProgress:
         self._finished: set[int] = set()
 
     def take(self, offset: int, leader_epoch: int) -> None:
-        """A record was handed out by the consumer; offsets only grow."""
+        """The consumer returned a record; offsets only increase."""
         self.in_flight += 1
         self._pending.append(offset)
         self._epochs.append(leader_epoch)
@@ -58,10 +58,10 @@ class OffsetProgress:
 
     @property
     def done(self) -> OffsetAndMetadata | None:
-        """What may be committed; None before the first record is done."""
+        """The offset that may be committed; None before the first record is done."""
         return None if self._done_offset < 0 else OffsetAndMetadata(self._done_offset, self._done_epoch)
 
     @property
     def uncommitted(self) -> int:
-        """Records that a crash would repeat: those that are not done, and those that are done behind them."""
+        """Records that a crash would repeat: those not done, and those done after one that is not."""
         return len(self._pending)

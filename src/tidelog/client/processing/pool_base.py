@@ -1,8 +1,8 @@
-"""What both worker pools do: poll, pause, commit, drain, and decide about records that failed.
+"""The common part of both worker pools: polling, pausing, committing, draining, and deciding about failed records.
 
-What always holds is said in `worker_pool`. All of it is coroutines, which a KeyedWorkerPool runs in its polling thread
-and its workers without an event loop (see `blocking`). A pool says how it waits, how it starts handlers and what it
-does about those that outlast the drain timeout.
+The guarantees are stated in `worker_pool`. All of it is coroutines, which a KeyedWorkerPool runs in its polling thread
+and its workers without an event loop (see `blocking`). A pool defines how it waits, how it starts handlers, and what it
+does about handlers that outlast the drain timeout.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tidelog.client.types import OffsetAndMetadata, TopicPartition
 
 logger = logging.getLogger(__name__)
 
-# The rate of finished records covers about this many seconds.
+# The rate of finished records is an average over about this many seconds.
 _RATE_SAMPLES = 10
 _RATE_SAMPLE_S = 1.0
 
@@ -65,32 +65,32 @@ class PoolBase(ABC, Generic[RecordT]):
         self._core: PoolCore[RecordT] = PoolCore(settings)
         self._paused: set[TopicPartition] = set()
         self._has_begun = False
-        # A plain flag, which a signal handler can set whatever it interrupts.
+        # A plain flag, because a signal handler can set it whatever it interrupts.
         self._is_stopping = False
         self._ended = ended
         self._failure: BaseException | None = None
-        # Records whose handlers the pool itself has cancelled; others that raise CancelledError have failed.
+        # Records whose handlers the pool itself has cancelled; any other handler that raises CancelledError has failed.
         self._cancelled: set[Task[RecordT]] = set()
         self._skipped = 0
         self._dead_lettered = 0
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
-        # What the poller waits for, if anything; finishing a record wakes it only once that has happened.
+        # The condition the poller waits for, if any; a finished record wakes the poller only if it now holds.
         self._awaited: Callable[[], bool] | None = None
         self._lags: dict[TopicPartition, int] = {}
         self._commit_due_s = 0.0
 
-    # In what the two kinds differ
+    # Defined by each kind of pool
 
     @abstractmethod
     def _now_s(self) -> float: ...
 
     @abstractmethod
     async def _await(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until a condition holds, the time is over, or the pool was stopped or failed meanwhile."""
+        """Wait until a condition holds, the time is up, or the pool was stopped or has failed."""
 
     @abstractmethod
     def _wake_poller(self) -> None:
-        """Let `_await` look again; called while holding the lock."""
+        """Have `_await` check again; called while holding the lock."""
 
     @abstractmethod
     def _start_workers(self) -> None: ...
@@ -104,7 +104,7 @@ class PoolBase(ABC, Generic[RecordT]):
 
     @abstractmethod
     async def _give_up_waiting(self, partitions: Collection[TopicPartition] | None) -> None:
-        """Handlers, of these partitions or of all, still run after the drain timeout."""
+        """Handlers of these partitions, or of all, are still running after the drain timeout."""
 
     @abstractmethod
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -127,7 +127,7 @@ class PoolBase(ABC, Generic[RecordT]):
         except BaseException as error:  # noqa: BLE001 - raised to those who wait for the pool
             self._fail(error)
         try:
-            # The consumer can be polled on if only a record failed, and not the consumer itself.
+            # The consumer can still be polled if only a record failed, and not the consumer itself.
             can_poll = self._failure is None or isinstance(self._failure, ProcessingFailedError)
             await self._drain(None, can_poll=can_poll)
         except BaseException as error:  # noqa: BLE001 - as above
@@ -149,7 +149,7 @@ class PoolBase(ABC, Generic[RecordT]):
         if resume:
             self._consumer.resume(resume)
         if is_all_paused:
-            # Nothing will be read: what is waited for is room, and the group only wants to be polled.
+            # Everything is paused: the pool waits for room, and polls only to stay in the group.
             if is_draining:
                 await self._await(lambda: self._core.is_idle(queued=True), self._settings.poll_timeout_s)
             else:
@@ -172,7 +172,7 @@ class PoolBase(ABC, Generic[RecordT]):
             return ()
 
     async def _drain(self, partitions: Collection[TopicPartition] | None, *, can_poll: bool) -> None:
-        """Let what was begun come to its end, while the consumer is polled on, and commit what is done."""
+        """Let running handlers finish while the consumer is still being polled, and commit what is done."""
         deadline_s = self._now_s() + self._settings.drain_timeout_s
         while True:
             with self._lock:
@@ -223,10 +223,10 @@ class PoolBase(ABC, Generic[RecordT]):
             self._core.give_up(partitions)
             self._paused -= set(partitions)
 
-    # Records that failed
+    # Failed records
 
     async def _is_given_up_on(self, task: Task[RecordT], error: BaseException) -> bool:
-        """Whether a record that failed is left behind; otherwise it is tried again, or the pool stops at it."""
+        """Whether to leave a failed record behind; otherwise it is retried, or the pool stops at it."""
         if self._was_cancelled(task):
             return False
         with self._lock:
@@ -246,19 +246,19 @@ class PoolBase(ABC, Generic[RecordT]):
                 error, decision = raised, Decision.STOP
         with self._lock:
             if decision is Decision.STOP:
-                # The record stays unfinished, so nothing behind it is committed.
+                # The record stays unfinished, so nothing after it is committed.
                 self._stop_at(task, error)
             return self._counts_as_left_behind(decision)
 
     def _was_cancelled(self, task: Task[RecordT]) -> bool:
-        """Whether it was drained for too long, or lost: then it stays unfinished, and is the next reader's."""
+        """Whether draining took too long, or the partition was lost: then it is left unfinished for its next reader."""
         if task not in self._cancelled:
             return False
         self._core.cancel(task)
         return True
 
     async def _resolved(self, answer: Any) -> Any:
-        """What the user's code returned, awaited in a pool for asyncio."""
+        """The result of the user's code, awaited in an asyncio pool."""
         return await resolved(answer) if self._is_async else answer
 
     def _log_failure(self, task: Task[RecordT], error: BaseException, decision: Decision) -> None:
@@ -282,14 +282,14 @@ class PoolBase(ABC, Generic[RecordT]):
         self._wake_poller()
 
     def _fail(self, error: BaseException) -> None:
-        """Let the pool stop at the first failure; later ones are logged."""
+        """Stop the pool at the first failure; later ones are logged."""
         if self._failure is None:
             self._failure = error
         else:
             logger.error("a worker pool that stops failed once more: %r", error)
 
     def _counts_as_left_behind(self, decision: Decision) -> bool:
-        """Count it; whether the record is finished by it."""
+        """Count it; returns whether this finishes the record."""
         self._skipped += decision is Decision.SKIP
         self._dead_lettered += decision is Decision.HAND_OVER
         return decision in (Decision.SKIP, Decision.HAND_OVER, Decision.LEAVE)
@@ -297,7 +297,7 @@ class PoolBase(ABC, Generic[RecordT]):
     # Limits and counts
 
     def metrics(self) -> PoolMetrics:
-        """What is under way, what was done, and how far each partition is; from any thread, or in the pool's loop."""
+        """A snapshot of the pool's work and progress; from any thread, or in the pool's loop."""
         with self._lock:
             return self._metrics(self._now_s())
 
@@ -320,19 +320,19 @@ class PoolBase(ABC, Generic[RecordT]):
         )
 
     def _sample(self, now_s: float) -> None:
-        """Note from time to time how much is done, and how far the consumer's partitions go."""
+        """Sample the progress now and then, and note how far ahead the partitions reach."""
         if not self._samples or now_s - self._samples[-1][0] >= _RATE_SAMPLE_S:
             self._samples.append((now_s, self._core.done))
             uncommitted = self._core.uncommitted()
             consumer = self._consumer
             lags = {partition: consumer.current_lag(partition) for partition in consumer.assignment()}
-            # What the consumer has handed out lies behind its position, and is not done yet.
+            # Records that the consumer has returned lie before its position, but are not done yet.
             self._lags = {
                 partition: lag + uncommitted.get(partition, 0) for partition, lag in lags.items() if lag is not None
             }
 
     def _pauses(self, assigned: Collection[TopicPartition], *, all_of_them: bool) -> tuple[list[TopicPartition], ...]:
-        """Which partitions are to be paused and which resumed, to be as the limits want it."""
+        """Which partitions to pause and which to resume, according to the limits."""
         wanted = set(assigned) if all_of_them else self._core.wants_pause(assigned)
         self._paused &= set(assigned)
         pause, resume = sorted(wanted - self._paused), sorted(self._paused - wanted)
@@ -340,21 +340,21 @@ class PoolBase(ABC, Generic[RecordT]):
         return pause, resume
 
     def _has_come(self) -> bool:
-        """Whether the poller waits for something, and it is there."""
+        """Whether the poller is waiting for a condition that now holds."""
         return self._awaited is not None and self._awaited()
 
     def _has_room(self, assigned: Collection[TopicPartition]) -> bool:
         return len(self._core.wants_pause(assigned)) < len(assigned)
 
     def _drop_for_drain(self, partitions: Collection[TopicPartition] | None) -> bool:
-        """Drop what need not be waited for; whether nothing is left. After a failure nothing more is begun."""
+        """Drop records that need not be waited for; returns whether none are left. After a failure nothing starts."""
         self._core.drop_queued(partitions, Drain.RUNNING if self._failure is not None else self._settings.drain)
         return self._core.is_idle(partitions, queued=True)
 
 
 @contextmanager
 def after_block(error: BaseException | None) -> Iterator[None]:
-    """Stop a pool at the end of a `with` block: the block's own error is raised, and the pool's is logged then."""
+    """Stop a pool at the end of a `with` block: the block's own error is raised, and the pool's is logged."""
     try:
         yield
     except ClientError as failure:
@@ -365,7 +365,7 @@ def after_block(error: BaseException | None) -> Iterator[None]:
 
 
 class _PoolListener(RebalanceListener):
-    """Tells the pool of partitions that come and go, and then the user's listener."""
+    """Tells the pool about partitions that come and go, and then the user's listener."""
 
     def __init__(self, pool: PoolBase[Any], listener: RebalanceListener | None) -> None:
         self._pool = pool
@@ -387,7 +387,7 @@ class _PoolListener(RebalanceListener):
 
 
 def check_consumer(consumer: object) -> None:
-    """Refuse a consumer that commits what it has handed out, done or not, or that can't commit at all."""
+    """Reject a consumer that commits whatever it has returned, done or not, or that can't commit at all."""
     settings = getattr(consumer, "_settings", None)
     if isinstance(settings, ConsumerSettings):
         if settings.group is None:

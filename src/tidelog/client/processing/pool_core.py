@@ -1,9 +1,9 @@
-"""Which record may be worked on next: lanes of records in order, retries, limits, and partitions that come and go.
+"""Decides which record to work on next: lanes of records in order, retries, limits, and partitions that come and go.
 
-What always holds: of a lane one record is worked on at a time, and the next only once it is done or was given up, also
-while it waits for a retry and also when the partition went away meanwhile and came back; what may be committed has no
-unfinished record before it; a record of a partition that was given up counts no more. It does no I/O, starts no thread
-and takes no lock: its user passes in the time and calls one method at a time.
+What always holds: each lane works on one record at a time. The next one starts only when it is done or was given up,
+even if it waits for a retry, and even if its partition was revoked and came back in between. No unfinished record lies
+before an offset that may be committed. Records of a revoked partition no longer count. Nothing here does I/O, starts a
+thread or takes a lock: the caller passes in the time and calls one method at a time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _RESUME_AT = 0.75
 
 
 class Decision(enum.Enum):
-    """What becomes of a record whose handler raised."""
+    """What to do with a record whose handler raised."""
 
     RETRY = enum.auto()
     STOP = enum.auto()
     SKIP = enum.auto()
-    # To the user's function for such records.
+    # Pass it to the user's failure function.
     HAND_OVER = enum.auto()
-    # It is another member's record by now.
+    # The record belongs to another member by now.
     LEAVE = enum.auto()
 
 
@@ -44,7 +44,7 @@ class Lane(Generic[RecordT]):
         self.key = key
         self.tasks: deque[Task[RecordT]] = deque()
         self.running: Task[RecordT] | None = None
-        # Whether it stands among those that are ready, or waits for a retry.
+        # Whether it is in the list of ready lanes, or waits for a retry.
         self.is_queued = False
 
 
@@ -62,30 +62,30 @@ class Task(Generic[RecordT]):
 
 
 class PoolCore(Generic[RecordT]):
-    """All that is in flight."""
+    """Everything in flight."""
 
     def __init__(self, settings: PoolSettings) -> None:
         self._settings = settings
         self._lanes: dict[Hashable, Lane[RecordT]] = {}
         self._ready: deque[Lane[RecordT]] = deque()
-        # Lanes whose first record is tried again, by time; the number keeps equal times apart.
+        # Lanes whose first record waits for a retry, by time; the number keeps equal times distinct.
         self._retries: list[tuple[float, int, Lane[RecordT]]] = []
         self._retry_number = 0
         self._partitions: dict[TopicPartition, OffsetProgress] = {}
-        # Also those of partitions that were given up: they hold their lane.
+        # Includes lanes of revoked partitions: their running records still hold them.
         self._running: set[Task[RecordT]] = set()
         self._is_full = False
-        # Set by the first record that is not to be left behind: nothing is begun any more.
+        # Set by the first record that must not be left behind: no more work starts.
         self._is_halted = False
         self.in_flight = 0
         self.in_flight_bytes = 0
         self.done = 0
         self.retries = 0
 
-    # Records come
+    # Adding records
 
     def add(self, records: Iterable[RecordT]) -> int:
-        """Take in what was polled, in order; how many lanes became ready."""
+        """Add polled records, in order; returns how many lanes became ready."""
         ready_before = len(self._ready)
         for record in records:
             partition = TopicPartition(record.topic, record.partition)
@@ -124,10 +124,10 @@ class PoolCore(Generic[RecordT]):
             lane = self._lanes[key] = Lane(key)
         return lane
 
-    # Records are worked on
+    # Working on records
 
     def take(self, now_s: float) -> Task[RecordT] | None:
-        """The next record to work on; None when there is none at this time."""
+        """The next record to work on; None if there is none right now."""
         if self._is_halted:
             return None
         while self._retries and self._retries[0][0] <= now_s:
@@ -157,16 +157,16 @@ class PoolCore(Generic[RecordT]):
         self._settle(task.lane)
 
     def abandon(self, task: Task[RecordT]) -> None:
-        """The record failed for good and must not be passed over: nothing is begun from now on."""
+        """The record failed for good and must not be skipped: no more work starts."""
         self._stop_running(task)
         if not task.progress.is_given_up:
             self._leave(task)
             self._is_halted = True
 
     def cancel(self, task: Task[RecordT]) -> None:
-        """The work on the record was broken off because its partition goes, or the pool ends: it stays unfinished.
+        """The work was stopped because the partition was revoked or the pool is closing: the record stays unfinished.
 
-        Those behind it must not pass it, so what waits of its partition has been dropped before.
+        Later records must not pass it, so the waiting records of its partition have been dropped before.
         """
         self._stop_running(task)
         if not task.progress.is_given_up:
@@ -174,7 +174,7 @@ class PoolCore(Generic[RecordT]):
         self._settle(task.lane)
 
     def retry(self, task: Task[RecordT], now_s: float) -> None:
-        """Try the record again after a while, before any that follow it in its lane."""
+        """Retry the record after a while, before any that follow it in its lane."""
         self._stop_running(task)
         lane = task.lane
         if task.progress.is_given_up:
@@ -188,7 +188,7 @@ class PoolCore(Generic[RecordT]):
         heapq.heappush(self._retries, (due_s, self._retry_number, lane))
 
     def decide(self, task: Task[RecordT], error: BaseException) -> Decision:
-        """What becomes of a record whose handler raised."""
+        """What to do with a record whose handler raised."""
         settings = self._settings
         if task.progress.is_given_up:
             return Decision.LEAVE
@@ -207,7 +207,7 @@ class PoolCore(Generic[RecordT]):
     # Partitions come and go
 
     def drop_queued(self, partitions: Collection[TopicPartition] | None = None, drain: Drain = Drain.RUNNING) -> None:
-        """Forget records that nobody works on and that need not be waited for; of all partitions, or those named."""
+        """Drop records that nobody works on and that need not be waited for; of these partitions, or of all."""
         if drain is Drain.ALL:
             return
         chosen = None if partitions is None else set(partitions)
@@ -221,7 +221,7 @@ class PoolCore(Generic[RecordT]):
                 else:
                     self._leave(task)
             lane.tasks = kept
-        # Lanes that wait for a retry of what is gone, and empty ones, are put in order again.
+        # Lanes waiting to retry a dropped record, and empty lanes, are updated.
         waiting, self._retries = self._retries, []
         for due_s, number, lane in waiting:
             if lane.tasks and lane.tasks[0].attempts:
@@ -234,7 +234,7 @@ class PoolCore(Generic[RecordT]):
             self._settle(lane)
 
     def is_idle(self, partitions: Collection[TopicPartition] | None = None, *, queued: bool) -> bool:
-        """Whether nothing runs of these partitions, or of all; with `queued`, also nothing waits."""
+        """Whether nothing of these partitions (or of all) is running; with `queued`, also nothing waiting."""
         if partitions is None:
             return not (self.in_flight if queued else self.running)
         if queued:
@@ -243,7 +243,7 @@ class PoolCore(Generic[RecordT]):
         return not any(task.progress.partition in partitions for task in self.running_tasks())
 
     def running_tasks(self) -> list[Task[RecordT]]:
-        """Those that run and still count."""
+        """The running records that still count."""
         return [task for task in self._running if not task.progress.is_given_up]
 
     @property
@@ -260,12 +260,12 @@ class PoolCore(Generic[RecordT]):
         for partition in gone:
             self._partitions.pop(partition).is_given_up = True
 
-    # What may be committed, and how much may be read
+    # Commits and limits
 
     def committable(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The offsets that have moved since they were committed."""
+        """The offsets that have advanced since they were committed."""
         moved = {}
         for partition, progress in self._partitions.items():
             done = progress.done
@@ -279,11 +279,11 @@ class PoolCore(Generic[RecordT]):
                 self._partitions[partition].committed = offset
 
     def wants_pause(self, assigned: Collection[TopicPartition]) -> set[TopicPartition]:
-        """The partitions of which nothing more should be read for now.
+        """The partitions that should not be read for now.
 
-        All of them when the limits are reached; from half of them on, those that have taken more than their share, so
-        that one slow partition does not starve the others; and those of which too much is done behind a record that is
-        not.
+        All of them if the limits are reached. From half of the limits on, those that have taken more than their share,
+        so that one slow partition does not starve the others. Also those with too many records done after an unfinished
+        one.
         """
         settings = self._settings
         load = max(self.in_flight / settings.max_in_flight, self.in_flight_bytes / settings.max_in_flight_bytes)
@@ -317,7 +317,7 @@ class PoolCore(Generic[RecordT]):
             self._ready.append(lane)
 
     def _settle(self, lane: Lane[RecordT], *, first: bool = False) -> None:
-        """A lane that is not running is ready when it has records, and forgotten when it has none."""
+        """A lane that is not running is ready if it has records, and removed if it has none."""
         if lane.running is not None or lane.is_queued:
             return
         if lane.tasks:
@@ -336,5 +336,5 @@ class PoolCore(Generic[RecordT]):
 
 
 def size_of(part: Any) -> int:
-    """Bytes of a key or value; what was deserialized into something else counts as nothing."""
+    """The size of a key or value in bytes; deserialized objects count as nothing."""
     return len(part) if isinstance(part, (bytes, bytearray, memoryview, str)) else 0

@@ -1,4 +1,4 @@
-"""What worker pools are given and give: consumers, settings, and how they stand."""
+"""The types that worker pools take and return: consumers, settings, and statistics."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ConsumerControls(Protocol):
 
 
 class PooledConsumer(ConsumerControls, Protocol[RecordT_co]):
-    """What a KeyedWorkerPool uses of a consumer, all of it from one thread."""
+    """The part of a consumer that a KeyedWorkerPool uses, all of it from one thread."""
 
     def poll(self, timeout: float, /) -> Sequence[RecordT_co]: ...
     def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], /) -> object: ...
 
 
 class AsyncPooledConsumer(ConsumerControls, Protocol[RecordT_co]):
-    """What an AsyncKeyedWorkerPool uses of a consumer, all of it from one task."""
+    """The part of a consumer that an AsyncKeyedWorkerPool uses, all of it from one task."""
 
     async def poll(self, timeout: float, /) -> Sequence[RecordT_co]: ...
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], /) -> object: ...
@@ -48,31 +48,31 @@ class OrderBy(enum.StrEnum):
     PARTITION = "partition"
 
 
-# What a router makes of a record: records with equal values are worked on in order, None stands for no order.
+# A router's result for a record: records with equal values are processed in order; None means no order.
 Router = Callable[[Any], Hashable | None]
 
 
 class OnFailure(enum.StrEnum):
-    """What becomes of a record that failed for the last time."""
+    """What to do with a record that failed for the last time."""
 
     STOP = "stop"
     SKIP = "skip"
 
 
 class Drain(enum.StrEnum):
-    """What is waited for before a partition is given up, or the pool ends."""
+    """What to wait for before a partition is revoked or the pool ends."""
 
-    # What runs, and what waits before it: then nothing that was done is repeated.
+    # Running records, and the waiting ones before them: then nothing that was done is repeated.
     GAPS = "gaps"
-    # What runs: the soonest, but what was done behind a record that waits is done again.
+    # Running records only: the quickest, but work done after a waiting record is repeated.
     RUNNING = "running"
-    # All that was polled.
+    # Every polled record.
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """How a pool works; the defaults are those of its keyword arguments."""
+    """The settings of a pool; its keyword arguments have the same defaults."""
 
     workers: int = 8
     order_by: OrderBy | Router = OrderBy.KEY
@@ -118,9 +118,9 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoolMetrics:
-    """How a pool stands at this moment."""
+    """A snapshot of a pool."""
 
-    # Records that were polled and are not done: those that run, wait for a retry, or wait for their turn.
+    # Records that were polled and are not done: running, waiting for a retry, or waiting for their turn.
     in_flight: int
     in_flight_bytes: int
     running: int
@@ -132,7 +132,7 @@ class PoolMetrics:
     dead_lettered: int
     # Records of each partition that a crash would repeat.
     uncommitted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    # Records of each partition between what is done and its end, as far as the consumer knows it.
+    # Records of each partition between the last one done and its end, as far as the consumer knows it.
     lag: Mapping[TopicPartition, int] = field(default_factory=dict)
     paused: frozenset[TopicPartition] = frozenset()
 

@@ -1,8 +1,8 @@
-"""Claims and marks in a table of PostgreSQL, over connections of the store's own or in the caller's transaction.
+"""Claims and marks in a PostgreSQL table, over the store's own connections or in the caller's transaction.
 
-What always holds: a claim is one round trip; a connection that broke is thrown away and the call repeated on a new one,
-until the time-out; the table is created on first use. The SQL is in `postgres_sql`. Connections are blocking ones or
-those for asyncio; as psycopg gives both the same methods, one source serves both (see `blocking`).
+What always holds: a claim is one round trip. A broken connection is discarded and the call repeated on a new one, until
+the timeout. The table is created on first use. The SQL is in `postgres_sql`. Connections are blocking ones or asyncio
+ones; psycopg gives both the same methods, so one source serves both (see `blocking`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Connection = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 class PostgresClaims:
-    """The store over connections of either kind; see `ClaimStore`."""
+    """The store, over connections of either kind; see `ClaimStore`."""
 
     def __init__(self, url: str, name: str, table: str, timeout_s: float, *, is_async: bool) -> None:
         self._url = url
@@ -92,7 +92,7 @@ class PostgresClaims:
             await self._sql.end_marks(_executor(connection), undo=undo)
 
     async def _run(self, work: Callable[[Execute], Awaitable[ResultT]]) -> ResultT:
-        """Work on one of the store's own connections, and again on a new one when it broke."""
+        """Run the work on one of the store's own connections, and again on a new one if it broke."""
         deadline_s = time.monotonic() + self._timeout_s
         while True:
             connection = None
@@ -100,7 +100,7 @@ class PostgresClaims:
                 connection = await self._take()
                 result = await work(_executor(connection))
             except psycopg.Error as error:
-                # Any other error, such as a missing privilege, would come back on a new connection.
+                # Any other error, such as a missing privilege, would occur again on a new connection.
                 is_broken = isinstance(error, psycopg.OperationalError) and (connection is None or connection.closed)
                 if connection is not None:
                     await resolved(connection.close())
@@ -125,7 +125,7 @@ class PostgresClaims:
                 self._idle, self._pid = [], os.getpid()
             if self._idle:
                 return self._idle.pop()
-        # libpq counts whole seconds, and takes 0 for no limit.
+        # libpq counts whole seconds, and 0 means no limit.
         options: dict[str, Any] = {
             "connect_timeout": max(2, round(self._timeout_s)),
             "application_name": "tidelog-dedup",
@@ -154,7 +154,7 @@ class PostgresClaims:
 def _executor(connection: Connection) -> Execute:
     """The function that executes statements on a connection.
 
-    Client-side cursors put the values into the text, so that several statements go in one round trip.
+    Client-side cursors put the values into the text, so several statements can go in one round trip.
     """
     cursor_type: Any = (
         psycopg.AsyncClientCursor if isinstance(connection, psycopg.AsyncConnection) else psycopg.ClientCursor

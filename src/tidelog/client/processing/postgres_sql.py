@@ -1,8 +1,8 @@
-"""The SQL of claims and marks in PostgreSQL: what is asked, and what the rows mean.
+"""The SQL for claims and marks in PostgreSQL: the statements, and what the rows mean.
 
-What always holds: several statements in one text are one round trip; keys are sorted, so that two batches never
-deadlock; PostgreSQL itself waits for a row that another transaction holds, up to `lock_timeout`, which is then set back
-to the caller's own value. Connections belong to `postgres_claims`, which passes in the function that executes.
+What always holds: several statements in one text are one round trip. Keys are sorted, so two batches never deadlock.
+PostgreSQL itself waits for a row that another transaction holds, up to `lock_timeout`, which is then reset to the
+caller's own value. Connections belong to `postgres_claims`, which passes in the function that executes statements.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tidelog.client.errors import ConfigError
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState
 
 Rows = list[list[tuple[Any, ...]]]
-# Takes a text with its values; returns the rows of each statement of the text that has some.
+# Takes a text with its values; returns the rows of each statement that has some.
 Execute = Callable[[str, Mapping[str, Any]], Awaitable[Rows]]
 
 _SAVEPOINT = "tidelog_dedup"
-# Two processes that create the same table at the same time would collide in PostgreSQL's catalogue.
+# Two processes that create the same table at the same time would collide in PostgreSQL's catalog.
 _CREATE_LOCK = 0x7469_6465_6C6F_67
 # Even callers that don't want to wait do so briefly, or PostgreSQL's own short locks would look like a busy key.
 _LOCK_MS_MIN = 20
@@ -35,7 +35,7 @@ class PostgresSql:
         self._table = table
 
     async def create(self, execute: Execute) -> None:
-        """Make the table unless it is there; who only uses one that is there needs no right to make tables."""
+        """Create the table unless it exists; using an existing one requires no right to create tables."""
         table = self._table
         index = f"{table.rpartition('.')[2]}_expires"
         ((found,),) = (await execute("SELECT to_regclass(%(table)s) IS NOT NULL", {"table": table}))[0]
@@ -96,7 +96,7 @@ class PostgresSql:
         except psycopg.errors.LockNotAvailable:
             await execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}; RELEASE SAVEPOINT {_SAVEPOINT}", {})
             if not partly or len(keys) == 1:
-                # Which of them another transaction holds is not known, and asked again they are waited for together.
+                # Which of them another transaction holds is not known; the next attempt waits for all of them together.
                 busy = [ClaimResult(ClaimState.BUSY)] * len(keys)
                 if partly:
                     await execute(f"SAVEPOINT {_SAVEPOINT}", {})
@@ -127,7 +127,7 @@ class PostgresSql:
     async def _mark_each(
         self, execute: Execute, keys: Sequence[bytes], owner: str, expiry_ms: int
     ) -> list[ClaimResult]:
-        """Mark one key after the other, leaving out those that are held, behind one savepoint of them all."""
+        """Mark one key after the other, leaving out those that are held, with one savepoint for all of them."""
         await execute(f"SAVEPOINT {_SAVEPOINT}", {})
         results = []
         for key in keys:
@@ -141,7 +141,7 @@ class PostgresSql:
         return {"name": self._name, "keys": sorted(keys), "owner": owner, "lasting": lasting_ms}
 
     def _insert(self, done: str, free: str, fence: str = "DEFAULT") -> str:
-        """Write a row a key, or take over one that is free; whichever was written comes back."""
+        """Write one row per key, or take over one that is free; returns the rows that were written."""
         return (
             f"INSERT INTO {self._table} AS held (name, key, owner, done, expires_at) "
             f"SELECT %(name)s, key, %(owner)s, {done}, clock_timestamp() + %(lasting)s * interval '1 ms' "
@@ -151,7 +151,7 @@ class PostgresSql:
         )
 
     def _state(self) -> str:
-        """A statement of its own, because only a new snapshot shows what others have committed meanwhile."""
+        """A separate statement, because only a new snapshot shows what others have committed meanwhile."""
         return (
             "SELECT key, done, (extract(epoch FROM expires_at - clock_timestamp()) * 1000)::bigint "
             f"FROM {self._table} WHERE name = %(name)s AND key = ANY(%(keys)s::bytea[]); "
@@ -172,7 +172,7 @@ def _read(keys: Sequence[bytes], rows: Rows) -> list[ClaimResult]:
         if key in fences:
             results.append(ClaimResult(ClaimState.FIRST, fence=fences[key]))
         else:
-            # A row that went between the two statements was released this moment: it can be had when asked again.
+            # A row that vanished between the two statements was released just now: the next attempt will get it.
             is_done, left_ms = others.get(key, (False, 0))
             results.append(ClaimResult(ClaimState.DONE if is_done else ClaimState.BUSY, busy_ms=max(0, left_ms)))
     return results
@@ -184,7 +184,7 @@ def _found(keys: Sequence[bytes], rows: list[tuple[Any, ...]]) -> list[bool]:
 
 
 def check_transaction(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Refuse a connection on which every statement would be a transaction of its own."""
+    """Reject a connection on which every statement would be its own transaction."""
     if connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE:
         raise ConfigError(
             "the connection has no open transaction: put `with connection.transaction():` around once() and the effect"

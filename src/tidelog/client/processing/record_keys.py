@@ -1,7 +1,7 @@
-"""What a record must have to be processed here, and the keys by which a repeated one is known.
+"""What a record needs in order to be processed here, and the keys that identify repeated ones.
 
-What always holds: a key is bytes of at most `KEY_BYTES_MAX`; a longer one is replaced by its digest, so that every
-database can index it.
+What always holds: a key is bytes of at most `KEY_BYTES_MAX`; a longer one is replaced by its digest, so every database
+can index it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-# PostgreSQL indexes no more than about 2,700 bytes a row; names and rows need some of them, and short keys are fast.
+# PostgreSQL indexes at most about 2,700 bytes per row; names and row overhead need some of them, and short keys are
+# fast.
 KEY_BYTES_MAX = 256
 
 
 class ConsumedRecord(Protocol):
-    """What is used of a record that a consumer gave."""
+    """The parts of a consumed record that are used here."""
 
     @property
     def topic(self) -> str: ...
@@ -31,12 +32,12 @@ class ConsumedRecord(Protocol):
     def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
-# From a record to what tells it from others.
+# Derives the key that identifies a record.
 KeyFunction = Callable[[ConsumedRecord], str | bytes]
 
 
 def by_offset(record: ConsumedRecord) -> str:
-    """The place of the record in the log: knows what is delivered again, not what was written twice."""
+    """The record's place in the log: detects repeated delivery, but not records that were written twice."""
     return f"{record.topic}-{record.partition}-{record.offset}"
 
 
@@ -48,7 +49,7 @@ def by_key(record: ConsumedRecord) -> str | bytes:
 
 
 def by_header(name: str) -> KeyFunction:
-    """The value of a header such as `message-id`: knows what a producer wrote twice, too."""
+    """The value of a header such as `message-id`: also detects records that a producer wrote twice."""
 
     def key_of(record: ConsumedRecord) -> bytes:
         for header, value in record.headers:
@@ -60,7 +61,7 @@ def by_header(name: str) -> KeyFunction:
 
 
 def stored_key(key: str | bytes) -> bytes:
-    """The key as databases keep it."""
+    """The key as stored in databases."""
     raw = key.encode() if isinstance(key, str) else bytes(key)
     if not raw:
         raise ValueError("a deduplication key can't be empty")

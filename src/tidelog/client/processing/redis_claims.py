@@ -1,8 +1,8 @@
-"""Claims and marks in Redis: one string a key, which Redis itself removes when its time is over.
+"""Claims and marks in Redis: one string per key, which Redis itself removes when it expires.
 
-What always holds: every call is one script, so it is carried out whole and in one round trip; all keys of a name lie
-in one slot, so that it works with Redis Cluster; the fence never falls behind the server's clock in microseconds, so
-that it grows also when Redis lost what it knew. There is no form in which mark and effect are one transaction.
+What always holds: every call is one script, so it is atomic and takes one round trip. All keys of a name are in one
+slot, so it works with Redis Cluster. The fence never falls behind the server's clock in microseconds, so it increases
+even if Redis has lost its data. Mark and effect can't share a transaction here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidelog.client.processing.blocking import resolved
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState
 from tidelog.client.processing.errors import ClaimStoreError
 
-# A value is its state (c or d), the owner and the fence. Scripts answer with two numbers a key.
+# A value is its state (c or d), the owner and the fence. Scripts return two numbers per key.
 _CLAIM = """
 local owner, lease_ms, partly = ARGV[1], ARGV[2], ARGV[3] == '1'
 local answer, is_blocked = {}, false
@@ -155,7 +155,7 @@ class RedisClaims:
         raise ConfigError("Redis can't be part of your transaction: connection= needs a deduplicator over SQL")
 
     async def end_marks(self, *_: Any, **__: Any) -> None:
-        """There are no marks to end."""
+        """There are no marks to remove."""
 
     def _names(self, keys: Sequence[bytes]) -> list[bytes]:
         prefix = f"{self._prefix}key:".encode()
@@ -173,7 +173,7 @@ class RedisClaims:
 def open_redis(
     target: str | redis.Redis | redis.asyncio.Redis, name: str, timeout_s: float, *, is_async: bool
 ) -> RedisClaims:
-    """The store at a URL, with connections of its own, or over the caller's client."""
+    """The store at a URL, with its own connections, or over the caller's client."""
     if not isinstance(target, str):
         if type(target).__module__.startswith("redis.asyncio") != is_async:
             wanted = (

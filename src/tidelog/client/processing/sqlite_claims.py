@@ -1,8 +1,8 @@
-"""Claims and marks in an SQLite file, for processes of one machine.
+"""Claims and marks in an SQLite file, for processes on one machine.
 
-What always holds: every call is one transaction that takes the write lock first (BEGIN IMMEDIATE), so that none fails
-half-way because another writes; others are waited for up to the time-out. In the caller's own transaction the mark is
-written behind a savepoint and becomes visible with the caller's commit. The file's journal mode is left as it is.
+What always holds: every call is one transaction that takes the write lock first (BEGIN IMMEDIATE), so none fails
+half-way because another one writes; it waits for others up to the timeout. In the caller's own transaction the mark is
+written after a savepoint and becomes visible with the caller's commit. The file's journal mode is left alone.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class _Connection(Protocol):
 
 
 class SqliteClaims:
-    """The store over one connection, which its threads share; see `ClaimStore`.
+    """The store over one connection, shared by its threads; see `ClaimStore`.
 
-    For asyncio its calls run in a thread of its own. Marks in the caller's transaction are written in the caller's
+    For asyncio, its calls run in a background thread. Marks in the caller's transaction are written in the caller's
     thread, to which its connection belongs.
     """
 
@@ -119,7 +119,7 @@ class SqliteClaims:
         try:
             if not connection.in_transaction:
                 connection.execute("BEGIN IMMEDIATE")
-            # The caller may hold the write lock already, so the table can be made here only.
+            # The caller may already hold the write lock, so the table can only be created here.
             for statement in self._schema():
                 connection.execute(statement)
             connection.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -134,7 +134,7 @@ class SqliteClaims:
             if connection.in_transaction:
                 self._end_marks(connection, undo=True)
             raise _translated(error) from error
-        # Whoever has the claim needs the write lock to mark it, and this transaction holds that.
+        # The claim's owner needs the write lock to mark it, and this transaction holds that lock.
         busy = next(key for key, result in zip(keys, results, strict=True) if result.state is ClaimState.BUSY)
         raise ClaimBusyError(
             f"{busy.decode(errors='replace')}: another process works on it with a lease, which can't be waited for "
@@ -145,7 +145,7 @@ class SqliteClaims:
         self._end_marks(connection, undo=undo)
 
     def _end_marks(self, connection: _Connection, *, undo: bool) -> None:
-        # An error as grave as a full disk rolls the whole transaction back, and the savepoint with it.
+        # An error as severe as a full disk rolls back the whole transaction, including the savepoint.
         if undo and connection.in_transaction:
             connection.execute(f"ROLLBACK TO {_SAVEPOINT}")
         if connection.in_transaction or not undo:
@@ -178,7 +178,7 @@ class SqliteClaims:
         *,
         is_done: bool,
     ) -> list[ClaimResult]:
-        """Write the claims or marks that are free; a row that is replaced gets a new fence, greater than all before."""
+        """Write the claims or marks that are free; a replaced row gets a new fence, larger than all before."""
         sql = (
             f"INSERT OR REPLACE INTO {self._table} (name, key, owner, done, expires_at_ms) "
             f"VALUES (?, ?, ?, ?, {_NOW_MS} + ?) RETURNING fence"
@@ -200,7 +200,7 @@ class SqliteClaims:
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._in_transaction, work)
 
     async def _run_each(self, sql: str, rows: Sequence[tuple[Any, ...]]) -> list[bool]:
-        """Execute a statement for each row of values; whether it returned something."""
+        """Execute a statement for each row of values; returns whether it produced any rows."""
         return await self._run(lambda connection: [bool(connection.execute(sql, row).fetchall()) for row in rows])
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], ResultT]) -> ResultT:
@@ -222,7 +222,7 @@ class SqliteClaims:
         if self._is_closed:
             raise ClosedError("the deduplicator is closed")
         if self._pid != os.getpid():
-            # A connection must not be used, nor closed, by a child of the process that opened it.
+            # A connection must not be used or closed by a child of the process that opened it.
             self._connection, self._pid = None, os.getpid()
         if self._connection is None:
             try:
@@ -255,7 +255,7 @@ class SqliteClaims:
 def _check_transaction(connection: _Connection) -> None:
     if not isinstance(connection, (sqlite3.Connection, apsw.Connection)):
         raise ConfigError(f"connection= takes a connection of sqlite3 or apsw here, not {type(connection).__name__}")
-    # Since Python 3.12 connections have an `autocommit`; when it is True, nothing begins or commits by itself.
+    # Since Python 3.12 connections have `autocommit`; if it is True, nothing begins or commits by itself.
     begins_by_itself = (
         isinstance(connection, sqlite3.Connection)
         and connection.isolation_level is not None

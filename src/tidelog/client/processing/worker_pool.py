@@ -1,12 +1,12 @@
-"""Records of a consumer worked on by many threads or coroutines, in order where order counts.
+"""Processes a consumer's records in many threads or coroutines, in order where order matters.
 
-What always holds: records of one key (or partition, or route) are handled one after the other, also while one of them
-is tried again; only what is done is committed, up to the first record that is not, so that a crash repeats records and
-loses none; the consumer is polled all the time and from one thread or task, so that the group does not take the member
-for dead, while partitions are paused when too much is in flight; partitions that are revoked are drained and committed
-before they go. A handler's exception stops the pool unless `on_failure` says otherwise, and is raised to those who wait
-for it. A thread can't be stopped from outside: a handler that outlasts the drain timeout keeps running alongside the
-new owner's. A coroutine is cancelled, so that nothing runs alongside the new owner unless it resists cancellation.
+What always holds: records of one key (or partition, or route) are handled one after the other, even while one of them
+is being retried. Commits cover only finished work, up to the first unfinished record, so a crash repeats records but
+loses none. The consumer is polled all the time and from one thread or task, so the group does not consider the member
+dead; partitions are paused when too much is in flight. Revoked partitions are drained and committed before they go. An
+exception from a handler stops the pool unless `on_failure` says otherwise, and is raised to those who wait for the
+pool. A thread can't be stopped from outside: a handler that outlasts the drain timeout keeps running alongside the new
+owner's. A coroutine is cancelled, so nothing runs alongside the new owner unless it resists cancellation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class PoolOptions(TypedDict, total=False):
 
 
 class KeyedWorkerPool(PoolBase[RecordT]):
-    """Works on a consumer's records in parallel, and in order by key.
+    """Processes a consumer's records in parallel, but in order within each key.
 
     >>> from tidelog import Consumer, KeyedWorkerPool
     >>> consumer = Consumer(group_id="billing", enable_auto_commit=False)  # doctest: +SKIP
@@ -82,11 +82,11 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         listener: RebalanceListener | None = None,
         **options: Unpack[PoolOptions],
     ) -> None:
-        """Nothing runs yet: `run()` works in the calling thread until `stop()`, `start()` or `with` in one of its own.
+        """Nothing runs yet: `run()` works in the calling thread until `stop()`, `start()` or `with` in the background.
 
-        The pool subscribes the consumer to `topics`, with a listener that calls yours; without them the consumer has
-        been given its partitions by `assign()`. From then on only the pool may use it. It must not commit by itself
-        (`enable.auto.commit=false`).
+        The pool subscribes the consumer to `topics`, with a listener that calls yours; without them, `assign()` must
+        have given the consumer its partitions. From then on only the pool may use the consumer. It must not commit by
+        itself (`enable.auto.commit=false`).
         """
         self._lock: threading.Lock = threading.Lock()
         self._ended: threading.Event = threading.Event()
@@ -97,37 +97,39 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         self._progress = threading.Condition(self._lock)
         self._are_workers_done = False
         self._workers: list[threading.Thread] = []
-        # Those from which nobody may wait for the pool.
+        # Threads that must not wait for the pool.
         self._own_threads: set[threading.Thread] = set()
 
-    # For the user
+    # Public methods
 
     def run(self) -> None:
-        """Poll, and let the workers work, until another thread calls `stop()`; raises what stopped the pool."""
+        """Poll, and keep the workers busy, until another thread calls `stop()`; raises whatever stopped the pool."""
         self._begin()
         run_blocking(self._run())
         self._raise_failure()
 
     def start(self) -> Self:
-        """Do the same in a thread of the pool's own."""
+        """Do the same in a background thread."""
         self._begin()
         threading.Thread(target=run_blocking, args=(self._run(),), name="worker-pool", daemon=True).start()
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the pool has ended; False when the time-out came first. Raises what stopped it."""
+        """Wait until the pool has ended; False if the timeout came first. Raises whatever stopped it."""
         has_ended = self._ended.wait(timeout)
         self._raise_failure()
         return has_ended
 
     def stop(self) -> None:
-        """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
+        """Finish the running work, commit what is done, and end. Waiting records are left to the next reader.
 
-        Returns when all has ended; raises what stopped the pool before. May be called from any thread and again; in a
-        handler, and in a signal handler of the thread that runs the pool, it requests the stop and returns immediately.
+        Returns when everything has ended; raises whatever stopped the pool earlier. May be called from any thread, and
+        more than once. In a handler, and in a signal handler of the thread that runs the pool, it requests the stop and
+        returns immediately.
         """
         self._is_stopping = True
-        # A handler, and a signal handler that interrupts run(), may hold the lock or be waited for: they only ask.
+        # A handler, or a signal handler that interrupts run(), may hold the lock or be waited for: they only request
+        # it.
         if threading.current_thread() in self._own_threads:
             return
         with self._lock:
@@ -149,7 +151,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         if self._failure is not None and self._ended.is_set():
             raise self._failure
 
-    # The thread that polls
+    # The polling thread
 
     def _now_s(self) -> float:
         return time.monotonic()
@@ -180,7 +182,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
         with self._lock:
             self._are_workers_done = True
             self._work_there.notify_all()
-            # Threads of handlers that outlasted the time to drain are left to themselves.
+            # Threads whose handlers outlasted the drain timeout are left alone.
             has_stragglers = bool(self._core.running)
         if not has_stragglers:
             for worker in self._workers:
@@ -197,7 +199,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return run_blocking(coroutine)
 
-    # The threads that work
+    # The worker threads
 
     def _work(self) -> None:
         while True:
@@ -208,7 +210,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
             error: BaseException | None = None
             try:
                 self._handler(task.record)
-            except BaseException as raised:  # noqa: BLE001 - a handler's error is counted, tried again or stops the pool
+            except BaseException as raised:  # noqa: BLE001 - a handler's error is counted, retried, or stops the pool
                 error = raised
             if error is None or run_blocking(self._is_given_up_on(task, error)):
                 with self._lock:
@@ -222,7 +224,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
                     self._work_there.notify()
 
     def _next(self) -> Task[RecordT] | None:
-        """The next record, as soon as there is one; None when the workers shall end."""
+        """The next record, as soon as there is one; None when the workers should end."""
         while True:
             now_s = time.monotonic()
             task = None if self._are_workers_done else self._core.take(now_s)
@@ -233,7 +235,7 @@ class KeyedWorkerPool(PoolBase[RecordT]):
 
 
 class AsyncKeyedWorkerPool(PoolBase[RecordT]):
-    """Works on a consumer's records in parallel coroutines, and in order by key.
+    """Processes a consumer's records in parallel coroutines, but in order within each key.
 
     >>> from tidelog import AsyncConsumer, AsyncKeyedWorkerPool
     >>> async with AsyncKeyedWorkerPool(consumer, handle, topics=["orders"]) as pool:  # doctest: +SKIP
@@ -251,15 +253,15 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         listener: RebalanceListener | None = None,
         **options: Unpack[PoolOptions],
     ) -> None:
-        """Nothing runs yet: `run()` works in the calling task until `stop()`, `async with` in one of its own.
+        """Nothing runs yet: `run()` works in the calling task until `stop()`; `async with` uses a background task.
 
-        The pool subscribes the consumer to `topics`, with a listener that calls yours; without them the consumer has
-        been given its partitions by `assign()`. From then on only the pool may use it. It must not commit by itself
-        (`enable.auto.commit=false`). `workers` is how many handlers run concurrently.
+        The pool subscribes the consumer to `topics`, with a listener that calls yours; without them, `assign()` must
+        have given the consumer its partitions. From then on only the pool may use the consumer. It must not commit by
+        itself (`enable.auto.commit=false`). `workers` is how many handlers run concurrently.
         """
         self._ended: asyncio.Event = asyncio.Event()
         settings = PoolSettings.checked(**options)
-        # All of it runs in one event loop, and no change is interrupted by an await: there is nothing to lock.
+        # Everything runs in one event loop, and no state change is interrupted by an await: no lock is needed.
         super().__init__(consumer, consumer.commit, topics, listener, settings, nullcontext(), self._ended)
         self._handler = handler
         self._handling: dict[Task[RecordT], asyncio.Task[None]] = {}
@@ -267,20 +269,20 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         self._retry_timer: asyncio.TimerHandle | None = None
         self._poller: asyncio.Task[None] | None = None
 
-    # For the user
+    # Public methods
 
     async def run(self) -> None:
-        """Poll, and let handlers run, until `stop()` is called or this is cancelled; raises what stopped the pool."""
+        """Poll, and run handlers, until `stop()` is called or this is cancelled; raises whatever stopped the pool."""
         await self.start().wait()
 
     def start(self) -> Self:
-        """Do the same in a task of the pool's own."""
+        """Do the same in a background task."""
         self._begin()
         self._poller = asyncio.get_running_loop().create_task(self._run(), name="worker-pool")
         return self
 
     async def wait(self) -> None:
-        """Wait until the pool has ended; raises what stopped it. When this is cancelled the pool stops first."""
+        """Wait until the pool has ended; raises whatever stopped it. If this is cancelled, the pool stops first."""
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
@@ -291,10 +293,10 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             raise self._failure
 
     async def stop(self) -> None:
-        """Finish what was begun, commit what is done, and end. What waits for its turn is left to the next reader.
+        """Finish the running work, commit what is done, and end. Waiting records are left to the next reader.
 
-        Returns when all has ended; raises what stopped the pool before. In a handler it asks the pool to stop and
-        returns immediately.
+        Returns when everything has ended; raises whatever stopped the pool earlier. In a handler it requests the stop
+        and returns immediately.
         """
         self._request_stop()
         current = asyncio.current_task()
@@ -314,7 +316,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         with after_block(error):
             await self.stop()
 
-    # The task that polls
+    # The polling task
 
     def _now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -336,7 +338,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         self._progress.set()
 
     def _start_workers(self) -> None:
-        """Tasks are started when there are records for them."""
+        """Start tasks when there are records for them."""
 
     def _end_workers(self) -> None:
         if self._retry_timer is not None:
@@ -363,7 +365,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
             each.cancel()
         return handling
 
-    # The tasks that work
+    # The worker tasks
 
     def _wake_workers(self, ready: int) -> None:
         """Start as many records as may run concurrently."""
@@ -384,7 +386,7 @@ class AsyncKeyedWorkerPool(PoolBase[RecordT]):
         try:
             try:
                 await self._handler(task.record)
-            except BaseException as error:  # noqa: BLE001 - it is counted, tried again or stops the pool
+            except BaseException as error:  # noqa: BLE001 - it is counted, retried, or stops the pool
                 if not await self._is_given_up_on(task, error):
                     return
             self._core.finish(task)
