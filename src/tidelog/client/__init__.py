@@ -1,6 +1,6 @@
-"""The clients: Producer, Consumer and Admin, their asynchronous twins, and what is built on them.
+"""The clients: Producer, Consumer and Admin, their asyncio counterparts, and the tools built on them.
 
-What always holds: they speak only versions that both sides know, so they work with Tidelog and with Apache Kafka; every
-wait has a time limit; every failure is a `ClientError` whose text is meant for a person. The core is coroutines on one
-event loop: the user's, or that of a thread behind a synchronous client.
+What always holds: they use only protocol versions that both sides know, so they work with Tidelog and with Apache
+Kafka. Every wait has a time limit. Every failure is a `ClientError` with a message written for people. The core is a
+set of coroutines on one event loop: the user's own, or that of a background thread for the synchronous clients.
 """

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DEFAULT_PORT = 9092
-# What may stand before an address: the scheme of connection strings, and the name of Kafka's unencrypted listeners.
+# Accepted in front of an address: the scheme of connection strings, and the name of Kafka's unencrypted listeners.
 _SCHEMES = frozenset({"kafka", "plaintext"})
 
 
 class Address(NamedTuple):
-    """Where a broker listens."""
+    """The address a broker listens on."""
 
     host: str
     port: int
@@ -22,7 +22,7 @@ class Address(NamedTuple):
 def parse_address(text: str) -> Address:
     """`HOST:PORT`, `HOST` (Kafka's port 9092), `[IPV6]:PORT`, with or without `kafka://` in front.
 
-    Raises ValueError saying what would be right.
+    Raises ValueError with a message that shows the correct form.
     """
     text = _without_scheme(text.strip())
     if text.startswith("["):
@@ -52,7 +52,7 @@ def _without_scheme(text: str) -> str:
 
 
 def parse_addresses(text: str) -> list[Address]:
-    """One address or several joined by commas; raises ValueError when there is none or one is wrong."""
+    """One address or several, comma-separated; raises ValueError if there is none or one is malformed."""
     parts = [part for part in text.split(",") if part.strip()]
     if not parts:
         raise ValueError("no broker address given; write HOST:PORT, as in 127.0.0.1:9092")

@@ -1,4 +1,4 @@
-"""pyarrow is an extra: the calls that need it check here first, before they fetch or send anything."""
+"""pyarrow is an extra: calls that need it check here first, before they fetch or send anything."""
 
 from __future__ import annotations
 

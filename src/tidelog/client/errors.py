@@ -1,7 +1,7 @@
-"""The errors of the clients, worded so that the reader knows what to do next.
+"""The errors of the clients, worded to tell the reader what to do next.
 
-What always holds: every error that a client raises on purpose is a `ClientError`, and its text is one line for a
-person: what happened, at which broker or partition, and what to try. Its type tells a program what to do: retry
+What always holds: every error that a client raises on purpose is a `ClientError`, and its message is one line for
+people: what happened, at which broker or partition, and what to try. Its type tells a program what to do: retry
 (`RetriableError`), abort the transaction and continue (`AbortableError`), or create a new client (`FatalError`). An
 error code from a broker becomes a `BrokerError` of the type that fits the code.
 """
@@ -40,7 +40,7 @@ class ClosedError(ClientError):
 
 
 class ForkedError(FatalError):
-    """The client was created before a fork: its connections and threads can't be used in the child process."""
+    """The client was created before a fork; its connections and threads can't be used in the child process."""
 
 
 class MissingExtraError(ClientError, ImportError):
@@ -52,14 +52,14 @@ class UsageError(ClientError):
 
 
 class ConcurrentUseError(UsageError):
-    """Two threads, or two tasks, use a consumer at the same time."""
+    """Two threads, or two tasks, used a consumer at the same time."""
 
 
 # Between client and broker
 
 
 class ConnectError(RetriableError):
-    """The connection failed: nothing was sent, so a retry is always safe."""
+    """The connection failed before anything was sent, so a retry is always safe."""
 
 
 class ConnectionLostError(RetriableError):
@@ -67,7 +67,7 @@ class ConnectionLostError(RetriableError):
 
 
 class RequestTimeoutError(RetriableError):
-    """No response in time: the broker may or may not have carried out the request."""
+    """No response in time; the broker may or may not have carried out the request."""
 
 
 class UnsupportedVersionError(ClientError):
@@ -94,7 +94,7 @@ class RecordTooLargeError(ClientError):
 
 
 class SerializationError(ClientError):
-    """A key or value can't be turned into bytes, or back."""
+    """A key or value can't be serialized or deserialized."""
 
 
 class TransactionStateError(UsageError):
@@ -109,7 +109,7 @@ class NoOffsetError(ClientError):
 
 
 class OffsetOutOfRangeError(ClientError):
-    """The position is not in the partition's log: its record is gone, or not written yet."""
+    """The position is outside the partition's log: the record is already deleted, or not written yet."""
 
 
 class LogTruncationError(OffsetOutOfRangeError):
@@ -159,7 +159,7 @@ class WakeupError(ClientError):
 
 
 class BrokerError(ClientError):
-    """The broker answered with an error code. Creating one picks the subclass that fits the code."""
+    """The broker answered with an error code. Instantiating it picks the subclass that fits the code."""
 
     def __new__(cls, code: ErrorCode | str, *_: object, **__: object) -> Self:
         if cls is BrokerError and isinstance(code, ErrorCode):
@@ -209,7 +209,7 @@ class TooLargeBrokerError(BrokerError, RecordTooLargeError):
 
 
 class NoSuchPartitionError(BrokerError):
-    """The cluster says that the topic or the partition doesn't exist, so waiting won't help."""
+    """The cluster says that the topic or partition doesn't exist, so waiting won't help."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
@@ -247,7 +247,7 @@ def raise_for(code: int, message: str | None = None, *, subject: str | None = No
 
 
 def error_code(code: int) -> ErrorCode:
-    """The code by number; one from a newer Kafka than this client knows counts as UNKNOWN_SERVER_ERROR."""
+    """The code by number; one that this client doesn't know, from a newer Kafka, counts as UNKNOWN_SERVER_ERROR."""
     return _CODES.get(code, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 

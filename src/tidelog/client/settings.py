@@ -1,8 +1,8 @@
-"""Client settings: the rows that all clients share, and how settings are read.
+"""Client settings: those that all clients share, and how settings are read.
 
-What always holds: a setting has Kafka's name and default where Kafka has it; it can be given by that name in a mapping
-or as a keyword argument with underscores; an unknown name or a bad value raises ConfigError, which names the nearest
-right name or what would be accepted. Nothing here is read twice: a client's settings do not change while it lives.
+What always holds: a setting has Kafka's name and default where Kafka has it. It can be given by that name in a mapping,
+or as a keyword argument with underscores. An unknown name or a bad value raises ConfigError, which names the closest
+known name or the accepted values. Settings are read once, when the client is created, and do not change afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ObjectSetting(Setting):
 
 @dataclass(frozen=True, slots=True)
 class AddressesSetting(Setting):
-    """Brokers' addresses: one string, or several."""
+    """Broker addresses: one string, or several."""
 
     def parse(self, raw: object) -> Any:
         items = raw if isinstance(raw, (list, tuple)) else [raw]
@@ -48,20 +48,20 @@ def object_setting(
 
 
 def is_serializer(value: object) -> str | None:
-    """What is wrong with a serializer or deserializer, or None."""
+    """Describes the problem with a serializer or deserializer; None if it is fine."""
     if not callable(value):
         return "expected something that can be called, as serializer(topic, value, headers)"
     return refusal_of_pickle(value) or _refusal_of_arguments(value)
 
 
 def _refusal_of_arguments(serializer: Callable[..., object]) -> str | None:
-    """Functions of the value alone, such as json.dumps, would fail at the first record; better now."""
+    """Functions of the value alone, such as json.dumps, would fail at the first record: better to fail now."""
     import inspect
 
     try:
         signature = inspect.signature(serializer)
     except (TypeError, ValueError):
-        return None  # some that are written in C don't tell
+        return None  # some functions written in C have no signature
     try:
         signature.bind("topic", b"value", ())
     except TypeError:
@@ -194,7 +194,7 @@ CLIENT_SETTINGS: tuple[Setting, ...] = (
 
 
 class ClientSettingsTable:
-    """The rows of one kind of client."""
+    """The settings of one kind of client."""
 
     def __init__(self, owner: str, rows: Iterable[Setting]) -> None:
         self.owner = owner
@@ -205,7 +205,7 @@ class ClientSettingsTable:
             self.rows[row.name] = row
 
     def read(self, given: Mapping[str, object] | None, options: Mapping[str, object]) -> ClientSettings:
-        """The settings from a mapping with dotted names and keyword arguments; the latter win."""
+        """The settings from a mapping with dotted names and from keyword arguments; the latter win."""
         values: dict[str, Any] = {}
         for name, raw in (given or {}).items():
             self._set(values, name, raw)
@@ -227,7 +227,7 @@ class ClientSettingsTable:
 
 
 class ClientSettings:
-    """The values of a client's settings: what was given, over the defaults."""
+    """The effective settings of a client: the defaults, overridden by what the user set."""
 
     def __init__(self, table: ClientSettingsTable, values: dict[str, Any]) -> None:
         self.table = table
@@ -252,5 +252,5 @@ class ClientSettings:
         return bool(self[name])
 
     def get_seconds(self, name: str) -> float:
-        """A setting in milliseconds, as the seconds that event loops count in."""
+        """A setting in milliseconds, converted to the seconds that event loops use."""
         return float(self[name]) / 1000

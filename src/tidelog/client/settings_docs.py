@@ -1,7 +1,7 @@
-"""Generates the documentation page about client settings from their tables.
+"""Generates the documentation page on client settings from their tables.
 
-`python -m tidelog.client.settings_docs` prints it; a test compares it with `docs/client-settings.md`. What always
-holds: every row of every table is on the page, with its help text.
+`python -m tidelog.client.settings_docs` prints the page; a test compares it with `docs/client-settings.md`. What always
+holds: every setting is on the page, with its help text.
 """
 
 from __future__ import annotations

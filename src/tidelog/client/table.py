@@ -1,11 +1,10 @@
-"""A dict-like view of a topic: the last value of every key, read from the first offset on and kept current.
+"""A dict-like view of a topic: the latest value of every key, read from the start and kept up to date.
 
-What always holds: the mapping never changes under a reader's hands (iterating goes over a copy); a record whose value
-is null removes its key; whatever ends the reading for good is raised by every later use, while what may pass, such as a
-broker that restarts or a leader that moves, is waited out. When records were deleted before they were read, or the
-topic was made anew, the view is built again beside the old one, which serves until then. All keys and values are in
-memory. It writes nothing and belongs to no group; records of open and aborted transactions are not shown unless asked
-for.
+What always holds: the mapping never changes while it is being read (iteration uses a copy), and a record with a null
+value removes its key. Temporary trouble, such as a broker restart or a leader change, is waited out. A permanent
+failure ends the table, and every later use raises it. If records were deleted before they were read, or the topic was
+recreated, a new view is built while the old one keeps serving. All keys and values are in memory. A table writes
+nothing and belongs to no group. Records of open and aborted transactions are hidden unless asked for.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ ValueT = TypeVar("ValueT")
 
 IsolationLevel = Literal["read_committed", "read_uncommitted"]
 
-# How often the cluster is asked whether the topic is still there and whether it has grown.
+# How often to ask the cluster whether the topic still exists and whether it has more partitions.
 LOOK_INTERVAL_S = 1.0
-# A topic that was there may be unknown to a broker that has only just started; after this it counts as deleted.
+# A broker that has only just started may not know an existing topic yet; after this long it counts as deleted.
 DELETED_AFTER_S = 30.0
-# How much is fetched ahead of the table.
+# How much to fetch ahead of the table.
 QUEUED_BYTES_MAX = 16 * 1024 * 1024
-# Compaction may have taken the last records, so that no position ever gets to the end: then several fetches have found
-# nothing more for a while.
+# Compaction may have removed the last records, so that no position ever reaches the end. A partition counts as read
+# once several fetches in a row over this time have found nothing more.
 IDLE_FETCHES = 3
 IDLE_S = 1.5
 
@@ -61,12 +60,12 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class TableError(ClientError):
-    """The table can't be kept current any more; the cause says why."""
+    """The table can no longer be kept up to date; the cause says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[KeyT, ValueT]):
-    """What became of one key. Without a value before or after, `old` or `new` is None."""
+    """A change to one key. `old` or `new` is None where there was no value before or after."""
 
     key: KeyT
     old: ValueT | None
@@ -83,23 +82,23 @@ class TableOptions(TypedDict, total=False):
 
 @dataclass(slots=True)
 class _Reading(Generic[KeyT, ValueT]):
-    """One pass over the topic from its start, which continues for as long as no record is missed."""
+    """One pass over the topic from its start, which continues for as long as no records are missed."""
 
     consumer: AsyncConsumer
     topic_id: uuid.UUID
-    # Where each partition ended when the reading began.
+    # Where each partition ended when reading began.
     ends: Mapping[TopicPartition, int]
     values: dict[KeyT, ValueT]
     partitions: list[TopicPartition]
     is_caught_up: bool = False
-    # When nothing has come since, and how many fetches were answered until then.
+    # When new records last arrived, and how many fetches had been answered by then.
     idle_since_s: float = 0.0
     idle_fetches: int = 0
     positions: dict[TopicPartition, int] = field(default_factory=dict)
 
 
 class Table(Mapping[KeyT, ValueT], Closing):
-    """The last value of every key of a topic, most useful for a compacted one.
+    """The latest value of every key in a topic; most useful for compacted topics.
 
     >>> from tidelog import Table
     >>> with Table("prices") as table:  # doctest: +SKIP
@@ -156,11 +155,11 @@ class Table(Mapping[KeyT, ValueT], Closing):
         request_timeout_s: float = 30.0,
         isolation_level: IsolationLevel = "read_committed",
     ) -> None:
-        """Begin to read in a thread of its own; `wait_until_caught_up` waits for it.
+        """Start reading in a background thread; `wait_until_caught_up` waits for it.
 
-        `on_change` is called by that thread for every change, those of the first reading included; what it raises is
-        logged, and the table goes on. With `isolation_level="read_uncommitted"` records of open and aborted
-        transactions count, too.
+        That thread calls `on_change` for every change, including those of the first pass. Exceptions from it are
+        logged, and the table carries on. With `isolation_level="read_uncommitted"`, records of open and aborted
+        transactions count too.
         """
         self.topic = topic
         self._key_deserializer = key_deserializer
@@ -169,7 +168,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
         self._lock = threading.Lock()
         self._values: dict[KeyT, ValueT] = {}
         self._is_caught_up = False
-        # Caught up, failed or closed: whatever is waited for will not come later.
+        # Set when the table has caught up, failed or been closed: nothing is worth waiting for after that.
         self._settled = threading.Event()
         self._closing = threading.Event()
         self._failure: BaseException | None = None
@@ -183,7 +182,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
             "bootstrap_servers": bootstrap,
             "client_id": client_id,
             "request_timeout_ms": timeout_ms,
-            # The table waits out by itself what may pass: here patience would only delay that it tells of it.
+            # The table itself retries temporary errors: patience in the client would only delay reporting them.
             "default_api_timeout_ms": min(timeout_ms, 5_000),
         }
         self._isolation_level = isolation_level
@@ -191,7 +190,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
         self._thread = LoopThread(f"table-{topic}")
         self._task = self._thread.run(self._start(admin, consumer))
 
-    # What it holds
+    # Contents
 
     def __getitem__(self, key: KeyT) -> ValueT:
         self._check()
@@ -214,7 +213,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
         return self.snapshot().items()
 
     def snapshot(self) -> dict[KeyT, ValueT]:
-        """A copy of all there is now, the caller's own."""
+        """A copy of the current contents, owned by the caller."""
         self._check()
         with self._lock:
             return self._values.copy()
@@ -223,21 +222,21 @@ class Table(Mapping[KeyT, ValueT], Closing):
         state = "failed" if self._failure else "closed" if self._closing.is_set() else "following"
         return f"Table({self.topic!r}, {len(self._values)} keys, {state})"
 
-    # How it stands
+    # Status
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether everything was read that was there when the table was made."""
+        """Whether everything that existed when the table was created has been read."""
         self._check()
         return self._is_caught_up
 
     @property
     def trouble(self) -> ClientError | None:
-        """What keeps the table from being current at this moment and is being waited out; None when nothing does."""
+        """The problem that currently keeps the table out of date and is being retried; None if there is none."""
         return self._trouble
 
     def wait_until_caught_up(self, timeout: float | None = None) -> None:
-        """Wait until everything was read that was there when the table was made; raises TimeoutError."""
+        """Wait until everything that existed when the table was created has been read; raises TimeoutError."""
         is_settled = self._settled.wait(timeout)
         if self.is_caught_up:
             return
@@ -247,11 +246,11 @@ class Table(Mapping[KeyT, ValueT], Closing):
         raise TimeoutError(f"the table of topic {self.topic!r} is not caught up after {timeout} s{trouble}")
 
     def close(self) -> None:
-        """Stop following the topic; what was read stays readable."""
+        """Stop following the topic; the contents stay readable."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread.is_current:
-                # `on_change` closes the table: the thread ends once that has returned, and can't wait for itself.
+                # `on_change` is closing the table: the thread ends once it returns, and can't wait for itself.
                 threading.Thread(target=self._stop, daemon=True).start()
             else:
                 self._stop()
@@ -300,7 +299,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
             self._settled.set()
 
     async def _read(self, admin: AsyncAdmin, consumer: AsyncConsumer) -> None:
-        """One pass, which ends when the topic has to be read again."""
+        """One pass, which ends when the topic has to be read again from the start."""
         reading: _Reading[KeyT, ValueT] | None = None
         look_due_s = 0.0
         while True:
@@ -326,7 +325,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
                 await asyncio.sleep(_PAUSE.pause_s(self._failures))
 
     async def _look(self, admin: AsyncAdmin) -> TopicMetadata:
-        """The topic as it is now; raises while a partition has no leader."""
+        """The topic as it is now; raises if a partition has no leader."""
         topic = (await admin.describe_topics(self.topic))[self.topic]
         for row in topic.partitions:
             if row.leader_id < 0:
@@ -341,7 +340,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
         await consumer.assign(partitions)
         consumer.seek_to_beginning(partitions)
         self._end_trouble()
-        # The first reading fills what everybody sees, a later one a table beside it.
+        # The first pass fills the table that everybody sees; a later one fills a new table alongside it.
         values: dict[KeyT, ValueT] = {} if self._has_begun else self._values
         self._has_begun = True
         return _Reading(consumer, topic.topic_id, ends, values, partitions)
@@ -350,7 +349,7 @@ class Table(Mapping[KeyT, ValueT], Closing):
         partitions = _partitions(topic)
         added = partitions[len(reading.partitions) :]
         if added:
-            # Those that stay keep their positions.
+            # Partitions that stay keep their positions.
             await reading.consumer.assign(partitions)
             reading.consumer.seek_to_beginning(added)
             reading.partitions = partitions
@@ -379,12 +378,12 @@ class Table(Mapping[KeyT, ValueT], Closing):
             self._tell([change for change in changes if change is not None])
 
     def _deserialize(self, record: ConsumerRecord) -> tuple[KeyT, ValueT | None, bool]:
-        """Key, value, and whether the record removes the key."""
+        """The key, the value, and whether the record removes the key."""
         try:
             key: KeyT = self._key_deserializer(record.key or b"")
             hash(key)
             return key, None if record.value is None else self._value_deserializer(record.value), record.value is None
-        except Exception as error:  # whatever the user's function raises, with where it met it
+        except Exception as error:  # a user function may raise anything; the error says at which record
             place = f"partition {record.topic}-{record.partition} at offset {record.offset}"
             raise TableError(f"{place} can't be deserialized: {error!r}") from error
 
@@ -404,11 +403,11 @@ class Table(Mapping[KeyT, ValueT], Closing):
         for change in changes:
             try:
                 self._on_change(change)
-            except Exception:  # the user's function; the table itself is right
+            except Exception:  # the user's function failed; the table itself is fine
                 logger.exception("on_change of the table of topic %r failed for %r", self.topic, change.key)
 
     def _warn_of_keyless(self, record: ConsumerRecord) -> bool:
-        """Say so once, and that the record is not taken in."""
+        """Log once that the record was not added to the table."""
         if not self._warned_of_keyless:
             self._warned_of_keyless = True
             logger.warning(
@@ -419,10 +418,10 @@ class Table(Mapping[KeyT, ValueT], Closing):
             )
         return False
 
-    # Trouble
+    # Errors
 
     def _bear(self, error: ClientError) -> None:
-        """Note an error that may pass; raises it when it won't."""
+        """Record an error that may be temporary; raises it if it is not."""
         if not isinstance(error, NoSuchPartitionError):
             self._missing_since_s = None
             if not is_retriable(error):
@@ -456,7 +455,7 @@ def _partitions(topic: TopicMetadata) -> list[TopicPartition]:
 def _apply(
     values: dict[KeyT, ValueT], key: KeyT, value: ValueT | None, is_removal: bool
 ) -> Change[KeyT, ValueT] | None:
-    """Let a record change the values; None when it changes nothing."""
+    """Apply a record to the values; None if it changes nothing."""
     was_there = key in values
     old = values.get(key)
     if is_removal:

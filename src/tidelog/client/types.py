@@ -1,6 +1,6 @@
-"""The values that clients take and give: partitions, offsets, what became of a record, the cluster as it was told.
+"""The values that clients take and return: partitions, offsets, delivery results, cluster metadata.
 
-They are plain and immutable; what they mean is Kafka's meaning.
+They are plain and immutable, and mean what they mean in Kafka.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TopicPartition(NamedTuple):
 
 
 class OffsetAndMetadata(NamedTuple):
-    """What a group commits for a partition: the offset of the next record to read, and a note."""
+    """What a group commits for a partition: the offset of the next record to read, and optional metadata."""
 
     offset: int
     leader_epoch: int = -1
@@ -33,7 +33,7 @@ class OffsetAndMetadata(NamedTuple):
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The first record at or after a time."""
+    """The first record at or after a given time."""
 
     offset: int
     timestamp: int
@@ -41,7 +41,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was stored. With acks=0 nobody knows the offset: it is -1."""
+    """Where a record was stored. With acks=0 the offset is unknown: -1."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class RecordMetadata(NamedTuple):
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who commits offsets inside a transaction; a broker refuses a member that its group has gone on without."""
+    """Identifies the member that commits offsets in a transaction; brokers refuse one that its group has replaced."""
 
     group_id: str
     generation_id: int = -1
@@ -71,7 +71,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """Who leads a partition and who follows."""
+    """The leader and the replicas of a partition."""
 
     partition: int
     leader_id: int  # -1 while there is none
@@ -93,7 +93,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """What one Metadata answer said."""
+    """The contents of one Metadata response."""
 
     cluster_id: str | None
     controller_id: int
@@ -103,7 +103,7 @@ class ClusterMetadata:
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """The numbers of the partitions by their topics, in the order given."""
+    """Partition numbers by topic, in the order given."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
