@@ -1,10 +1,10 @@
-"""Records that wait to be sent: a deque of batches a partition, in memory that is bounded.
+"""Records waiting to be sent: a deque of batches per partition, in bounded memory.
 
-What always holds: records of a partition leave in the order they came, batches that are sent again before those that
-never were; only the last batch of a partition is open; a batch is handed to the sender once it is full, has lingered,
-is wanted, or memory is short. `append` may be called from any thread and never waits: without room it says how much it
-needs. Everything here is done under `lock`; the compiled appender, which fills open batches without it, is atomic, and
-where it is not compiled `fast_lock` makes it so.
+What always holds: records of a partition leave in the order they came, and batches that are being resent leave before
+those never sent. Only the last batch of a partition is open. A batch is passed to the sender when it is full, has
+lingered, someone waits for it, or memory is short. `append` may be called from any thread and never waits: without room
+it says how much it needs. Everything here is done under `lock`. The compiled appender fills open batches without it,
+because it is atomic; where it is not compiled, `fast_lock` makes it so.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from tidelog.records.kernel_build import BatchBuilder, RecordAppender, TopicSlot
 _IS_COMPILED = not str(kernel_build.__file__).endswith(".py")
 _ALIGNED = 4096
 _GROWTH_FACTOR = 4  # few copies of a growing batch, and few sizes of buffers
-# This part of the memory, or one batch if that is more, is not for records that wait for their topics: they need room
-# for batches once the topic is known, in several partitions, or they could be placed only one by one.
+# This share of the memory, or one batch if that is more, is off limits to records whose topic is not known yet. They
+# need room for batches in several partitions once the topic is known, or they could be placed only one at a time.
 _SPARE_PORTIONS = 8
 
 
-class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its callers wait
+class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its callers catch it and wait
     """The pool can't lend this many bytes right now."""
 
     def __init__(self, size: int) -> None:
@@ -45,7 +45,7 @@ class NoRoom(Exception):  # noqa: N818  # it never leaves the producer: its call
 
 
 class WrittenBatch(Protocol):
-    """What is known of records that were written into a buffer."""
+    """The properties of records that were written into a buffer."""
 
     @property
     def size(self) -> int: ...
@@ -66,7 +66,7 @@ class WritableRows(Protocol):
 
 
 class PartitionQueue:
-    """The batches of one partition that wait, oldest first."""
+    """The waiting batches of one partition, oldest first."""
 
     __slots__ = ("batches", "growth_max", "in_flight", "is_muted", "topic", "topic_partition")
 
@@ -75,12 +75,12 @@ class PartitionQueue:
         self.topic_partition = topic_partition
         self.batches: deque[ProducerBatch] = deque()
         self.in_flight = 0
-        self.is_muted = False  # while a batch is under way that nothing may overtake
+        self.is_muted = False  # while a batch is in flight that nothing may overtake
         self.growth_max = growth_max
 
 
 class TopicQueues:
-    """The queues of one topic, made when they are first used."""
+    """The queues of one topic, created on first use."""
 
     __slots__ = ("_growth_max", "name", "partitions", "queues", "slots", "sticky")
 
@@ -89,7 +89,7 @@ class TopicQueues:
         self.slots = slots
         self.sticky = sticky
         self.partitions = partitions
-        self.queues: list[PartitionQueue | None] = [None] * partitions  # also those that a new topic of the name lacks
+        self.queues: list[PartitionQueue | None] = [None] * partitions  # also those that a recreated topic lacks
         self._growth_max = growth_max
 
     def grow(self, partitions: int) -> None:
@@ -111,7 +111,7 @@ class TopicQueues:
 
 
 class Accumulator:
-    """All that waits to be sent, and the memory it is in."""
+    """Everything that waits to be sent, and its memory."""
 
     def __init__(
         self,
@@ -130,23 +130,23 @@ class Accumulator:
         self.appender = RecordAppender(DeliveryFuture)
         self.active: dict[PartitionQueue, None] = {}  # queues with batches, in the order of their turns
         self.waiting_batches = 0
-        self.ready_bytes = 0  # of batches that are full and wait
-        self.incomplete: dict[ProducerBatch, None] = {}  # all that have not ended, in the order they were opened
+        self.ready_bytes = 0  # full batches that are waiting
+        self.incomplete: dict[ProducerBatch, None] = {}  # all unfinished batches, in the order they were opened
         self.is_flushing = 0
         self.hooks = hooks
         self._settings = settings
         self._now_ms = now_ms
         self._wake_sender = wake_sender
         self._send_now = send_now
-        self._available = available  # the partitions of a topic that keyless records may go to
+        self._available = available  # the topic's partitions that keyless records may go to
         self._topics: dict[str, TopicQueues] = {}
         self._held_topics: set[str] = set()  # the compiled appender must not know them yet
         self._batch_capacity = max(min(settings.batch_size, settings.max_request_size), BATCH_HEADER_SIZE)
         self._spare_bytes = max(self._batch_capacity, settings.buffer_memory // _SPARE_PORTIONS)
         self._is_stopped = False
         self._backoff: Backoff = settings.retry_backoff
-        self.wake_slack_ms = 0.0  # how much later than it should the sender may look
-        self.next_look_ms = float("inf")  # when the sender looks by itself, as it last said
+        self.wake_slack_ms = 0.0  # how much later than due the sender may look
+        self.next_look_ms = float("inf")  # when the sender will look by itself, as it last said
 
     # Topics
 
@@ -177,11 +177,11 @@ class Accumulator:
             return topic
 
     def hold_topic(self, name: str) -> None:
-        """Keep the topic from the compiled appender, so that every record to it goes the slow way. Under `lock`."""
+        """Hide the topic from the compiled appender, so that every record to it takes the slow path. Under `lock`."""
         self._held_topics.add(name)
 
     def release_topic(self, name: str) -> None:
-        """Let the compiled appender have the topic, if it is known. Under `lock`."""
+        """Show the topic to the compiled appender, if its metadata is known. Under `lock`."""
         self._held_topics.discard(name)
         topic = self._topics.get(name)
         if topic is not None:
@@ -190,30 +190,30 @@ class Accumulator:
     # Memory
 
     def reserve(self, size: int) -> None:
-        """Count memory outside of the pool against `buffer.memory`, if batches still fit beside it. Under `lock`.
+        """Count memory outside the pool against `buffer.memory`, if batches still fit beside it. Under `lock`.
 
-        Raises NoRoom with all that must be free for that.
+        Raises NoRoom with the total that must be free for that.
         """
         if not self.pool.reserve(size, spare=self._spare_bytes):
             raise NoRoom(min(size + self._spare_bytes, self.pool.memory_bytes))
 
     def unreserve(self, size: int) -> None:
-        """Under `lock`; the sender then wakes those who wait for memory."""
+        """Under `lock`; the sender then wakes the threads waiting for memory."""
         self.pool.unreserve(size)
         if self.pool.has_waiters:
             self._wake_sender()
 
     def wait_for_room(self, size: int, wake: Callable[[], None], *, first: bool = False) -> MemoryWaiter | None:
-        """Have `wake` called once there is room, before all others with `first`; None where it need not be waited for.
+        """Have `wake` called once there is room (with `first`, before all others); None if there is no need to wait.
 
-        The caller tries again then, ends the wait with `stop_waiting`, and wakes the sender: what it was woken for and
-        has not taken is for the next one who waits, whom nobody else would wake.
+        The caller then tries again, ends the wait with `stop_waiting`, and wakes the sender: any room that the caller
+        did not take goes to the next waiter, which nobody else would wake.
         """
         with self.lock:
             if self._is_stopped or self.pool.available_bytes >= size:
                 return None
             waiter = self.pool.wait_for(size, wake, first=first)
-        self._wake_sender()  # what is in batches goes now, whether or not they are full
+        self._wake_sender()  # batches go out now, whether or not they are full
         return waiter
 
     def stop_waiting(self, waiter: MemoryWaiter) -> None:
@@ -221,7 +221,7 @@ class Accumulator:
             self.pool.forget(waiter)
 
     def stop(self) -> None:
-        """Nothing is sent any more, so no memory comes free: whoever waits for it finds the producer closed."""
+        """Nothing is sent any more, so no memory will become free: waiters find that the producer is closed."""
         with self.lock:
             self._is_stopped = True
             self.pool.wake_all()
@@ -242,9 +242,10 @@ class Accumulator:
     ) -> DeliveryFuture:
         """Append a record, opening a batch if need be. Without a partition it goes where keyless records go.
 
-        The `future` is filled in; without one a new one is made. What was `reserved` for the record is given up for its
-        place in a batch, and stays reserved where it gets none.
-        Raises NoRoom when there is no memory for a new batch now, and RecordTooLargeError.
+        The `future` is filled in; without one, a new one is created. The room `reserved` for the record is released
+        when it gets a place in a batch, and stays reserved otherwise.
+
+        Raises NoRoom if there is no memory for a new batch now, and RecordTooLargeError.
         """
         size_max = self.check_size(topic.name, key, value, headers)
         with self.lock, self._guard:
@@ -271,7 +272,7 @@ class Accumulator:
         timestamp: int,
         size_max: int,
     ) -> tuple[ProducerBatch, int]:
-        """Write the record; its batch, and its index there."""
+        """Write the record; returns its batch, and its index there."""
         is_sticky = partition is None
         while True:
             if partition is None:
@@ -286,8 +287,7 @@ class Accumulator:
             if index >= 0:
                 break
             if is_sticky and topic.sticky.is_due and topic.partitions > 1:
-                # It is full and may go, but stays open: if it still waits when its partition has its next turn, it
-                # grows.
+                # It is full and may go, but stays open: if it is still waiting at its partition's next turn, it grows.
                 batch.want()
                 partition = None
             elif not self._grow(queue, batch, size_max):
@@ -297,7 +297,7 @@ class Accumulator:
         return batch, index
 
     def check_size(self, topic: str, key: bytes | None, value: bytes | None, headers: bytes | None) -> int:
-        """The most that a batch with this record alone may need; raises RecordTooLargeError."""
+        """The most that a batch with only this record may need; raises RecordTooLargeError."""
         size_max = BATCH_HEADER_SIZE + record_size_max(key, value, headers)
         if size_max > self._settings.max_request_size:
             raise RecordTooLargeError(
@@ -309,10 +309,10 @@ class Accumulator:
     def append_rows(
         self, topic: TopicQueues, partition: int | None, rows: WritableRows, first: int, end: int
     ) -> ProducerBatch:
-        """Append rows as a batch of their own, behind what the partition has; raises NoRoom as `append` does."""
+        """Append rows as a batch of their own, behind what is queued for the partition; raises NoRoom."""
         size_max = rows.size_max(first, end)
         capacity = self._batch_capacity
-        while capacity < size_max:  # in the sizes that growing batches have, so that buffers are used again
+        while capacity < size_max:  # the same sizes as growing batches, so that buffers are reused
             capacity = min(capacity * _GROWTH_FACTOR, max(size_max, self._settings.batch_growth_max_bytes))
         with self.lock, self._guard:
             is_sticky = partition is None
@@ -383,14 +383,14 @@ class Accumulator:
         return buffer
 
     def add(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
-        """Put a new batch behind the others of its partition."""
+        """Put a new batch at the end of its partition's queue."""
         queue.batches.append(batch)
         self.active[queue] = None
         self.waiting_batches += 1
         self.incomplete[batch] = None
 
     def _grow(self, queue: PartitionQueue, batch: ProducerBatch, size_max: int) -> bool:
-        """Give a full batch more room where it has to wait anyway, so that fewer and larger ones are sent."""
+        """Give a full batch more room if it has to wait anyway, so that fewer and larger ones are sent."""
         if queue.batches[0] is batch and not queue.is_muted and queue.in_flight < self._settings.max_in_flight:
             return False
         needed = batch.size + size_max
@@ -404,16 +404,16 @@ class Accumulator:
         return True
 
     def _close(self, queue: PartitionQueue, batch: BatchBuilder) -> None:
-        """The batch is full: nothing more goes in, and the sender may have it."""
+        """The batch is full: nothing more goes in, and the sender may take it."""
         batch.close()
         queue.topic.slots.set_open(queue.topic_partition.partition, None)
         self.ready_bytes += batch.size
         self._wake_sender()
 
-    # What the sender takes
+    # Used by the sender
 
     def ready_at_ms(self, queue: PartitionQueue, now_ms: float) -> float:
-        """When the first batch of a partition may go: now or earlier if it is ready, infinity if it has none."""
+        """When the partition's first batch may go: now or earlier if it is ready, infinity if there is none."""
         if not queue.batches or queue.is_muted:
             return float("inf")
         batch = queue.batches[0]
@@ -431,7 +431,7 @@ class Accumulator:
         return batch.created_ms + self._settings.linger_ms
 
     def take(self, queue: PartitionQueue, now_ms: float) -> ProducerBatch:
-        """Take the first batch, which goes out now; the partition's next turn comes after those of all others."""
+        """Take the first batch, which goes out now; the partition's next turn comes after all others."""
         with self.lock, self._guard:
             batch = queue.batches.popleft()
             if batch.is_open:
@@ -449,7 +449,7 @@ class Accumulator:
         return batch
 
     def take_alone(self, batch: ProducerBatch, now_ms: float) -> bool:
-        """Take a batch if nothing else of its partition waits or is under way; nothing more goes until `unmute`."""
+        """Take a batch if nothing else of its partition is waiting or in flight; nothing more goes until `unmute`."""
         queue = self.queue_of(batch)
         with self.lock, self._guard:
             if queue.in_flight or queue.is_muted or len(queue.batches) != 1 or queue.batches[0] is not batch:
@@ -466,7 +466,7 @@ class Accumulator:
     def put_back(
         self, batch: ProducerBatch, retry_at_ms: float, order_of: Callable[[ProducerBatch], int] | None
     ) -> None:
-        """A batch goes out again: before all that never did, and in the order of sequences with those that did."""
+        """Queue a batch for resending: ahead of batches never sent, and in sequence order among resent ones."""
         with self.lock:
             queue = self.queue_of(batch)
             batch.attempts += 1
@@ -492,7 +492,7 @@ class Accumulator:
         return topic.queue(batch.topic_partition.partition)
 
     def answered(self, batch: ProducerBatch) -> None:
-        """The batch is not under way any more."""
+        """The batch is no longer in flight."""
         if batch.in_flight:
             batch.in_flight = False
             self.queue_of(batch).in_flight -= 1
@@ -503,7 +503,7 @@ class Accumulator:
         replace: Callable[[ProducerBatch, list[ProducerBatch]], None] | None,
         order_of: Callable[[ProducerBatch], int] | None,
     ) -> None:
-        """Make smaller batches of one that is too large for the broker. They are outside of the pool, and go next."""
+        """Split a batch that is too large for the broker. The parts are outside the pool, and go next."""
         half = BATCH_HEADER_SIZE + (batch.size - BATCH_HEADER_SIZE + 1) // 2
         parts = split_records(batch, min(self._settings.batch_size, half))
         if replace is not None:
@@ -518,7 +518,7 @@ class Accumulator:
         self.release(batch)
 
     def release(self, batch: ProducerBatch) -> None:
-        """The batch has ended and nothing of it is under way: its memory is free."""
+        """The batch has ended and nothing of it is in flight: its memory is free."""
         with self.lock:
             self.incomplete.pop(batch, None)
             buffer = batch.take_buffer()
@@ -526,16 +526,16 @@ class Accumulator:
                 self.pool.give_back(buffer, keep=self._is_kept(len(buffer)))
 
     def _is_kept(self, size: int) -> bool:
-        """Buffers of a record larger than a batch are let go: nobody is likely to ask for just that size."""
+        """Buffers for a record larger than a batch are not kept: nobody is likely to need exactly that size again."""
         return size == self._batch_capacity or (size <= self._settings.batch_growth_max_bytes and not size % _ALIGNED)
 
     def oldest(self) -> ProducerBatch | None:
-        """The batch that was opened first of those that have not ended."""
+        """The oldest unfinished batch."""
         with self.lock:  # others add to it meanwhile
             return next(iter(self.incomplete), None)
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
-        """Take out the batches that have waited for longer than `delivery.timeout.ms`."""
+        """Take out batches that have waited longer than `delivery.timeout.ms`."""
         deadline_ms = now_ms - self._settings.delivery_timeout_ms
         taken: list[ProducerBatch] = []
         with self.lock, self._guard:
@@ -545,7 +545,7 @@ class Accumulator:
         return taken
 
     def take_all(self, *, unsent_only: bool) -> list[ProducerBatch]:
-        """Take out all that wait; with `unsent_only` those that have been sent before stay, to be sent again."""
+        """Take out everything that waits; with `unsent_only`, batches that were sent before stay for resending."""
         taken: list[ProducerBatch] = []
         with self.lock, self._guard:
             for queue in list(self.active):
@@ -559,7 +559,7 @@ class Accumulator:
         return taken
 
     def take_queue(self, queue: PartitionQueue) -> list[ProducerBatch]:
-        """Take out all that wait for one partition."""
+        """Take out everything that waits for one partition."""
         taken: list[ProducerBatch] = []
         with self.lock, self._guard:
             while queue.batches:

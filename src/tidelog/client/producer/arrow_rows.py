@@ -1,7 +1,7 @@
-"""Rows of Arrow tables on their way to partitions: which columns, which partition, which batches; and their future.
+"""Rows of Arrow tables on their way to partitions: choosing columns, partitions and batches, and their future.
 
-What always holds: rows of a partition keep their order; a row goes where `send` would send its record; nothing is
-appended before all columns and all sizes were found good. pyarrow is imported by the first call of `plan_rows`.
+What always holds: rows of a partition keep their order. A row goes where `send` would send its record. Nothing is
+appended before all columns and all sizes have been checked. The first call of `plan_rows` imports pyarrow.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from tidelog.records.arrow_rows import ArrowRows
 
-# The columns that are taken where they exist and nothing else is said: those of a consumer's `poll_arrow`.
+# The columns that are used if they exist and no others are named: those of a consumer's `poll_arrow`.
 _DEFAULT_COLUMNS = {"key": "key", "value": "value", "headers": "headers"}
 
 
 class ArrowColumns(NamedTuple):
-    """The names of columns, or what stands for them."""
+    """The names of columns, or their defaults."""
 
     key: str | None
     value: str | None
@@ -57,7 +57,7 @@ class StoredRows(NamedTuple):
 def plan_rows(
     settings: ProducerSettings, topic: str, partitions: int, data: Any, columns: ArrowColumns
 ) -> list[RowsRun]:
-    """The batches that a table's rows become, in order."""
+    """The batches for a table's rows, in order."""
     require_pyarrow("send_arrow")
     import pyarrow as pa
 
@@ -82,7 +82,7 @@ def plan_rows(
 
 
 def _check_there_is_content(topic: str, names: list[str], columns: ArrowColumns) -> None:
-    """Rows of which neither a key nor a value is taken would be stored as empty records, which nobody means."""
+    """Rows without a key or value column would be stored as empty records, which nobody wants."""
     if columns.key is None and columns.value is None and not {"key", "value"} & set(names):
         known = ", ".join(names) or "none"
         raise SerializationError(
@@ -119,7 +119,7 @@ def _plan_batch(
 def _partitioned(
     settings: ProducerSettings, topic: str, partitions: int, batch: pa.RecordBatch, columns: ArrowColumns
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of the batch by their partitions, NO_PARTITION for those that go where keyless records go."""
+    """The rows of the batch by partition; NO_PARTITION for those that go where keyless records go."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -164,7 +164,7 @@ def _column(batch: pa.RecordBatch, role: str, name: str | int | None) -> pa.Arra
 
 
 class RowsFuture:
-    """What becomes of all rows of one `send_arrow`."""
+    """The outcome of all rows of one `send_arrow`."""
 
     __slots__ = ("_batches",)
 
@@ -172,13 +172,13 @@ class RowsFuture:
         self._batches = tuple(batches)
 
     def done(self) -> bool:
-        """Whether every row was stored or given up."""
+        """Whether every row was stored or has failed."""
         return all(batch.is_done for batch in self._batches)
 
     def result(self, timeout: float | None = None) -> list[StoredRows]:
-        """Wait for all rows and say where they were stored; raises why the first that was not is not.
+        """Wait for all rows and return where they were stored; raises the error of the first row that failed.
 
-        RequestTimeoutError when nothing is known within `timeout` seconds: rows may still be delivered.
+        RequestTimeoutError after `timeout` seconds without an outcome: rows may still be delivered.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -199,7 +199,7 @@ class RowsFuture:
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call it with this future once it is done: on the producer's thread, or immediately if it already is."""
         left = len(self._batches)
-        counting = threading.Lock()  # batches end on the producer's thread while this one counts those that had
+        counting = threading.Lock()  # batches end on the producer's thread while this one counts those that have
 
         def one_ended() -> None:
             nonlocal left

@@ -1,7 +1,7 @@
-"""The producer for asyncio: the same core, in the application's own event loop.
+"""The producer for asyncio: the same core, on the application's own event loop.
 
-What always holds: it belongs to the event loop in which it was first used; `send` waits only for room in the buffer and
-for the first news of a topic, and lets others have their turn once a batch is full; callbacks run in the loop.
+What always holds: it belongs to the event loop on which it was first used. `send` waits only for room in the buffer and
+for the first metadata of a topic, and yields to other tasks once a batch is full. Callbacks run on the loop.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
         if headers is None and on_delivery is None and self._append(topic, value, key, None, partition, timestamp):
             return
         await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
-        # A batch was opened, so others are full: without this a loop of sends would keep the sender from sending.
+        # A batch was opened, so others are full. Without yielding, a loop of sends would keep the sender from sending.
         await asyncio.sleep(0)
 
     async def send(
@@ -85,7 +85,7 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
         if headers is None:
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, on_delivery)
             if future is not None:
-                return future  # type: ignore[return-value]  # the appender was given this class to make
+                return future  # type: ignore[return-value]  # the appender creates futures of this class
         sent = await self._send(topic, value, key, headers, partition, timestamp, on_delivery)
         await asyncio.sleep(0)
         return sent
@@ -105,8 +105,8 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
             future = self._append_with_receipt(topic, value, key, None, partition, timestamp, None)
         if future is None:
             future = await self._send(topic, value, key, headers, partition, timestamp, None)
-        # Before the sender looks, so that it sends the batch instead of noting for how long it may linger.
-        return await future  # type: ignore[misc,no-any-return]  # the appender was given the class of futures to make
+        # Before the sender looks, so that it sends the batch instead of working out how long it may linger.
+        return await future  # type: ignore[misc,no-any-return]  # the appender creates futures of that class
 
     async def _send(
         self,
@@ -150,11 +150,11 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
         batches = []
         for run in plan_rows(core.settings, topic, queues.partitions, data, columns):
             batches.append(await self._with_room(partial(core.accumulator.append_rows, queues, *run)))
-            await asyncio.sleep(0)  # the sender's turn
+            await asyncio.sleep(0)  # let the sender run
         return RowsFuture(batches)
 
     async def _with_room(self, append: Callable[[], T]) -> T:
-        """Append as soon as there is room, for which it waits up to `max.block.ms`."""
+        """Append as soon as there is room, waiting up to `max.block.ms` for it."""
         try:
             return append()
         except NoRoom as no_room:
@@ -169,7 +169,7 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
                 except NoRoom as no_room:
                     size = no_room.size
         finally:
-            self._core.wake()  # the room that it was woken for and didn't take is for the next who waits
+            self._core.wake()  # room that this one was woken for and did not take goes to the next waiter
 
     async def _wait_for_room(self, size: int, deadline_s: float) -> None:
         accumulator = self._core.accumulator
@@ -228,7 +228,7 @@ class AsyncProducer(AsyncTransactionCalls, AsyncClosing):
         state = "open" if self._is_open else "closed"
         return f"<AsyncProducer {self._core.settings.cluster.client_id} {state}>"
 
-    # What is known
+    # Metadata and metrics
 
     async def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
         """The partitions of a topic, with leaders and replicas; waits up to `max.block.ms` for its metadata."""

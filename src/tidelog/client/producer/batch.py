@@ -1,7 +1,7 @@
-"""A producer's batch: the records of one partition that are sent together, from the first of them to their end.
+"""A producer's batch: the records of one partition that are sent together, from the first record to the outcome.
 
-What always holds: a batch ends once, delivered or failed, and everyone who waits for it is told, callbacks on the event
-loop's thread; its buffer belongs to it until `take_buffer`. The records are written by the compiled builder; `seal`
+What always holds: a batch ends once, delivered or failed, and everyone who waits for it is told, with callbacks on the
+event loop's thread. Its buffer belongs to it until `take_buffer`. The compiled builder writes the records. `seal`
 writes the header over them each time the batch is sent, because producer epoch and sequence may change in between.
 """
 
@@ -36,7 +36,7 @@ NO_SEQUENCE = -1
 SEQUENCE_MASK = 0x7FFFFFFF  # sequences count 0 .. 2^31-1 and start over at 0
 _NO_LOG_APPEND_TIME = -1
 
-# Guards the moment at which batches end, for those who come to wait for one just then. It is held for a few steps only.
+# Guards the moment when batches end against threads that start waiting just then. It is held for a few steps only.
 _ending = threading.Lock()
 
 
@@ -81,19 +81,19 @@ class ProducerBatch(BatchBuilder):
         is_pooled: bool = True,
         send_now: Callable[[ProducerBatch, float | None], bool] | None = None,
     ) -> None:
-        """`send_now` has the thread that waits for the batch send it, if it can, and says whether it has ended."""
+        """`send_now` lets the thread that waits for the batch send it, if it can; it returns whether it has ended."""
         super().__init__(buffer, capacity)
         self.topic_partition = topic_partition
         self.created_ms = created_ms
         self.wake_sender = wake_sender
         self.send_now = send_now
-        self.is_pooled = is_pooled  # whether its buffer was lent by the pool
-        self.is_wanted = False  # whether someone waits for it, so that it need not wait for more records
+        self.is_pooled = is_pooled  # whether the pool lent its buffer
+        self.is_wanted = False  # whether someone waits for it, so that it need not linger for more records
         self.in_flight = False
         self.attempts = 0
         self.last_attempt_ms = created_ms
         self.drained_ms = 0.0
-        self.leader_epoch = -1  # of the leader it was sent to last
+        self.leader_epoch = -1  # of the leader it was last sent to
         self.payload: bytes | None = None  # the compressed records
         self.producer_id = -1
         self.producer_epoch = -1
@@ -104,7 +104,7 @@ class ProducerBatch(BatchBuilder):
         self.log_append_time = _NO_LOG_APPEND_TIME
         self.error: ClientError | None = None
         self.record_errors: Mapping[int, str] | None = None
-        self.parts: Sequence[ProducerBatch] | None = None  # what it was split into
+        self.parts: Sequence[ProducerBatch] | None = None  # the batches it was split into
         self._ended: threading.Event | None = None
         self._watchers: list[Callable[[], object]] | None = None
 
@@ -123,7 +123,7 @@ class ProducerBatch(BatchBuilder):
         self.base_sequence = base_sequence
 
     def seal(self, compression: Compression, level: int | None, *, is_transactional: bool) -> bytes | memoryview:
-        """The bytes to send, with the header that fits now. The records are compressed the first time."""
+        """The bytes to send, with an up-to-date header. The records are compressed the first time."""
         buffer = self.buffer
         assert buffer is not None  # it is given away only when the batch has ended
         attributes = int(compression) | (TRANSACTIONAL_BIT if is_transactional else 0)
@@ -134,7 +134,7 @@ class ProducerBatch(BatchBuilder):
         _HEADER.pack_into(
             buffer,
             0,
-            0,  # the offset is for the broker to write
+            0,  # the broker fills in the offset
             size - LOG_OVERHEAD,
             -1,
             MAGIC,
@@ -161,11 +161,11 @@ class ProducerBatch(BatchBuilder):
     # Its end
 
     def deliver(self, base_offset: int, log_append_time: int = _NO_LOG_APPEND_TIME) -> bool:
-        """The broker has stored it. Says whether that was news."""
+        """The broker has stored it. Returns whether that was news."""
         return self._end(None, None, base_offset, log_append_time)
 
     def fail(self, error: ClientError, record_errors: Mapping[int, str] | None = None) -> bool:
-        """It was given up; `record_errors` says what is wrong with single records. Says whether that was news."""
+        """The batch failed; `record_errors` has the errors of single records. Returns whether that was news."""
         return self._end(error, record_errors, -1, _NO_LOG_APPEND_TIME)
 
     def _end(
@@ -192,7 +192,7 @@ class ProducerBatch(BatchBuilder):
         for watcher in watchers or ():
             try:
                 watcher()
-            except Exception:  # the application's code may raise anything
+            except Exception:  # application code may raise anything
                 logger.exception("a callback of a future failed for a record to %s", self.topic_partition)
 
     def hand_over_watchers(self) -> list[Callable[[], object]]:
@@ -206,7 +206,7 @@ class ProducerBatch(BatchBuilder):
         return watchers
 
     def split_into(self, parts: Sequence[ProducerBatch]) -> None:
-        """Other batches have its records now; it ends when the last of them does."""
+        """Its records were moved to other batches; it ends when the last of those does."""
         self.parts = parts
         for receipt in self.take_callbacks():
             part, index = self.place_of(receipt.index)
@@ -221,7 +221,7 @@ class ProducerBatch(BatchBuilder):
             self._tell()
 
     def place_of(self, index: int) -> tuple[ProducerBatch, int]:
-        """The batch that a record is in, and its index there."""
+        """The batch that holds a record, and its index there."""
         for part in self.parts or ():
             if index < part.count:
                 return part.place_of(index)
@@ -229,13 +229,13 @@ class ProducerBatch(BatchBuilder):
         return self, index
 
     def all_parts(self) -> list[ProducerBatch]:
-        """The batches that its records were sent in: itself, or what it was split into."""
+        """The batches that carried its records: itself, or its parts."""
         if self.parts is None:
             return [self]
         return [smaller for part in self.parts for smaller in part.all_parts()]
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait for its end in another thread; whether it has ended."""
+        """Wait for its end in another thread; returns whether it has ended."""
         if self.is_done:
             return True
         if self.send_now is not None and not self.is_wanted:
@@ -254,13 +254,13 @@ class ProducerBatch(BatchBuilder):
         return ended.wait(timeout_s)
 
     def want(self) -> None:
-        """Someone waits, so it is sent without lingering."""
+        """Someone waits for it, so it is sent without lingering."""
         if not self.is_wanted and not self.is_done:
             self.is_wanted = True
             self.wake_sender()
 
     def watch(self, watcher: Callable[[], object]) -> bool:
-        """Have it called when the batch ends, on the loop's thread; False when that has happened already."""
+        """Have it called on the loop's thread when the batch ends; False if it has already ended."""
         with _ending:
             if self.is_done:
                 return False
@@ -286,7 +286,7 @@ class ProducerBatch(BatchBuilder):
         )
 
     def error_of(self, receipt: RecordReceipt) -> ClientError | None:
-        """Why a record was given up, or None for one that was stored."""
+        """Why a record failed; None if it was stored."""
         part, index = self.place_of(receipt.index)
         error = part.error
         if error is None or not part.record_errors:
@@ -304,24 +304,24 @@ class ProducerBatch(BatchBuilder):
 
 
 def tell_sender(batch: ProducerBatch, receipt: RecordReceipt) -> None:
-    """Call a record's `on_delivery`; what it raises is logged, because nobody is there to catch it."""
+    """Call a record's `on_delivery`; exceptions are logged, because nobody could catch them."""
     error = batch.error_of(receipt)
     metadata = batch.metadata_of(receipt) if error is None else None
     try:
-        receipt.on_delivery(metadata, error)  # type: ignore[operator]  # what was given as a callback
-    except Exception:  # the application's code may raise anything
+        receipt.on_delivery(metadata, error)  # type: ignore[operator]  # the callback the user passed
+    except Exception:  # application code may raise anything
         logger.exception("a delivery callback failed for a record to %s", batch.topic_partition)
 
 
 def future_batch(future: DeliveryFuture) -> ProducerBatch:
-    """The batch of a future, which for a producer's futures is always of this class."""
+    """The batch of a future; for a producer's futures it is always of this class."""
     batch = future.batch
     assert isinstance(batch, ProducerBatch)
     return batch
 
 
 def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
-    """The records of a batch in smaller ones of about this size, each with one record at least."""
+    """The records of a batch as smaller batches of about this size, each with at least one record."""
     buffer = batch.buffer
     assert buffer is not None
     records = decode_objects(
@@ -330,7 +330,7 @@ def split_records(batch: ProducerBatch, size_max: int) -> list[ProducerBatch]:
     parts: list[ProducerBatch] = []
     for record in records:
         headers = encode_header_list(record.headers) if record.headers else None
-        # A large record has room to spare in its part; a small one that went along would make the same batch again.
+        # A large record leaves room to spare in its part; adding a small one there would recreate the same batch.
         is_full = not parts or parts[-1].size >= size_max
         if is_full or parts[-1].append(record.key, record.value, headers, record.timestamp) < 0:
             if parts:

@@ -1,9 +1,9 @@
-"""The memory of a producer: buffers that are lent to batches and come back, bounded by `buffer.memory`.
+"""The memory of a producer: buffers that are lent to batches and returned, bounded by `buffer.memory`.
 
-What always holds: what is lent is never more than the bound, and neither is what is lent and kept for reuse together;
-whoever finds no room can leave a callback, and is called, in the order of asking, once there is room again. Being
-called is no promise: others may have been faster, and then the caller asks again. The pool does not wait: that is for
-its users, who have a thread or an event loop to do it with.
+What always holds: lent memory never exceeds the bound, and neither does lent memory plus what is kept for reuse. A
+caller that finds no room can leave a callback, and callbacks run in order once there is room again. Being called is no
+promise: others may have been faster, in which case the caller asks again. The pool never waits: that is up to its
+users, who have a thread or an event loop for it.
 
 It is used under the accumulator's lock, except for `available`.
 """
@@ -23,7 +23,7 @@ class MemoryWaiter(NamedTuple):
 
 
 class BufferPool:
-    """Lends buffers of any size and keeps those that are likely to be asked for again."""
+    """Lends buffers of any size and keeps those that are likely to be needed again."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -42,7 +42,7 @@ class BufferPool:
         return bool(self._waiters)
 
     def lend(self, size: int) -> bytearray | None:
-        """A buffer of exactly this size, with anything in it; None when there is no room."""
+        """A buffer of exactly this size, with arbitrary contents; None if there is no room."""
         if size > self.available_bytes:
             return None
         self.lent_bytes += size
@@ -54,7 +54,7 @@ class BufferPool:
         return bytearray(size)
 
     def give_back(self, buffer: bytearray, *, keep: bool) -> None:
-        """Take it back; with `keep` it is held for the next who asks for its size."""
+        """Take it back; with `keep` it is held for the next request of that size."""
         size = len(buffer)
         self.lent_bytes -= size
         if keep:
@@ -62,7 +62,7 @@ class BufferPool:
             self._free_bytes += size
 
     def reserve(self, size: int, *, spare: int) -> bool:
-        """Count bytes that lie elsewhere as lent, if at least `spare` bytes are left after that; says whether."""
+        """Count external bytes as lent, if at least `spare` bytes are left after that; returns whether they are."""
         if size + spare > self.available_bytes:
             return False
         self.lent_bytes += size
@@ -81,7 +81,7 @@ class BufferPool:
             excess -= size
 
     def wait_for(self, size: int, wake: Callable[[], None], *, first: bool = False) -> MemoryWaiter:
-        """Have `wake` called once there is room, before all others with `first`."""
+        """Have `wake` called once there is room (with `first`, before all others)."""
         waiter = MemoryWaiter(size, wake)
         if first:
             self._waiters.appendleft(waiter)
@@ -96,14 +96,14 @@ class BufferPool:
             self._waiters.remove(waiter)
 
     def wake_all(self) -> None:
-        """Nothing more is lent: whoever waits finds out."""
+        """Nothing more is lent; waiters are told."""
         while self._waiters:
             self._waiters.popleft().wake()
 
     def wake_waiters(self, *, at_least: int = 0) -> None:
-        """Wake those for whom there is room, in order; nobody as long as less than `at_least` is available.
+        """Wake waiters for whom there is room, in order; nobody as long as less than `at_least` is available.
 
-        Whoever was woken must have this called again after its next attempt: it may have left the room to others.
+        A woken waiter must have this called again after its next attempt: it may have left room for others.
         """
         room = self.available_bytes
         if room < min(at_least, self.memory_bytes):

@@ -1,7 +1,7 @@
-"""Asking a coordinator about transactions again and again, until it answers or the time is up.
+"""Retries a question about transactions to a coordinator until it answers or the time is up.
 
-What always holds: only answers that may pass are waited for, and each is told to the coordinator's look-up, which finds
-out when it has moved. What is asked is in `transaction_requests`.
+What always holds: only temporary errors are retried, and each is passed to the coordinator lookup, which finds out when
+the coordinator has moved. The questions are in `transaction_requests`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.client.network.routing import Coordinator
 from tidelog.client.producer.transaction_requests import may_pass
 from tidelog.protocol import ErrorCode
 
-# The transaction before is still being ended, which takes moments: a shorter pause than for real failures.
+# The previous transaction is still being completed, which takes moments: a shorter pause than for real failures.
 _CONCURRENT_BACKOFF = Backoff(0.01, 0.1)
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ async def ask_coordinator(
     last_error: ClientError | None = None
     while True:
         try:
-            # One attempt may take longer than all of them may: a broker that hangs is given up on only after a while.
+            # A single attempt can outlast the whole deadline: a broker that hangs is given up on only after a while.
             async with asyncio.timeout_at(deadline_s):
                 return await ask(await coordinator.connection())
         except TimeoutError:

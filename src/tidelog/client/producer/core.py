@@ -1,7 +1,7 @@
-"""The producer's core: cluster, accumulator and sender put together, and what both producers do the same way.
+"""The producer's core: combines cluster, accumulator and sender, and holds what both producers do the same way.
 
-What always holds: it belongs to one event loop, on which all coroutines here run; `prepare`, `append` and
-`check_usable` may be called from any thread and never wait. The facades do the waiting, each in its own way.
+What always holds: it belongs to one event loop, on which all coroutines here run. `prepare`, `append` and
+`check_usable` may be called from any thread and never wait. The front ends do the waiting, each in its own way.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from tidelog.records.kernel_build import RecordAppender, RecordReceipt, encode_h
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 DeliveryCallback = Callable[[RecordMetadata | None, ClientError | None], object]
 
-# What may pass while a topic is being made, in the eyes of one who is about to write to it.
+# Errors that are temporary while a topic is being created, from a writer's point of view.
 _TOPIC_COMES = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
-# Those whose open batches a forked child must not fill: nobody would send them.
+# Producers whose open batches a forked child must not fill: nobody would send them.
 _cores: weakref.WeakSet[ProducerCore] = weakref.WeakSet()
 
 
 class _LockedAppender:
-    """The appender where it isn't compiled, and so isn't atomic."""
+    """The appender where it isn't compiled, and therefore isn't atomic."""
 
     def __init__(self, appender: RecordAppender, lock: threading.Lock) -> None:
         self._appender = appender
@@ -81,7 +81,7 @@ class ProducerCore:
         make_hooks: Callable[[ProducerCore], TransactionHooks] | None = None,
         may_send_from_callers: bool = False,
     ) -> None:
-        """With `may_send_from_callers` a thread that waits for a record may send it itself."""
+        """With `may_send_from_callers`, a thread that waits for a record may send it itself."""
         clock = clock or SystemClock()
         self.settings = settings
         self.owner = owner
@@ -120,7 +120,7 @@ class ProducerCore:
         self._acknowledge = self.interceptors.on_acknowledgement if self.interceptors.wants_acknowledgements else None
 
     def start(self) -> None:
-        """Begin to send, on the running event loop."""
+        """Start sending, on the running event loop."""
         if not self._is_started:
             self._is_started = True
             self.cluster.add_listener(self._on_metadata)
@@ -134,7 +134,7 @@ class ProducerCore:
     def _send_now(self, batch: ProducerBatch, timeout_s: float | None) -> bool:
         return not self.fork_guard.forked and self.sender.send_from_caller(batch, timeout_s)
 
-    # Whether it can be used
+    # Usability
 
     def check_open(self) -> None:
         self.fork_guard.check()
@@ -156,13 +156,13 @@ class ProducerCore:
         self.unplaced.fail_all(error)
 
     def set_fast(self, is_fast: bool) -> None:
-        """Whether records may be appended to open batches without asking anyone."""
+        """Whether records may be appended to open batches without any checks."""
         self.accumulator.appender.set_enabled(is_fast and not self.is_closed and self.fatal_error is None)
 
-    # From what the application gave to what is sent
+    # From the application's record to the batch
 
     def callers_appender(self) -> RecordAppender:
-        """What appends to open batches in the callers' threads; it refuses records that must be prepared first."""
+        """Fills open batches in the callers' threads; it refuses records that must be prepared first."""
         settings, accumulator = self.settings, self.accumulator
         if settings.interceptors or settings.key_serializer is not None or settings.value_serializer is not None:
             refusing = RecordAppender(DeliveryFuture)
@@ -190,13 +190,13 @@ class ProducerCore:
     def append(
         self, topic: TopicQueues, record: ProducerRecord, on_delivery: DeliveryCallback | None
     ) -> DeliveryFuture:
-        """Choose the partition and append; raises NoRoom where the caller has to wait."""
+        """Choose the partition and append; raises NoRoom if the caller has to wait."""
         return self._append(topic, record, self._callback(on_delivery))
 
     def keep_unplaced(self, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture | None:
-        """Keep a record whose topic isn't known yet, so that `send` need not wait; None where it has to be appended.
+        """Hold a record whose topic isn't known yet, so that `send` need not wait; None if it must be appended instead.
 
-        A transaction is ended by what is in batches, so its records are never kept. Raises NoRoom as `append` does.
+        A transaction ends with what is in batches, so its records are never held. Raises NoRoom like `append`.
         """
         is_known = not self.unplaced.has_topic(record.topic) and self.accumulator.topic(record.topic) is not None
         if self.hooks is not None or is_known:
@@ -254,7 +254,7 @@ class ProducerCore:
         return None
 
     def _available_partitions(self, name: str) -> list[int]:
-        """The partitions that keyless records may go to: with a leader, and not at a broker that takes nothing."""
+        """The partitions that keyless records may go to: with a leader, at a broker that accepts records."""
         known = self.cluster.known_topic(name)
         if known is None:
             return []
@@ -267,17 +267,17 @@ class ProducerCore:
     # Topics
 
     def known_queues(self, name: str, partition: int | None) -> TopicQueues | None:
-        """The topic's queues, if it is known and has that partition."""
+        """The topic's queues, if the topic is known and has that partition."""
         topic = self.accumulator.topic(name)
         if topic is None or (partition is not None and partition >= topic.partitions):
             return None
         return topic
 
     async def load_queues(self, name: str, partition: int | None, timeout_s: float | None = None) -> TopicQueues:
-        """The topic's queues once it is known, for which it waits up to `max.block.ms`; brokers that may create it."""
+        """The topic's queues, waiting up to `max.block.ms` for its metadata; brokers may create the topic."""
         await self._load_topic(name, partition, timeout_s)
         topic = self.accumulator.topic(name)
-        assert topic is not None  # the listener has made it
+        assert topic is not None  # the listener has created it
         return topic
 
     async def _load_queues_until(self, name: str, deadline_s: float) -> TopicQueues:
@@ -353,7 +353,7 @@ class ProducerCore:
         )
 
     async def flush(self) -> None:
-        """Send all that waits, without lingering, and wait until it is delivered or given up."""
+        """Send everything that waits, without lingering, and wait until it is delivered or has failed."""
         batches: list[ProducerBatch] = [*self.unplaced.records, *self.accumulator.incomplete]
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
@@ -378,7 +378,7 @@ class ProducerCore:
             self.accumulator.is_flushing -= 1
 
     async def close(self, timeout_s: float | None) -> None:
-        """Deliver what waits, for at most that long, fail the rest, and end all connections."""
+        """Deliver pending records within that time, fail the rest, and close all connections."""
         self.is_closed = True
         self.set_fast(False)
         try:
@@ -386,7 +386,7 @@ class ProducerCore:
                 async with asyncio.timeout(timeout_s):
                     await self.flush()
         except TimeoutError:
-            pass  # what is left is failed below, which its futures tell
+            pass  # anything left fails below, as its futures report
         finally:
             closed = ClosedError(f"the {self.owner} was closed before the record was acknowledged")
             self.unplaced.stop(closed)
@@ -397,7 +397,7 @@ class ProducerCore:
             await self.cluster.close()
 
     async def flush_within(self, timeout_s: float | None) -> None:
-        """Flush, or say that it took too long."""
+        """Flush; log it if that took too long."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.flush()

@@ -1,8 +1,8 @@
-"""Warnings about records that were given up: `send_nowait` returns no future that would tell.
+"""Warnings about failed records: `send_nowait` returns no future that would report them.
 
-What always holds: every record that is given up is counted in a warning. For each cause, which is a topic and a kind of
-error, there is one warning at once and more after waits that double, however many batches fail. Time is given by the
-caller, who also keeps threads apart.
+What always holds: every failed record is counted in a warning. For each cause (a topic and a kind of error) there is
+one warning immediately and more after intervals that double, however many batches fail. The caller passes in the time,
+and keeps threads apart.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class _Cause:
 
     def __init__(self, error: ClientError) -> None:
         self.error = error  # the latest
-        self.records = 0  # that no warning has counted yet
+        self.records = 0  # not counted by any warning yet
         self.reminders = Reminders()
 
 
 class FailureLog:
-    """Counts the records that a producer gave up, and says so."""
+    """Counts the records that failed, and logs it."""
 
     def __init__(self) -> None:
         self._causes: dict[tuple[str, str], _Cause] = {}
         self._has_untold = False
 
     def note(self, topic: str, records: int, error: ClientError) -> None:
-        """These records failed; the next `tell` says so."""
+        """These records failed; the next `tell` reports them."""
         kind = error.code.name if isinstance(error, BrokerError) else type(error).__name__
         cause = self._causes.get((topic, kind))
         if cause is None:
@@ -43,7 +43,7 @@ class FailureLog:
         self._has_untold = True
 
     def tell(self, now_ms: float) -> float:
-        """Warn of what failed since the last time; says when to come back for what it is too early for."""
+        """Warn of failures since the last time; returns when to call again for those it is too early for."""
         if not self._has_untold:
             return math.inf
         self._has_untold = False
@@ -59,7 +59,7 @@ class FailureLog:
         return next_s * 1000
 
     def tell_all(self) -> None:
-        """The producer ends: say what is left to say."""
+        """The producer is closing: log whatever has not been logged."""
         for (topic, _), cause in self._causes.items():
             if cause.records:
                 _warn(topic, cause)

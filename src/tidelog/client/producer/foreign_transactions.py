@@ -1,8 +1,8 @@
-"""The end of transactions that other producers have begun and handed over, by those who know their names.
+"""Ends transactions that other producers began and handed over, by their ids.
 
-What always holds: a request whose answer was lost is made again, and carried out once; asking for the same end twice
-is answered as it was the first time. An end that can't be had any more because the transaction was ended the other way,
-as by its time-out, is told as `Outcome.LOST` and not raised. Requests run concurrently, a bounded number at a time.
+What always holds: a request whose response was lost is repeated, and carried out once. Requesting the same end twice
+gives the same answer. If the transaction has already ended the other way, for example by its timeout, the result is
+`Outcome.LOST` and nothing is raised. Requests run concurrently, in bounded number.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tidelog.client.producer.transaction_requests import (
 )
 from tidelog.protocol import ErrorCode
 
-_AT_ONCE = 64  # so that a coordinator's queue is not filled by one client
+_AT_ONCE = 64  # so that one client does not fill a coordinator's queue
 _IMPLICIT_FEATURE = ("transaction.version", 2)
 
-# A coordinator's answers that mean: this transaction has ended, and not in the way that is asked for.
+# Coordinator errors that mean that the transaction has already ended, and not in the requested way.
 _ENDED_OTHERWISE = frozenset(
     {
         ErrorCode.PRODUCER_FENCED,
@@ -44,14 +44,14 @@ T = TypeVar("T")
 
 
 class Outcome(enum.Enum):
-    """What became of a transaction that was to be ended."""
+    """The outcome of a transaction that should be ended."""
 
     ENDED = "ended as asked, now or before"
     LOST = "ended the other way before"
 
 
 def adds_partitions_itself(connection: Connection) -> bool:
-    """Whether the brokers add partitions to transactions themselves and count epochs up at their end (KIP-890)."""
+    """Whether brokers add partitions to transactions themselves and bump epochs at their end (KIP-890)."""
     name, level = _IMPLICIT_FEATURE
     return connection.features.get(name, 0) >= level
 
@@ -59,7 +59,7 @@ def adds_partitions_itself(connection: Connection) -> bool:
 async def end_transactions(
     cluster: Cluster, transactions: Iterable[HandedOver], *, committed: bool, timeout_s: float
 ) -> dict[HandedOver, Outcome]:
-    """Commit or abort them all; raises an error that is about none of them, as when no broker can be reached."""
+    """Commit or abort them all; raises errors that concern none of them alone, such as an unreachable cluster."""
     outcomes: dict[HandedOver, Outcome] = {}
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -114,7 +114,7 @@ async def fence_all(
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all, also where one fails, and then raise the first error."""
+    """Wait for all, even if one fails, and then raise the first error."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

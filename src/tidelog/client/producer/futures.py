@@ -24,7 +24,7 @@ class DeliveryFuture(RecordReceipt):
     def done(self) -> bool:
         """Whether the record was stored or has failed."""
         batch = future_batch(self)
-        # A record that was sent before its topic was known moves to another batch, which may happen just now.
+        # A record that was sent before its topic was known moves to another batch, possibly at this very moment.
         return batch.is_done and batch is self.batch
 
     def result(self, timeout: float | None = None) -> RecordMetadata:

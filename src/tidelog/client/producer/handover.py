@@ -1,11 +1,11 @@
 """A transactional producer that leaves its transactions open for others to end, one transactional id after another.
 
 For engines whose workers write and whose driver decides: a worker delivers its records, hands the transaction over by
-its name (`HandedOver`), and continues with the next one under another transactional id, over the same thread and
-connections. Whoever knows the name ends it, see `foreign_transactions`.
+its id (`HandedOver`), and continues under another transactional id, over the same thread and connections. Anyone who
+knows the id can end it, see `foreign_transactions`.
 
-What always holds: when `hand_over` returns, every record is stored; nothing more is written under that id and epoch. A
-transaction that nobody ends is aborted by the broker after `transaction.timeout.ms`, unless two-phase commit is on.
+What always holds: when `hand_over` returns, every record is stored, and nothing more is written under that id and
+epoch. The broker aborts a transaction that nobody ends after `transaction.timeout.ms`, unless two-phase commit is on.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _MAY_COME = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NO
 
 
 class HandedOver(NamedTuple):
-    """An open transaction, all of whose records are stored."""
+    """An open transaction whose records are all stored."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    coordinator_id: int | None = None  # the node that coordinated it when it was handed over
+    coordinator_id: int | None = None  # the node that coordinated it at the handover
 
 
 class HandoverProducer(Producer):
-    """Begin one with `start`, send, and `hand_over`; then `start` again. A failed one is ended with `give_up`."""
+    """Begin one with `start`, send, and `hand_over`; then `start` again. End a failed one with `give_up`."""
 
     def start(self, transactional_id: str) -> None:
         """Fence earlier users of the id, abort their open transaction, and begin a new one."""
@@ -44,7 +44,7 @@ class HandoverProducer(Producer):
         self.begin_transaction()
 
     def hand_over(self, timeout_s: float | None = None) -> HandedOver | None:
-        """Deliver all records and leave the transaction open; None when nothing was written, so nothing is open."""
+        """Deliver all records and leave the transaction open; None if nothing was written, so nothing is open."""
         transactions = transactions_of(self._core)
         producer = self._thread.run(transactions.leave_open(timeout_s=timeout_s))
         if producer is None:
@@ -57,7 +57,7 @@ class HandoverProducer(Producer):
 
     @property
     def cluster(self) -> Cluster:
-        """Its connections, for other requests of the same process; to be used on `loop_thread` alone."""
+        """Its connections, for other requests of the same process; use them only on `loop_thread`."""
         return self._core.cluster
 
     @property
@@ -65,12 +65,12 @@ class HandoverProducer(Producer):
         return self._thread
 
     def check_topic(self, topic: str, timeout_s: float) -> None:
-        """Wait for a topic to be known, for a shorter time than `max.block.ms`; raises NoSuchPartitionError."""
+        """Wait for a topic's metadata for less than `max.block.ms`; raises NoSuchPartitionError."""
         check_topic(self, topic, timeout_s)
 
 
 def check_topic(producer: Producer, topic: str, timeout_s: float) -> None:
-    """Wait for a topic to be known, for a shorter time than `max.block.ms`; raises NoSuchPartitionError."""
+    """Wait for a topic's metadata for less than `max.block.ms`; raises NoSuchPartitionError."""
     core = producer._core
     if core.known_queues(topic, None) is None:
         producer._thread.run(_wait_for_topic(producer, topic, timeout_s))
@@ -83,7 +83,7 @@ async def _wait_for_topic(producer: Producer, topic: str, timeout_s: float) -> N
     core.start()
     while True:
         try:
-            # Brokers that make topics on demand do so for writers.
+            # Brokers that create topics on demand do so for writers.
             told = await core.cluster.refresh([topic], allow_auto_topic_creation=True)
             if topic in told.topics and told.topics[topic].partitions:
                 return

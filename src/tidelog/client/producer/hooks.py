@@ -1,12 +1,12 @@
-"""Where transactions plug into the producer.
+"""The hooks through which transactions plug into the producer.
 
-A producer with a `transactional.id` has an object with these methods, one without has none. The sender and the
+A producer with a `transactional.id` has an object with these methods; one without has none. The sender and the
 accumulator call them; they call back through `ProducerCore` (`wake`, `idempotence`, `flush`, `fail_undrained`).
 
-What always holds: `check_send` and `on_append` may be called from any thread and are short; all others are called on
+What always holds: `check_send` and `on_append` may be called from any thread and are short. All others are called on
 the event loop's thread. `on_append` is called with the accumulator's lock held, at least once for each batch that is
 opened and before its first record can be sent. A batch belongs to the transaction that was open when its first record
-was appended: who ends a transaction first awaits `ProducerCore.flush`, after which no batch is open.
+was appended. To end a transaction, first await `ProducerCore.flush`, after which no batch is open.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class TransactionHooks(Protocol):
 
     @property
     def transactional_id(self) -> str:
-        """What goes into every Produce request."""
+        """The transactional fields of every Produce request."""
         ...
 
     @property
     def produce_version_at_most(self) -> int | None:
-        """The newest Produce version that may be used: 11 where partitions are added by requests of their own, None
-        where the broker adds them itself (KIP-890), which version 12 asks for."""
+        """The newest Produce version that may be used: 11 if partitions are added by separate requests; None if the
+        broker adds them itself (KIP-890), which version 12 asks for.
+        """
         ...
 
     @property
@@ -41,21 +42,22 @@ class TransactionHooks(Protocol):
         ...
 
     def on_append(self, topic_partition: TopicPartition) -> None:
-        """A batch was opened for the partition, which so belongs to the transaction."""
+        """A batch was opened for the partition, and so belongs to the transaction."""
         ...
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
         """Whether batches of the partition may go out. If not, `ProducerCore.wake` is called once that changes.
 
-        The producer id and epoch are those of `ProducerCore.idempotence`; nothing is asked while it has none.
+        The producer id and epoch are those of `ProducerCore.idempotence`; this is not called while it has none.
         """
         ...
 
     def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
-        """A batch was given up, so the transaction can't be committed. The error tells what is left: with a FatalError
-        nothing, otherwise an abort."""
+        """A batch failed, so the transaction can't be committed. The error decides what can still be done: after a
+        FatalError nothing, otherwise an abort.
+        """
         ...
 
     async def close(self) -> None:
-        """The producer ends: ask nobody any more."""
+        """The producer is closing: send no more requests."""
         ...

@@ -1,12 +1,12 @@
-"""Idempotence: producer id and epoch, the sequence of each batch, and what a refused sequence means.
+"""Idempotence: producer id and epoch, the sequence of each batch, and how to react to a refused sequence.
 
-What always holds: the batches of a partition have consecutive sequences in the order they were filled; a batch that may
-have been stored keeps id, epoch and sequence, so that a repeat is known again, unless the broker itself has said that
-it does not know them; where a gap can't be closed any more, the epoch grows and sequences start at 0 (KIP-360), which
-for a producer without transactions needs no broker. Nothing new follows a partition's first batch of an epoch before
-that is acknowledged: a broker that does not know a producer takes any sequence for its first.
+What always holds: the batches of a partition have consecutive sequences in the order they were filled. A batch that may
+have been stored keeps its id, epoch and sequence, so that a repeat is recognized, unless the broker itself has said
+that it doesn't know them. If a gap can't be closed any more, the epoch is bumped and sequences restart at 0 (KIP-360);
+a producer without transactions needs no broker for that. Nothing follows a partition's first batch of an epoch until
+that is acknowledged: a broker that doesn't know a producer accepts any sequence as its first.
 
-It is pure: no clock, no network. Transactions use the same object and are asked what they allow by `is_transactional`.
+Pure: no clock, no network. Transactions use the same object; `is_transactional` decides what they may do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_SEQUENCE = -1
 
 
 class PartitionSequences:
-    """Where one partition stands."""
+    """The state of one partition."""
 
     __slots__ = (
         "in_flight",
@@ -41,10 +41,10 @@ class PartitionSequences:
         self.last_acked_sequence = _NO_SEQUENCE
         self.last_acked_offset = -1
         self.is_established = False  # whether the broker has acknowledged a batch of this id and epoch
-        self.in_flight: list[ProducerBatch] = []  # those with a sequence that have not ended, in the order of it
+        self.in_flight: list[ProducerBatch] = []  # numbered batches that have not ended, in sequence order
 
     def start_over(self, producer_id: int, producer_epoch: int) -> None:
-        """Number from 0 under this id and epoch, batches that wait for their retry included."""
+        """Renumber from 0 under this id and epoch, including batches that wait for their retry."""
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
         self.next_sequence = 0
@@ -65,9 +65,9 @@ class Idempotence:
         self.is_transactional = is_transactional
         self.producer_id = NO_PRODUCER_ID
         self.producer_epoch = NO_PRODUCER_EPOCH
-        self.needs_epoch_bump = False  # for a transactional producer, the transaction's end has to see to it
+        self.needs_epoch_bump = False  # for a transactional producer, to be settled when the transaction ends
         self._partitions: dict[TopicPartition, PartitionSequences] = {}
-        self._unresolved: set[TopicPartition] = set()  # a batch under way was given up: was it stored?
+        self._unresolved: set[TopicPartition] = set()  # a batch in flight was given up: was it stored?
         self._to_start_over: set[TopicPartition] = set()
 
     @property
@@ -75,7 +75,7 @@ class Idempotence:
         return self.producer_id != NO_PRODUCER_ID
 
     def set_producer_id(self, producer_id: int, producer_epoch: int) -> None:
-        """A broker has given these. Partitions take them over once nothing of theirs is under way."""
+        """A broker has assigned these. A partition adopts them once nothing of it is in flight."""
         self.producer_id = producer_id
         self.producer_epoch = producer_epoch
         for topic_partition in self._to_start_over:
@@ -85,7 +85,7 @@ class Idempotence:
         self.needs_epoch_bump = False
 
     def reset_sequences(self) -> None:
-        """Forget all partitions; nothing may be under way. A transactional producer begins so after a new epoch."""
+        """Forget all partitions; nothing may be in flight. A transactional producer does so after a new epoch."""
         self._partitions.clear()
         self._unresolved.clear()
         self._to_start_over.clear()
@@ -100,12 +100,12 @@ class Idempotence:
     # Before a batch is sent
 
     def may_send(self, batch: ProducerBatch) -> bool:
-        """Whether the first batch that waits for its partition may go now."""
+        """Whether the partition's first waiting batch may go now."""
         if batch.topic_partition in self._to_start_over:
             return False
         entry = self._entry(batch.topic_partition)
         if batch.has_sequence:
-            # A batch that goes out again must be the oldest one that is not acknowledged.
+            # A batch that is resent must be the oldest unacknowledged one.
             return entry.in_flight[0] is batch
         if not entry.in_flight:
             return batch.topic_partition not in self._unresolved
@@ -113,7 +113,7 @@ class Idempotence:
         return entry.is_established and not is_stale and batch.topic_partition not in self._unresolved
 
     def number(self, batch: ProducerBatch) -> None:
-        """Give a batch that goes out for the first time its sequence."""
+        """Assign a sequence to a batch that is sent for the first time."""
         if batch.has_sequence:
             return
         entry = self._entry(batch.topic_partition)
@@ -137,7 +137,7 @@ class Idempotence:
             sequence = (sequence + part.count) & SEQUENCE_MASK
         in_flight[at : at + 1] = parts
 
-    # When it was answered
+    # After the response
 
     def on_delivered(self, batch: ProducerBatch, base_offset: int) -> None:
         entry = self._entry(batch.topic_partition)
@@ -151,14 +151,14 @@ class Idempotence:
             entry.last_acked_offset = max(entry.last_acked_offset, base_offset + batch.count - 1)
 
     def may_retry(self, batch: ProducerBatch, code: ErrorCode, log_start_offset: int) -> bool:
-        """Whether a batch whose sequence was refused is sent again, perhaps under another epoch."""
+        """Whether to resend a batch whose sequence was refused, perhaps under another epoch."""
         topic_partition = batch.topic_partition
         entry = self._entry(topic_partition)
         if code is ErrorCode.UNKNOWN_PRODUCER_ID:
             if log_start_offset == -1 or batch.sequence_was_reset:
                 return True
             if entry.last_acked_offset < log_start_offset:
-                # All that it had sent was deleted by retention, and with it the broker's memory of the producer.
+                # Retention deleted everything it had sent, and with it the broker's memory of the producer.
                 entry.start_over(entry.producer_id, entry.producer_epoch)
                 return True
             if not self.is_transactional:
@@ -167,14 +167,14 @@ class Idempotence:
         elif code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
             is_unresolved = topic_partition in self._unresolved
             if not is_unresolved and (batch.sequence_was_reset or not entry.is_next(batch.base_sequence)):
-                return True  # one before it has failed and comes first
+                return True  # an earlier batch has failed and goes first
             if not self.is_transactional:
                 self.request_epoch_bump(topic_partition)
                 return True
         return code.retriable
 
     def on_failed(self, batch: ProducerBatch, *, may_be_stored: bool) -> None:
-        """The batch was given up. Those behind it would leave a gap, so the partition needs a new epoch."""
+        """The batch was given up. Those after it would leave a gap, so the partition needs a new epoch."""
         entry = self._entry(batch.topic_partition)
         if batch in entry.in_flight:
             entry.in_flight.remove(batch)
@@ -188,7 +188,7 @@ class Idempotence:
             self._close_gap(entry, batch)
 
     def _close_gap(self, entry: PartitionSequences, failed: ProducerBatch) -> None:
-        """A batch that was surely not stored is out: the sequences of those behind it move up."""
+        """A batch that was definitely not stored is gone: the sequences of those after it move up."""
         entry.next_sequence = (entry.next_sequence - failed.count) & SEQUENCE_MASK
         for batch in entry.in_flight:
             if (batch.base_sequence - failed.base_sequence) & SEQUENCE_MASK < SEQUENCE_MASK // 2:
@@ -206,9 +206,9 @@ class Idempotence:
         self._to_start_over.add(topic_partition)
 
     def resolve(self) -> list[TopicPartition]:
-        """Look at partitions of which a batch under way was given up, once nothing more is under way.
+        """Check partitions with a given-up batch once nothing of them is in flight.
 
-        Gives those where a gap may have stayed. A transaction that wrote to one of them can't be committed; without
+        Returns those that may still have a gap. A transaction that wrote to one of them can't be committed; without
         transactions they start over with the next epoch.
         """
         gaps = []
@@ -235,9 +235,9 @@ class Idempotence:
         )
 
     def bump_epoch(self) -> None:
-        """Take the next epoch without asking a broker; at the last one the producer id is given up for a new one."""
+        """Take the next epoch without asking a broker; after the last one, the producer id is replaced."""
         if self.producer_epoch >= EPOCH_MAX:
-            # The partitions start over when the new id is there.
+            # The partitions start over when the new id arrives.
             self.producer_id, self.producer_epoch = NO_PRODUCER_ID, NO_PRODUCER_EPOCH
             self.needs_epoch_bump = False
             return

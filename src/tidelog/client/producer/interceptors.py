@@ -1,7 +1,7 @@
-"""Interceptors: what sees, and may change, every record before it is serialized, and hears what became of it.
+"""Interceptors: they see every record before it is serialized, may change it, and are told its outcome.
 
-What always holds: they run in the order given, each with what the one before made of the record; what one raises is
-logged and not passed on, and the next one gets the record as it was before.
+What always holds: they run in the order given, each on the record that the one before returned. If one raises, that is
+logged, and the next one gets the record unchanged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProducerRecord(NamedTuple):
-    """A record on its way, with key and value as the application gave them."""
+    """A record before serialization, with key and value as the application passed them."""
 
     topic: str
     value: Any = None
@@ -28,14 +28,14 @@ class ProducerRecord(NamedTuple):
 
 
 class ProducerInterceptor(Protocol):
-    """What an interceptor has; either method may be missing."""
+    """The methods of an interceptor; either may be missing."""
 
     def on_send(self, record: ProducerRecord) -> ProducerRecord:
-        """Called in the thread of `send`; gives the record on, changed or not."""
+        """Called in the thread of `send`; returns the record, changed or not."""
         ...
 
     def on_acknowledgement(self, metadata: RecordMetadata | None, error: ClientError | None) -> None:
-        """Called in the producer's own thread once the record is stored or given up."""
+        """Called in the producer's own thread once the record is stored or has failed."""
         ...
 
 

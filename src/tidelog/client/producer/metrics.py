@@ -1,4 +1,4 @@
-"""What a producer counts, and the snapshot that `metrics()` gives of it."""
+"""A producer's counters, and the snapshot that `metrics()` returns."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProducerMetrics:
-    """A producer since it was made. Times are in milliseconds, sizes in bytes before compression unless they say so."""
+    """Totals since the producer was created. Times are in milliseconds, sizes uncompressed unless stated."""
 
     records_delivered: int
     records_failed: int
     records_retried: int
-    records_per_s: float  # delivered, since the first was sent
+    records_per_s: float  # delivered records, per second since the first was sent
     batches_delivered: int
     batches_split: int
     batch_size_avg: float
     records_per_batch_avg: float
     bytes_delivered: int
-    bytes_sent: int  # compressed, with what was sent again
-    compression_ratio: float  # of what was sent: compressed by uncompressed
+    bytes_sent: int  # compressed, including resent batches
+    compression_ratio: float  # of sent batches: compressed divided by uncompressed
     requests_sent: int
     requests_in_flight: int
     request_latency_ms_avg: float
@@ -35,7 +35,7 @@ class ProducerMetrics:
 
 
 class ProducerCounters:
-    """The running counts. The sender adds to them once a batch or a request, never once a record."""
+    """The running counts. The sender updates them once per batch or request, never once per record."""
 
     __slots__ = (
         "batches_delivered",
@@ -75,7 +75,7 @@ class ProducerCounters:
         self.first_sent_ms: float | None = None
 
     def note_sent(self, size: int, sealed_size: int, queue_ms: float, now_ms: float) -> None:
-        """A batch goes out."""
+        """A batch is sent."""
         if self.first_sent_ms is None:
             self.first_sent_ms = now_ms
         self.batches_sent += 1
@@ -96,5 +96,5 @@ class ProducerCounters:
 
 
 def per(total: float, count: int) -> float:
-    """An average, 0 of nothing."""
+    """An average; 0 for no values."""
     return total / count if count else 0.0

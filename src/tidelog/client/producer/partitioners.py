@@ -1,9 +1,10 @@
-"""Which partition a record goes to where it does not say so itself: by its key, sticky, in turns, or by an own rule.
+"""Chooses the partition of a record that names none: by its key, sticky, round-robin, or by a custom rule.
 
-What always holds: a key goes to the partition that Kafka's clients pick for it, by murmur2, for the same number of
+What always holds: a key goes to the partition that Kafka's clients choose for it, by murmur2, for the same number of
 partitions. Records without a key stay with one partition until `batch.size` bytes have gone there and its batch is
-full, or twice as many bytes at most; the next one is chosen at random, and the less likely the more batches wait for it
-(KIP-794); partitions without a leader, or of a broker that takes nothing, are left out while there are others.
+full, or at most twice as many bytes. The next one is chosen at random, less likely the more batches wait for it
+(KIP-794). Partitions without a leader, or of a broker that isn't accepting anything, are left out while there are
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _UNBOUNDED = 0x7FFFFFFFFFFFFFFF
 
 
 class Partitioner(Protocol):
-    """An own rule. It is called in the thread of `send`, with key and value as bytes."""
+    """A custom rule. It is called in the thread of `send`, with key and value as bytes."""
 
     def partition(self, topic: str, key: bytes | None, value: bytes | None, partitions: int) -> int:
         """A number from 0 to `partitions` - 1."""
@@ -30,7 +31,7 @@ class Partitioner(Protocol):
 
 
 class RoundRobinPartitioner:
-    """The partitions of each topic in turns, whatever the key. Batches fill more slowly than with the sticky choice."""
+    """Each topic's partitions in turn, ignoring the key. Batches fill more slowly than with the sticky choice."""
 
     def __init__(self) -> None:
         self._turns: dict[str, itertools.count[int]] = {}
@@ -45,14 +46,14 @@ class RoundRobinPartitioner:
 
 
 class PartitionLoad(NamedTuple):
-    """A partition that could be chosen, and how many batches wait for it."""
+    """An eligible partition, and how many batches wait for it."""
 
     partition: int
     waiting_batches: int
 
 
 class StickyChoice:
-    """Where the keyless records of one topic go. The slots of the appender hold the present choice."""
+    """Where the keyless records of one topic go. The appender's slots hold the current choice."""
 
     def __init__(self, slots: TopicSlots, batch_size: int, random_source: random.Random | None = None) -> None:
         self._slots = slots
@@ -62,11 +63,11 @@ class StickyChoice:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has gone to the present partition, or none was chosen yet."""
+        """Whether enough has gone to the current partition, or none was chosen yet."""
         return not self._is_chosen or self._slots.sticky_bytes >= self._batch_size
 
     def start_over(self) -> None:
-        """The present choice counts no more."""
+        """Drop the current choice."""
         self._is_chosen = False
 
     def move(self, loads: Sequence[PartitionLoad]) -> int:
@@ -77,7 +78,7 @@ class StickyChoice:
         return partition
 
     def pick(self, loads: Sequence[PartitionLoad]) -> int:
-        """One at random, each as likely as its queue is shorter than the longest one, plus one."""
+        """A random one, with a weight of one plus how much shorter its queue is than the longest."""
         if len(loads) == 1:
             return loads[0].partition
         longest = max(load.waiting_batches for load in loads)

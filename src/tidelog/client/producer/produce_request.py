@@ -1,4 +1,4 @@
-"""Produce requests out of batches, and the rows of their answers by partition."""
+"""Builds Produce requests from batches, and splits their responses by partition."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOPIC_IDS_FROM = 13
 
 
 class BuiltRequest(NamedTuple):
-    """A request, how many bytes each of its batches has in it, and the topics by the ids they had then."""
+    """A request, the size of each of its batches, and the topics by the ids they had then."""
 
     message: ProduceRequest
     version: int
@@ -41,7 +41,7 @@ def build_request(
     batches: list[ProducerBatch],
     hooks: TransactionHooks | None,
 ) -> BuiltRequest:
-    """The request with these batches, one a partition, and the version to send it in."""
+    """The request with these batches, one per partition, and the version to send it in."""
     topics: dict[str, TopicProduceData] = {}
     at_most = hooks.produce_version_at_most if hooks is not None else None
     sizes = []
@@ -56,7 +56,7 @@ def build_request(
             data = topics[name] = TopicProduceData(name=name, topic_id=topic_id)
         sealed = batch.seal(settings.compression, settings.compression_level, is_transactional=hooks is not None)
         if settings.acks == 0:
-            sealed = bytes(sealed)  # nobody says when it has left, so the batch's own memory can't be waited for
+            sealed = bytes(sealed)  # nobody reports when it has left, so the batch's own memory can't be waited for
         data.partition_data.append(PartitionProduceData(index=partition, records=sealed))
         sizes.append((batch, len(sealed)))
     request = ProduceRequest(
@@ -72,7 +72,7 @@ def build_request(
 def answers_of(
     response: ProduceResponse, names: dict[uuid.UUID, str]
 ) -> dict[TopicPartition, PartitionProduceResponse]:
-    """The rows of an answer; topics come by name or by id."""
+    """The rows of a response; topics are identified by name or by id."""
     rows: dict[TopicPartition, PartitionProduceResponse] = {}
     for topic in response.responses:
         name = topic.name or names.get(topic.topic_id)
@@ -83,5 +83,5 @@ def answers_of(
 
 
 def nodes_of(response: ProduceResponse) -> dict[int, Node]:
-    """The brokers that an answer names, as leaders of partitions that it refused."""
+    """The brokers that a response names as leaders of partitions it refused."""
     return {row.node_id: Node(row.node_id, Address(row.host, row.port), row.rack) for row in response.node_endpoints}

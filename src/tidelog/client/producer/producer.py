@@ -1,6 +1,6 @@
-"""The synchronous producer: sends from any thread, with the core on a thread of its own.
+"""The synchronous producer: sends from any thread, with the core in a background thread.
 
-What always holds: `send_nowait` and `send` wait only for room in the buffer, for at most `max.block.ms`; callbacks run
+What always holds: `send_nowait` and `send` wait only for room in the buffer, for at most `max.block.ms`. Callbacks run
 on the producer's own thread, one after another, in the order in which the records of a partition were acknowledged, and
 must not wait for the producer themselves. All methods may be called from any thread.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CLOSE_GRACE_S = 5.0  # for ending connections, beyond the time that the caller gives for delivery
+_CLOSE_GRACE_S = 5.0  # for closing connections, on top of the caller's delivery timeout
 
 
 class Producer(RecordSender, TransactionCalls, Closing):
@@ -57,7 +57,7 @@ class Producer(RecordSender, TransactionCalls, Closing):
     # Sending
 
     if TYPE_CHECKING:
-        # The methods of RecordSender, with the types of a producer.
+        # The methods of RecordSender, with a producer's types.
 
         def send_nowait(
             self,
@@ -146,7 +146,7 @@ class Producer(RecordSender, TransactionCalls, Closing):
         return topic
 
     def _with_room(self, append: Callable[[], T]) -> T:
-        """Append as soon as there is room, for which it waits up to `max.block.ms`."""
+        """Append as soon as there is room, waiting up to `max.block.ms` for it."""
         try:
             return append()
         except NoRoom as no_room:
@@ -161,7 +161,7 @@ class Producer(RecordSender, TransactionCalls, Closing):
                 except NoRoom as no_room:
                     size = no_room.size
         finally:
-            self._core.wake()  # the room that it was woken for and didn't take is for the next who waits
+            self._core.wake()  # room that this one was woken for and did not take goes to the next waiter
 
     def _wait_for_room(self, size: int, deadline_s: float) -> None:
         accumulator = self._core.accumulator
@@ -217,7 +217,7 @@ class Producer(RecordSender, TransactionCalls, Closing):
         state = "open" if self._is_open else "closed"
         return f"<Producer {self._core.settings.cluster.client_id} {state}>"
 
-    # What is known
+    # Metadata and metrics
 
     def partitions_for(self, topic: str) -> tuple[PartitionMetadata, ...]:
         """The partitions of a topic, with leaders and replicas; waits up to `max.block.ms` for its metadata."""

@@ -1,16 +1,16 @@
-"""The sender: takes batches that are ready, sends them to the leaders of their partitions, and acts on the answers.
+"""The sender: takes batches that are ready, sends them to their partitions' leaders, and acts on the responses.
 
-What always holds: to one broker at most `max.in.flight.requests.per.connection` requests are under way, each with at
-most one batch a partition; every batch that was taken ends delivered or failed, or goes back into its queue; a failed
-batch is tried again only while its error may pass, its `retries` and its `delivery.timeout.ms` last. A batch whose time
-is up while it is under way fails at once, but its memory is not used again before the broker has answered or the
-connection is gone: it may still be on its way out.
+What always holds: each broker has at most `max.in.flight.requests.per.connection` requests in flight, each with at most
+one batch per partition. Every batch that was taken ends delivered or failed, or returns to its queue. A failed batch is
+retried only while its error is temporary and its `retries` and `delivery.timeout.ms` last. A batch that times out in
+flight fails immediately, but its memory is not reused before the broker has answered or the connection is gone: it may
+still be on its way out.
 
-Everything here runs on the event loop, in callbacks, save for two things. `wake` may be called from any thread. A
-thread that waits for a record may send its batch itself and wait for the answer (`send_from_caller`), over a connection
-that only such threads use: that saves two changes of threads, which cost more than all the rest. It does so only while
-nothing else of the partition waits or is under way, and nothing else of it goes out meanwhile; `_lock` guards the state
-that both use.
+Everything here runs on the event loop, in callbacks, with two exceptions. `wake` may be called from any thread. A
+thread that waits for a record may send its batch itself and wait for the response (`send_from_caller`), over a
+connection that only such threads use: that saves two thread switches, which cost more than everything else. It does so
+only while nothing else of the partition is waiting or in flight, and nothing else of it goes out meanwhile. `_lock`
+guards the state that both use.
 """
 
 from __future__ import annotations
@@ -67,38 +67,38 @@ _LEADER_ERRORS = frozenset(
         ErrorCode.REPLICA_NOT_AVAILABLE,
     }
 )
-# Memory that comes free is handed to waiting threads in portions of this part of the whole, not batch by batch: a
-# change of threads costs more than a batch.
+# Freed memory is passed to waiting threads in portions of this share of the whole, not batch by batch: a thread switch
+# costs more than a batch.
 _MEMORY_PORTIONS = 8
 _NEVER_MS = float("inf")
-# A producer that waits for single records this often gets a second connection to do so faster.
+# A producer that waits for single records this often gets a second connection to speed that up.
 _WAITS_BEFORE_LENDING = 3
-# What `linger.ms` may be exceeded by while threads send by themselves.
+# How far `linger.ms` may be exceeded while threads send by themselves.
 _CALLER_SLACK_MS = 1.0
-_NO_TRANSACTION_TIMEOUT_MS = 0x7FFFFFFF  # it means nothing without transactions; Kafka's client says the same
+_NO_TRANSACTION_TIMEOUT_MS = 0x7FFFFFFF  # it means nothing without transactions; Kafka's client does the same
 
 
 class _Broker:
-    """What is known of a broker that leads partitions."""
+    """The state of a broker that leads partitions."""
 
     __slots__ = ("blocked_until_ms", "in_flight", "stuck_since_ms")
 
     def __init__(self) -> None:
         self.in_flight = 0
-        self.blocked_until_ms = 0.0  # it asked for a pause
-        self.stuck_since_ms: float | None = None  # since when something is ready for it and can't go
+        self.blocked_until_ms = 0.0  # the broker asked for a pause
+        self.stuck_since_ms: float | None = None  # since when something has been ready for it without being sent
 
 
 class _Lent:
-    """A connection to one broker that threads use by themselves, one at a time."""
+    """A connection to one broker for threads that send by themselves, one at a time."""
 
     __slots__ = ("_connection", "is_busy", "is_gone", "wanted")
 
     def __init__(self) -> None:
         self._connection: Connection | None = None
         self.is_busy = False
-        self.is_gone = False  # the loop has it back
-        self.wanted = 0  # how often a thread could have used it before it was there
+        self.is_gone = False  # the loop has taken it back
+        self.wanted = 0  # how often a thread wanted it before it existed
 
     @property
     def is_open(self) -> bool:
@@ -106,7 +106,7 @@ class _Lent:
 
     @property
     def connection(self) -> Connection:
-        assert self._connection is not None  # it is asked for only when it is there
+        assert self._connection is not None  # only called when it exists
         return self._connection
 
     def lend(self, connection: Connection) -> None:
@@ -149,10 +149,10 @@ class Sender:
         self._timer_at_ms = _NEVER_MS
         self._brokers: dict[int, _Broker] = {}
         self._under_way: dict[ProducerBatch, None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # the questions below that are under way
+        self._tasks: set[asyncio.Task[None]] = set()  # running background requests, see below
         self._connecting: set[int] = set()
         self._unreachable = Reminders()
-        self._stale_topics: set[str] = set()  # whose leaders have to be asked for
+        self._stale_topics: set[str] = set()  # topics whose leaders must be looked up
         self._is_asking_leaders = False
         self._leader_failures = 0
         self._ask_leaders_at_ms = 0.0
@@ -161,18 +161,18 @@ class Sender:
         self._lock = threading.RLock()
         self.sends_from_callers = 0
         self._sends_from_callers_seen = 0
-        self._lent: dict[int, _Lent] = {}  # by node: connections for those threads
+        self._lent: dict[int, _Lent] = {}  # by node: the connections of those threads
         self._last_errors: dict[TopicPartition, ClientError] = {}
         self._failures = FailureLog()
         self._is_stopped = False
 
     def start(self) -> None:
-        """Begin, on the running event loop."""
+        """Start, on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._look_soon()
 
     def stop(self) -> None:
-        """Send nothing more; what is under way is waited for no longer."""
+        """Send nothing more; don't wait for what is in flight."""
         self._is_stopped = True
         self._accumulator.stop()
         with self._lock:
@@ -185,7 +185,7 @@ class Sender:
             task.cancel()
 
     def wake(self) -> None:
-        """There may be something to send. Called from any thread; many calls before the look cost one."""
+        """There may be something to send. Called from any thread; many calls before the next look cost one."""
         loop = self._loop
         if self._is_woken or loop is None or self._is_stopped:
             return
@@ -208,14 +208,14 @@ class Sender:
     def has_under_way(self) -> bool:
         return bool(self._under_way)
 
-    # Looking for what can be sent
+    # Finding batches to send
 
     def _look(self) -> None:
         with self._lock:
             self._look_now()
 
     def _look_now(self) -> None:
-        # Before anything is looked at: what is appended from here on wakes again, whatever was planned.
+        # Set before looking: anything appended from here on wakes again, whatever was planned.
         self._is_woken = False
         self._accumulator.next_look_ms = _NEVER_MS
         if self._is_stopped:
@@ -232,8 +232,8 @@ class Sender:
                 pool.wake_waiters(at_least=0 if is_idle else pool.memory_bytes // _MEMORY_PORTIONS)
         accumulator.wake_slack_ms = 0.0
         if self.sends_from_callers != self._sends_from_callers_seen:
-            # Threads send by themselves just now, and waking this one each time would only be in their way: it looks
-            # regularly instead, until they stop.
+            # Threads are sending by themselves, and waking this one each time would only get in their way: it looks at
+            # regular intervals instead, until they stop.
             self._sends_from_callers_seen = self.sends_from_callers
             accumulator.wake_slack_ms = _CALLER_SLACK_MS
             next_ms = min(next_ms, now_ms + max(self._settings.linger_ms, _CALLER_SLACK_MS))
@@ -243,7 +243,7 @@ class Sender:
     def _set_timer(self, at_ms: float, now_ms: float) -> None:
         """Look again at that time. An earlier timer stays: an extra look costs less than resetting it."""
         if self._timer_at_ms <= now_ms:
-            self._timer_at_ms = _NEVER_MS  # its time has come, and this look was it
+            self._timer_at_ms = _NEVER_MS  # the timer fired, and this is its look
         if at_ms >= self._timer_at_ms or self._loop is None:
             return
         if self._timer is not None:
@@ -257,7 +257,7 @@ class Sender:
         self._look()
 
     def _send_ready(self, now_ms: float) -> float:
-        """Send what is ready and can go; says when to look again without being woken."""
+        """Send what is ready and can go; returns when to look again without being woken."""
         next_ms = _NEVER_MS
         ready: dict[int, list[PartitionQueue]] = {}
         leaderless: set[str] = set()
@@ -299,17 +299,17 @@ class Sender:
             queues = [queue for queue in queues if self._accumulator.ready_at_ms(queue, now_ms) <= now_ms]
         if queues:
             broker.stuck_since_ms = broker.stuck_since_ms or now_ms
-        return _NEVER_MS  # the next answer looks again
+        return _NEVER_MS  # the next response triggers another look
 
     def is_stuck(self, node_id: int, longer_than_ms: float) -> bool:
-        """Whether this broker has taken nothing for that long although something was ready for it."""
+        """Whether this broker has accepted nothing for that long although something was ready for it."""
         broker = self._brokers.get(node_id)
         if broker is None or broker.stuck_since_ms is None:
             return False
         return self._now_ms() - broker.stuck_since_ms > longer_than_ms
 
     def _take(self, queues: Iterable[PartitionQueue], now_ms: float) -> list[ProducerBatch]:
-        """The batches of one request, at most one a partition."""
+        """The batches of one request, at most one per partition."""
         batches: list[ProducerBatch] = []
         size = 0
         for queue in queues:
@@ -357,9 +357,9 @@ class Sender:
     # Threads that send by themselves
 
     def send_from_caller(self, batch: ProducerBatch, timeout_s: float | None) -> bool:
-        """Send a batch in the thread that waits for it, if nothing is in the way, and wait for the answer.
+        """Send a batch in the thread that waits for it, if nothing is in the way, and wait for the response.
 
-        Says whether the batch has ended. Otherwise the loop sends it, or waits for its answer.
+        Returns whether the batch has ended. Otherwise the loop sends it, or waits for its response.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -380,7 +380,7 @@ class Sender:
             answer = asyncio.Future(loop=self._loop)
             answer.set_exception(error)
         if isinstance(answer, asyncio.Future) or not self._may_finish_here(batch):
-            assert self._loop is not None  # it was started
+            assert self._loop is not None  # the caller has checked that it was started
             try:
                 self._loop.call_soon_threadsafe(finish, answer)
             except RuntimeError:
@@ -436,9 +436,9 @@ class Sender:
         sent_ms: float,
         answer: ProduceResponse | asyncio.Future[ProduceResponse],
     ) -> None:
-        """Act on the answer, in the thread that has it, or on the loop where there is none yet."""
+        """Act on the response, in the thread that has it, or on the loop if there is none yet."""
         if isinstance(answer, asyncio.Future):
-            lent.is_gone = True  # it is the loop's now, until this answer comes
+            lent.is_gone = True  # it belongs to the loop until this response arrives
             lent.connection.take_back()
             answer.add_done_callback(partial(self._finish_late, lent, broker, batch, names, sent_ms))
             return
@@ -469,7 +469,7 @@ class Sender:
         self._look_soon()
 
     def _lent_connection(self, node_id: int) -> _Lent | None:
-        """A connection to the broker that a thread may use; the loop opens one once threads keep asking for it."""
+        """A connection to the broker for this thread; the loop opens one once threads keep asking for it."""
         lent = self._lent.get(node_id)
         if lent is not None and lent.is_open:
             if lent.is_busy:
@@ -503,7 +503,7 @@ class Sender:
         connection.lend()
         lent.lend(connection)
 
-    # Answers
+    # Responses
 
     def _answered(
         self,
@@ -561,7 +561,7 @@ class Sender:
                 self._answered_one(batch, row)
 
     def _returned(self, batch: ProducerBatch) -> ProducerBatch:
-        """It is not under way any more."""
+        """It is no longer in flight."""
         self._under_way.pop(batch, None)
         self._accumulator.answered(batch)
         if self._settings.max_in_flight == 1:
@@ -607,8 +607,8 @@ class Sender:
         record_errors: dict[int, str] | None = None,
         log_start_offset: int = -1,
     ) -> None:
-        """A try has failed: the batch is sent again, sent in parts, or given up."""
-        if batch.is_done:  # its time was up before the answer came
+        """An attempt has failed: the batch is resent, split, or given up."""
+        if batch.is_done:  # its time was up before the response came
             self._accumulator.release(batch)
             return
         code = error.code if isinstance(error, BrokerError) else None
@@ -665,14 +665,14 @@ class Sender:
             self._accumulator.release(batch)
 
     def note_failed(self, topic: str, records: int, error: ClientError) -> None:
-        """These records were given up: the next look says so in the log. From any thread."""
+        """These records failed; the next look logs it. From any thread."""
         with self._lock:
             self.counters.records_failed += records
             self._failures.note(topic, records, error)
         self.wake()
 
     def _expire(self, now_ms: float) -> float:
-        """Give up what is too old; says when the next batch gets so."""
+        """Give up batches that are too old; returns when the next one will be."""
         timeout_ms = self._settings.delivery_timeout_ms
         oldest = self._accumulator.oldest()
         if oldest is None:
@@ -689,20 +689,21 @@ class Sender:
         return _NEVER_MS if oldest is None else max(oldest.created_ms + timeout_ms, now_ms + 1)
 
     def fail_all(self, error: ClientError) -> None:
-        """Give up everything, what is under way included."""
+        """Give up everything, including what is in flight."""
         with self._lock:
             for batch in [*self._accumulator.take_all(unsent_only=False), *self._under_way]:
                 if not batch.is_done:
                     self._give_up(batch, error, may_be_stored=batch.in_flight)
 
     def fail_undrained(self, error: ClientError) -> None:
-        """Give up what was never sent."""
+        """Give up batches that were never sent."""
         with self._lock:
             for batch in self._accumulator.take_all(unsent_only=True):
                 self._give_up(batch, error)
 
-    # What has to be asked of brokers before anything can be sent: connections, leaders, a producer id. Each question is
-    # asked once at a time, and again after growing pauses; a batch that waits in vain fails by its own time-out.
+    # Requests that must be answered before anything can be sent: connections, leaders, a producer id. Only one of each
+    # kind runs at a time, and it is retried after growing pauses; a batch that waits in vain fails through its own
+    # timeout.
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -710,7 +711,7 @@ class Sender:
         task.add_done_callback(self._tasks.discard)
 
     def _warn(self, message: str, *values: object) -> None:
-        """Say what is being retried, but not with every attempt."""
+        """Log what is being retried, but not every attempt."""
         if self._unreachable.is_due(self._now_ms() / 1000):
             logger.warning(message, *values)
 
@@ -738,7 +739,7 @@ class Sender:
         self._look_soon()
 
     def _ask_leaders(self, now_ms: float) -> float:
-        """Ask who leads the stale topics, if there are any, but not too often; says when to come back."""
+        """Look up the leaders of stale topics, if there are any, but not too often; returns when to come back."""
         if not self._stale_topics or self._is_asking_leaders:
             return _NEVER_MS
         if self._ask_leaders_at_ms > now_ms:
@@ -776,7 +777,7 @@ class Sender:
                     self._give_up(batch, error, may_be_stored=batch.has_sequence)
 
     def _has_producer_id(self) -> bool:
-        """Whether batches can be numbered, or need no numbers; asks for a producer id where there is none."""
+        """Whether batches can be numbered, or need no numbers; requests a producer id if there is none."""
         idempotence = self._idempotence
         if idempotence is None:
             return True
@@ -826,7 +827,7 @@ class Sender:
 
 
 def _has_new_leader(queue: PartitionQueue, leader_epoch: int) -> bool:
-    """Whether the first batch waits for a retry at a leader that is not the leader any more."""
+    """Whether the first batch is waiting to be retried at a broker that is no longer the leader."""
     batch = queue.batches[0] if queue.batches else None
     return batch is not None and batch.attempts > 0 and leader_epoch > batch.leader_epoch >= 0
 

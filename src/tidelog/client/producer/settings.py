@@ -1,8 +1,8 @@
 """The settings of producers: Kafka's names and defaults, what they mean, and which go together.
 
 What always holds: a `ProducerSettings` is consistent: idempotence has the acks, retries and requests in flight that it
-needs, and `delivery.timeout.ms` leaves room for one request. Where a setting that was not given would be in the way of
-one that was, it yields; where both were given, ConfigError says so.
+needs, and `delivery.timeout.ms` leaves room for one request. If a default conflicts with a setting that was given, the
+default yields; if two given settings conflict, ConfigError says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tidelog.records.batch import Compression
 Serializer = Callable[[str, Any, Any], bytes | None]
 """Makes bytes of a key or value: called with the topic, the value and the record's headers."""
 
-IN_FLIGHT_MAX_WITH_IDEMPOTENCE = 5  # brokers know the last five batches of a producer again
+IN_FLIGHT_MAX_WITH_IDEMPOTENCE = 5  # brokers recognize a producer's last five batches
 INT32_MAX = 0x7FFFFFFF
 
 
@@ -218,7 +218,7 @@ PRODUCER_TABLE = ClientSettingsTable("Producer", (*CLIENT_SETTINGS, *PRODUCER_SE
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """A producer's settings, read and checked; waits on the event loop are in seconds."""
+    """A producer's settings, parsed and checked; waits on the event loop are in seconds."""
 
     cluster: ClusterSettings
     acks: int  # -1: all
@@ -319,7 +319,7 @@ def _idempotence(values: ClientSettings, acks: int) -> bool:
         raise ConfigError(f"a producer with a transactional.id needs {problem}")
     if values.is_set("enable.idempotence"):
         raise ConfigError(f"enable.idempotence needs {problem}")
-    return False  # it was only the default, and what was given rules it out, as with Kafka's client
+    return False  # a default that the given settings rule out yields, as in Kafka's client
 
 
 def _chosen_partitioner(value: Any) -> Partitioner | None:

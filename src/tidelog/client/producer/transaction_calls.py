@@ -1,7 +1,7 @@
-"""The transactional calls of both producers: what `Producer` and `AsyncProducer` have beside sending.
+"""The transactional calls of both producers: what `Producer` and `AsyncProducer` offer besides sending.
 
-What always holds: the calls of a producer without a `transactional.id` raise TransactionStateError; those of the
-synchronous producer wait for at most `max.block.ms`, or the time they are given.
+What always holds: without a `transactional.id`, the calls raise TransactionStateError. Those of the synchronous
+producer wait for at most `max.block.ms`, or the time they are given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
 
 class _CoreAsHost:
-    """The producer's core as transactions see it."""
+    """The producer's core as seen by transactions."""
 
     def __init__(self, core: ProducerCore) -> None:
         self._core = core
@@ -61,11 +61,11 @@ class _CoreAsHost:
 
 
 def make_core(settings: ProducerSettings, owner: str, *, may_send_from_callers: bool = False) -> ProducerCore:
-    """A producer's core, with transactions where the settings name a transactional id."""
+    """A producer's core, with transactions if the settings name a transactional id."""
     if settings.transactional_id is None:
         return ProducerCore(settings, owner=owner, may_send_from_callers=may_send_from_callers)
     core = ProducerCore(settings, owner=owner, make_hooks=_make_transactions)
-    core.set_fast(False)  # until a transaction is begun
+    core.set_fast(False)  # until a transaction has begun
     return core
 
 
@@ -82,7 +82,7 @@ def _make_transactions(core: ProducerCore) -> TransactionHooks:
 
 
 def transactions_of(core: ProducerCore) -> Transactions:
-    """Its transactions; raises for a producer that has none, is closed or was forked."""
+    """Its transactions; raises if the producer has none, is closed or was forked."""
     core.check_open()
     if not isinstance(core.hooks, Transactions):
         raise TransactionStateError("this producer has no transactional_id; give it one to use transactions")
@@ -223,7 +223,7 @@ class AsyncTransactionCalls:
 
 
 def _can_abort(transactions: Transactions, error: BaseException) -> bool:
-    """Whether an abort is what is left: not after a fatal error, nor while a commit may still be carried out."""
+    """Whether an abort can help: not after a fatal error, nor while a commit may still be carried out."""
     return not isinstance(error, FatalError) and transactions.state.state in (
         State.IN_TRANSACTION,
         State.ABORTABLE_ERROR,

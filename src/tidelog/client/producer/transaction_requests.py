@@ -1,8 +1,8 @@
-"""The requests of a transactional producer, each asked once: in the right version, and what the answer means.
+"""The requests of a transactional producer, sent once each: in the right version, with their errors interpreted.
 
-What always holds: an answer that says no raises the error that decides, one that does not pass before one that does;
-what was granted is taken out of `left`, so that a repetition asks for the rest alone. Who is asked, how often and what
-an error means for the transaction is not decided here: that is `transactions`.
+What always holds: a response with several errors raises the one that decides, permanent before temporary. Granted items
+are removed from `left`, so a retry requests only the rest. Whom to ask, how often, and what an error means for the
+transaction is not decided here but in `transactions`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from tidelog.protocol.messages.k28_txn_offset_commit import (
 )
 
 # The newest versions for a broker that does not add partitions itself; later ones mean that it does.
-_ADD_PARTITIONS_AT_MOST = 3  # later ones are for brokers among themselves
+_ADD_PARTITIONS_AT_MOST = 3  # later ones are for requests between brokers
 _TXN_OFFSET_COMMIT_AT_MOST = 4
 _END_TXN_AT_MOST = 4
 _MEMBERS_FROM = 3
@@ -57,7 +57,7 @@ _STABLE_INIT_AT_MOST = 5
 
 
 class Asker(NamedTuple):
-    """Who asks."""
+    """The identity of the asking producer."""
 
     transactional_id: str
     producer_id: int
@@ -68,7 +68,7 @@ class Asker(NamedTuple):
 
 
 class InitAsk(NamedTuple):
-    """What a producer asks for when it begins, or needs another epoch."""
+    """The parameters with which a producer gets its id or another epoch."""
 
     timeout_ms: int
     two_phase: bool = False
@@ -76,7 +76,7 @@ class InitAsk(NamedTuple):
 
 
 async def init_producer_id(connection: Connection, asker: Asker, ask: InitAsk) -> InitProducerIdResponse:
-    """Get an id and an epoch; an asker that has them already gets the next epoch (KIP-360)."""
+    """Get an id and an epoch; a producer that has them already gets the next epoch (KIP-360)."""
     is_new = ask.two_phase or ask.keep_prepared
     version = connection.version_for(INIT_PRODUCER_ID, at_most=None if is_new else _STABLE_INIT_AT_MOST)
     if is_new and version < _TWO_PHASE_FROM:
@@ -95,7 +95,7 @@ async def init_producer_id(connection: Connection, asker: Asker, ask: InitAsk) -
 
 
 async def add_partitions(connection: Connection, asker: Asker, left: set[TopicPartition]) -> None:
-    """Make these partitions part of the transaction."""
+    """Add these partitions to the transaction."""
     request = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=asker.transactional_id,
         v3_and_below_producer_id=asker.producer_id,
@@ -122,7 +122,7 @@ async def add_partitions(connection: Connection, asker: Asker, left: set[TopicPa
 
 
 async def add_offsets(connection: Connection, asker: Asker, group_id: str) -> None:
-    """Make the offsets of a group part of the transaction."""
+    """Add the offsets of a group to the transaction."""
     request = AddOffsetsToTxnRequest(
         transactional_id=asker.transactional_id,
         producer_id=asker.producer_id,
@@ -191,7 +191,7 @@ async def end_transaction(
 
 
 def may_pass(error: ClientError) -> bool:
-    """Whether asking again may help."""
+    """Whether a retry may help."""
     if isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
         return True
     return isinstance(error, RetriableError)

@@ -1,4 +1,4 @@
-"""Where a transactional producer stands, and which calls are right there. Pure: it asks nobody and waits for nothing.
+"""The state of a transactional producer, and which calls it allows. Pure: no requests, no waiting.
 
     UNINITIALIZED -> READY -> IN_TRANSACTION -> COMMITTING -> READY
                                              -> PREPARED -> COMMITTING or ABORTING -> READY
@@ -6,8 +6,8 @@
                                              -> ABORTABLE_ERROR -> ABORTING -> READY
     any -> FATAL_ERROR
 
-What always holds: after a fatal error every call raises it; after an error that only an abort can clear, every call but
-the abort raises it; a call at a wrong moment raises TransactionStateError, which says what to call first.
+What always holds: after a fatal error every call raises it. After an error that only an abort can clear, every call
+except the abort raises it. A call in the wrong state raises TransactionStateError, which says what to call first.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class State(enum.Enum):
 
 
 class TransactionAbortedError(AbortableError):
-    """Something in the transaction failed, so it can only be aborted; what it was is the cause."""
+    """Something in the transaction failed, so it can only be aborted; the cause says what."""
 
 
 class TransactionState:
-    """The state of one transactional id's producer, and what belongs to the open transaction.
+    """The state of one transactional id's producer, and the contents of the open transaction.
 
-    The partitions are noted from the threads that send; all else happens on the event loop's thread.
+    The threads that send note partitions here; everything else happens on the event loop's thread.
     """
 
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         self.state = State.UNINITIALIZED
         self.error: ClientError | None = None
-        # Whether the broker may know of the transaction: only then must it be ended there.
+        # Whether the broker may know the transaction: only then must it be ended there.
         self.has_begun_at_broker = False
         self.groups: set[str] = set()
         self._guard = threading.Lock()
@@ -90,7 +90,7 @@ class TransactionState:
 
     def start_commit(self) -> None:
         self.raise_error()
-        if self.state is not State.COMMITTING:  # a commit whose caller ran out of time is taken up again
+        if self.state is not State.COMMITTING:  # a commit whose caller ran out of time is resumed
             if self.state is not State.PREPARED:
                 self._require(State.IN_TRANSACTION, "commit_transaction")
             self.state = State.COMMITTING
@@ -123,7 +123,7 @@ class TransactionState:
     # Failures
 
     def failed(self, error: ClientError) -> None:
-        """A part of the transaction failed: what is left is an abort, or nothing after a fatal error."""
+        """A part of the transaction failed: only an abort is left, or nothing after a fatal error."""
         if self.state is State.FATAL_ERROR:
             return
         if isinstance(error, FatalError):
@@ -136,7 +136,7 @@ class TransactionState:
     # Partitions
 
     def note_partition(self, topic_partition: TopicPartition) -> bool:
-        """A batch was opened for it; returns whether the partition still has to be added at the broker."""
+        """A batch was opened for it; returns whether the partition must still be added at the broker."""
         with self._guard:
             if topic_partition in self._added:
                 return False
@@ -160,14 +160,14 @@ class TransactionState:
             self._added.update(partitions)
             self._adding.difference_update(partitions)
 
-    # What is wrong
+    # Errors
 
     def _raise_fatal(self) -> None:
         if self.state is State.FATAL_ERROR and self.error is not None:
             raise self.error
 
     def raise_error(self) -> None:
-        """Raise what stands in the way of everything but an abort."""
+        """Raise the error that blocks everything except an abort."""
         self._raise_fatal()
         if self.state is State.ABORTABLE_ERROR:
             raise TransactionAbortedError(

@@ -1,9 +1,9 @@
 """Transactions of a producer: the requests to the coordinators of its transactional id and of consumer groups.
 
 What always holds: a partition's batches go out only after the coordinator has added the partition to the transaction,
-or to a broker that adds it itself (KIP-890, `transaction.version` 2); a transaction ends only when all its batches are
-stored or given up; a commit whose answer was lost is asked for again and carried out once. Where it stands is in
-`transaction_state`; the sender knows it as `TransactionHooks`.
+or to a broker that adds it itself (KIP-890, `transaction.version` 2). A transaction ends only when all its batches are
+stored or given up. A commit whose response was lost is repeated, and carried out once. The state is in
+`transaction_state`; the sender sees all this as `TransactionHooks`.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from tidelog.client.types import ConsumerGroupMetadata, OffsetAndMetadata, Topic
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k22_init_producer_id import InitProducerIdResponse
 
-_IMPLICIT_FEATURE = ("transaction.version", 2)  # partitions are added by producing to them, epochs grow by themselves
+_IMPLICIT_FEATURE = ("transaction.version", 2)  # producing adds partitions, brokers bump epochs
 _PRODUCE_AT_MOST = 11  # for a broker that does not do so; later versions mean that it does
 
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
-# What a partition's leader says of the producer and not of its records.
+# Errors of a partition's leader that concern the producer, not its records.
 _REFUSES_PRODUCER = _FENCED | {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ErrorCode.UNSUPPORTED_VERSION,
 }
-# What ends the transaction but not the producer.
+# Errors that end the transaction but not the producer.
 _ABORTABLE = frozenset(
     {
         ErrorCode.TRANSACTION_ABORTABLE,
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 class PreparedTransaction(NamedTuple):
-    """What an outside coordinator keeps of a transaction that was prepared (KIP-939)."""
+    """The identity of a prepared transaction, as kept by an outside coordinator (KIP-939)."""
 
     producer_id: int
     producer_epoch: int
@@ -83,18 +83,18 @@ class PreparedTransaction(NamedTuple):
 
 
 class FatalTransactionError(FatalError):
-    """The coordinator refused the producer for good; the cause is its answer."""
+    """The coordinator refused the producer for good; the cause is its error."""
 
 
 class _Ending(NamedTuple):
-    """A commit or an abort on its way."""
+    """A commit or abort in progress."""
 
     task: asyncio.Task[None]
     committed: bool
 
 
 class TransactionHost(Protocol):
-    """What transactions need of the producer they belong to."""
+    """What transactions need from the producer they belong to."""
 
     @property
     def producer_id(self) -> int: ...
@@ -104,11 +104,11 @@ class TransactionHost(Protocol):
 
     @property
     def needs_epoch_bump(self) -> bool:
-        """Whether a broker may hold a gap in the sequence, so that the next transaction needs a new epoch."""
+        """Whether a broker may have a gap in the sequence, so that the next transaction needs a new epoch."""
         ...
 
     def set_producer_id(self, producer_id: int, producer_epoch: int) -> None:
-        """Go on with this id and epoch, and number records from 0; nothing is under way."""
+        """Continue with this id and epoch, and number records from 0; nothing is in flight."""
         ...
 
     def set_open(self, is_open: bool) -> None:
@@ -120,11 +120,11 @@ class TransactionHost(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Until every record appended so far was stored or given up."""
+        """Wait until every record appended so far has been stored or has failed."""
         ...
 
     def fail_undrained(self, error: ClientError) -> None:
-        """Give up all records that were not sent yet."""
+        """Give up all records that have not been sent yet."""
         ...
 
 
@@ -148,14 +148,14 @@ class Transactions:
         self._two_phase = two_phase
         self._block_s = block_s
         self._coordinator = Coordinator(cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
-        self._coordinators = {transactional_id: self._coordinator}  # of all ids that it has had
+        self._coordinators = {transactional_id: self._coordinator}  # of all ids that this producer has used
         self._group_coordinators: dict[str, Coordinator] = {}
         self._adds_itself = False
         self._adding: asyncio.Task[None] | None = None
-        self._ending: _Ending | None = None  # until its caller has heard of its outcome
+        self._ending: _Ending | None = None  # until its caller has learned its outcome
         self._prepared: PreparedTransaction | None = None
 
-    # What the sender asks (TransactionHooks)
+    # Called by the sender (TransactionHooks)
 
     @property
     def transactional_id(self) -> str:
@@ -174,7 +174,7 @@ class Transactions:
 
     def on_append(self, topic_partition: TopicPartition) -> None:
         self.state.note_partition(topic_partition)
-        if self._adds_itself:  # by the first batch that arrives, which may be any
+        if self._adds_itself:  # by the first batch that arrives, which may be any of them
             self.state.has_begun_at_broker = True
 
     def may_send(self, topic_partition: TopicPartition) -> bool:
@@ -185,18 +185,18 @@ class Transactions:
         return False
 
     def on_batch_failed(self, topic_partition: TopicPartition, error: ClientError) -> None:
-        # A record that a partition does not take ends the transaction, not the producer.
+        # A record that a partition rejects ends the transaction, not the producer.
         if isinstance(error, BrokerError) and error.code in _REFUSES_PRODUCER:
             self._failed(error)
         else:
             self._note(error)
 
-    # What the user asks
+    # Called by the user
 
     async def init(self, *, keep_prepared: bool = False, timeout_s: float | None = None) -> PreparedTransaction | None:
-        """Get the producer id, shut out earlier producers of the transactional id, and end what they left open.
+        """Get the producer id, fence earlier producers of the transactional id, and end what they left open.
 
-        With `keep_prepared` an open transaction stays open, to be committed or aborted: it is returned.
+        With `keep_prepared` an open transaction stays open, to be committed or aborted, and is returned.
         """
         self.state.check_init()
         nobody = Asker(self.transactional_id, -1, -1)
@@ -211,19 +211,19 @@ class Transactions:
 
     def begin(self) -> None:
         self.state.begin()
-        self._ending = None  # nobody waited for the outcome, which was good
+        self._ending = None  # nobody waited for the outcome, which was success
         self._prepared = None
         self._host.set_open(True)
 
     async def commit(self, *, timeout_s: float | None = None) -> None:
-        """Deliver all records and commit; may be called again when the time was up before the answer came."""
+        """Deliver all records and commit; may be called again if the time was up before the response came."""
         if not self._is_ending(committed=True):
             self.state.start_commit()
             self._host.set_open(False)
         await self._end(committed=True, timeout_s=timeout_s)
 
     async def abort(self, *, timeout_s: float | None = None) -> None:
-        """Give up what was not sent and abort."""
+        """Give up unsent records, and abort."""
         if not self._is_ending(committed=False):
             self.state.start_abort()
             self._host.set_open(False)
@@ -247,8 +247,9 @@ class Transactions:
         return self._prepared
 
     async def leave_open(self, *, timeout_s: float | None = None) -> tuple[int, int] | None:
-        """Deliver all records and let go of the transaction, which whoever knows its id and epoch may end; None when
-        nothing of it has reached a broker. The producer is then as new: `rename` and `init` begin the next."""
+        """Deliver all records and let go of the transaction, which anyone who knows its id and epoch may end; None if
+        nothing of it has reached a broker. The producer is then like new: `rename` and `init` begin the next.
+        """
         self.state.check_send()
         self._host.set_open(False)
         try:
@@ -263,7 +264,7 @@ class Transactions:
         return left
 
     async def rename(self, transactional_id: str) -> None:
-        """Go on under another id, for which `init` is to be called; nothing may be open."""
+        """Continue under another id, for which `init` must be called; nothing may be open."""
         self.state = self.state.renamed(transactional_id)
         self._coordinator = self._coordinators.setdefault(
             transactional_id, Coordinator(self._cluster, KeyType.TRANSACTIONAL_ID, transactional_id)
@@ -275,9 +276,9 @@ class Transactions:
         return self._coordinator.node_id
 
     async def complete(self, prepared: PreparedTransaction, *, timeout_s: float | None = None) -> bool:
-        """Commit the prepared transaction if it is this one, else abort it; whether it was committed now."""
+        """Commit the prepared transaction if it is this one, else abort it; returns whether it was committed now."""
         if self.state.state is State.READY:
-            return False  # an earlier producer has ended it before it went
+            return False  # an earlier producer has already ended it
         if self.state.state is not State.PREPARED:
             raise TransactionStateError("complete_transaction comes after prepare_transaction or init_transactions")
         is_this_one = self._prepared == prepared
@@ -291,7 +292,7 @@ class Transactions:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Make the group's offsets part of the transaction: they count once it is committed."""
+        """Add the group's offsets to the transaction: they count once it is committed."""
         self.state.check_send()
         if not offsets:
             return
@@ -317,19 +318,19 @@ class Transactions:
             raise self._failed(error) from error
 
     async def close(self) -> None:
-        """Stop asking; what is open at the broker is ended by its time-out, or by the next producer of this id."""
+        """Stop asking; the broker's timeout, or the next producer of this id, ends what is open there."""
         ending = self._ending.task if self._ending is not None else None
         tasks = [task for task in (self._adding, ending) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # The end of a transaction
+    # Ending a transaction
 
     async def _end(self, *, committed: bool, timeout_s: float | None) -> None:
         if not self._is_ending(committed=committed):
             task = asyncio.get_running_loop().create_task(self._carry_out_end(committed))
-            # Who ran out of time may never come back for the error; the state keeps it.
+            # A caller that ran out of time may never come back for the error; the state keeps it.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._ending = _Ending(task, committed)
         assert self._ending is not None
@@ -348,7 +349,7 @@ class Transactions:
                 self._ending = None
 
     def _is_ending(self, *, committed: bool) -> bool:
-        """Whether an end of this kind was begun whose caller ran out of time before its outcome."""
+        """Whether such an end is in progress whose caller ran out of time before its outcome."""
         return self._ending is not None and self._ending.committed is committed
 
     async def _carry_out_end(self, committed: bool) -> None:
@@ -401,7 +402,7 @@ class Transactions:
         return response
 
     async def _add_partitions(self) -> None:
-        """Tell the coordinator of new partitions, until there are none; then batches may go out."""
+        """Add new partitions at the coordinator until there are none left; then batches may go out."""
         try:
             while partitions := self.state.take_new():
                 left = set(partitions)
@@ -427,7 +428,7 @@ class Transactions:
         timeout_s: float | None,
         forever: bool = False,
     ) -> T:
-        """Ask the coordinator until it answers what is not passing, or the time is up."""
+        """Ask the coordinator until it gives a final answer, or the time is up."""
         block_s = self._block_s if timeout_s is None else timeout_s
         return await ask_coordinator(
             coordinator or self._coordinator,
@@ -439,7 +440,7 @@ class Transactions:
     # Failures
 
     def _failed(self, error: ClientError) -> ClientError:
-        """Note what the error means for the transaction; returns the error that the user is shown."""
+        """Note what the error means for the transaction; returns the error to show the user."""
         shown = error
         if isinstance(error, BrokerError) and error.code not in _FENCED:
             if error.code in _ABORTABLE:

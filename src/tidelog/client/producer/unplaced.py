@@ -1,12 +1,12 @@
-"""Records that were sent to topics nobody has told us about yet.
+"""Records sent to topics whose metadata is not known yet.
 
 `send` must not keep its caller waiting while no broker can be reached: the caller may want to wait for the delivery
-with a time-out of its own. So the first records to a topic are kept here, each with a stand-in for the batch it will be
-in, until the topic's partitions are known. Then they are appended in the order they were sent.
+with its own timeout. So the first records to a topic are held here, each with a stand-in for its future batch, until
+the topic's partitions are known. Then they are appended in the order they were sent.
 
-What always holds: while a topic has records here, later ones to it queue up behind them and the compiled appender
-doesn't know the topic, so nothing overtakes them. A record that has found no place after `max.block.ms` fails. What is
-kept counts against `buffer.memory`, but leaves room for batches; where those need more room, records that are here get
+What always holds: while records of a topic are held here, later ones to it queue up behind them and the compiled
+appender doesn't know the topic, so nothing overtakes them. A record that has found no place after `max.block.ms` fails.
+Held records count against `buffer.memory`, but leave room for batches; if those need more room, records held here get
 it before any others.
 
 `keep` may be called from any thread; everything else runs on the event loop.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_PARTITION = -1
-_PLACED_AT_ONCE = 100  # then others on the event loop have their turn: this takes a millisecond
+_PLACED_AT_ONCE = 100  # then yield to others on the event loop: this takes about a millisecond
 
 
 class UnplacedRecord(ProducerBatch):
@@ -63,9 +63,9 @@ class UnplacedRecord(ProducerBatch):
         self._placed_in: ProducerBatch | None = None
 
     def place(self, batch: ProducerBatch) -> None:
-        """The record is in this batch now, and so are those who wait for it."""
+        """The record is in this batch now, and its waiters move there, too."""
         self._placed_in = batch
-        self.take_callbacks()  # the batch has them
+        self.take_callbacks()  # the batch has its waiters now
         for watcher in self.hand_over_watchers():
             if not batch.watch(watcher):
                 watcher()
@@ -96,11 +96,11 @@ def _setter(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> Callable[[
 
 
 def _nothing_to_wake() -> None:
-    """The sender has no part in a record without a batch."""
+    """The sender has nothing to do with a record without a batch."""
 
 
 class UnplacedRecords:
-    """The records of a producer that wait for news of their topics."""
+    """A producer's records that wait for the metadata of their topics."""
 
     def __init__(
         self,
@@ -113,9 +113,10 @@ class UnplacedRecords:
         no_room_error: Callable[[int], ClientError],
         note_failed: Callable[[str, int, ClientError], None],
     ) -> None:
-        """`load_queues` waits for a topic until a time of `time.monotonic` and `pause_s_max` at most between two
-        attempts; `append` gives a record its place, for which it gives up its `kept_bytes`; `note_failed` is told how
-        many records to a topic failed."""
+        """`load_queues` waits for a topic until a time of `time.monotonic`, pausing at most `pause_s_max` between two
+        attempts. `append` places a record, and releases its `kept_bytes` for that. `note_failed` is told how many
+        records to a topic failed.
+        """
         self._accumulator = accumulator
         self._max_block_s = max_block_s
         self._pause_s_max = pause_s_max
@@ -134,7 +135,7 @@ class UnplacedRecords:
             self._start_task(topic)
 
     def stop(self, error: ClientError) -> None:
-        """Place nothing more; what waits fails."""
+        """Place nothing more; records held here fail."""
         self._is_stopped = True
         for task in self._tasks.values():
             task.cancel()
@@ -150,9 +151,9 @@ class UnplacedRecords:
         return topic in self._waiting
 
     def keep(self, record: ProducerRecord, on_delivery: DeliveryCallback | None) -> DeliveryFuture | None:
-        """Keep a record until its topic is known; None where it can be appended now or isn't worth keeping.
+        """Hold a record until its topic is known; None if it can be appended now or isn't worth holding.
 
-        Raises NoRoom when the caller has to wait behind others for memory, and RecordTooLargeError.
+        Raises NoRoom if the caller has to wait behind others for memory, and RecordTooLargeError.
         """
         accumulator = self._accumulator
         size = accumulator.check_size(record.topic, record.key, record.value, record.headers)
@@ -194,7 +195,7 @@ class UnplacedRecords:
         self._start_task(topic)  # for records that came when the task had just ended
 
     async def _place_all(self, topic: str) -> None:
-        """Give the topic's records their places, one after another, until none is left."""
+        """Place the topic's records, one after another, until none is left."""
         for placed in itertools.count(1):
             with self._accumulator.lock:
                 waiting = self._waiting.get(topic)
@@ -219,7 +220,7 @@ class UnplacedRecords:
                 problem = ClientError(f"a record to {topic} could not be appended: {error}")
                 self._fail(topic, [unplaced], problem)
             else:
-                unplaced.kept_bytes = 0  # given up for its place
+                unplaced.kept_bytes = 0  # released for its place
                 self._take_out(topic, unplaced)
                 batch = unplaced.future.batch
                 assert isinstance(batch, ProducerBatch)
@@ -228,7 +229,7 @@ class UnplacedRecords:
                 await asyncio.sleep(0)
 
     def _fail_late(self, topic: str, error: ClientError, *, only_late: bool) -> None:
-        """The topic could not be loaded: records whose time is up fail, or all where it won't come."""
+        """The topic could not be loaded: records whose time is up fail, or all if the topic won't come."""
         late_s = time.monotonic() + self._pause_s_max  # another attempt would come too late for these
         with self._accumulator.lock:
             waiting = list(self._waiting.get(topic, ()))
@@ -249,7 +250,7 @@ class UnplacedRecords:
             unplaced.fail(error)
 
     def _take_out(self, topic: str, unplaced: UnplacedRecord) -> bool:
-        """It waits here no longer; False if it does not do so already."""
+        """It no longer waits here; False if it did not."""
         with self._accumulator.lock:
             waiting = self._waiting.get(topic)
             if waiting is None or unplaced not in waiting:
@@ -259,7 +260,7 @@ class UnplacedRecords:
             return True
 
     async def _wait_for_room(self, size: int, deadline_s: float) -> bool:
-        """Wait before all who want to add records: room is made by those that are here and can go."""
+        """Wait ahead of all others that want to add records: the records held here make room once they can go."""
         woken = asyncio.Event()
         wake = _setter(asyncio.get_running_loop(), woken)
         waiter = self._accumulator.wait_for_room(size, wake, first=True)
