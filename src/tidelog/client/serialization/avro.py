@@ -1,8 +1,8 @@
 """Avro with a schema registry, by fastavro.
 
-What always holds: bytes are those of Confluent's serializers, also in what is theirs alone (a schema of plain `bytes`
-has no length before its value). A reader's schema is resolved against the writer's by Avro's rules: fields that were
-added take their defaults, those that were removed are skipped, numbers are widened.
+What always holds: the bytes are those of Confluent's serializers, including their quirks (a schema of plain `bytes` has
+no length before its value). A reader's schema is resolved against the writer's by Avro's rules: added fields take their
+defaults, removed fields are skipped, numbers are widened.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ except ImportError as missing:
 
 T = TypeVar("T")
 
-# A schema as JSON text, as the object that the text holds, or with references.
+# A schema as JSON text, as the parsed JSON, or with references.
 AvroSchema = str | Mapping[str, Any] | Sequence[Any] | Schema
 
-# What fastavro makes of a schema.
+# A schema parsed by fastavro.
 _Parsed = Any
 
 
 class AvroSerializer(SchemaSerializer[T, _Parsed]):
-    """A dict, a dataclass, or what `to_dict` makes a dict of, as Avro.
+    """Serializes a dict, a dataclass, or the result of `to_dict` as Avro.
 
-    `strict` refuses fields that the schema does not have. Options are those of `SchemaOptions`.
+    `strict` rejects fields that the schema does not have. Options are those of `SchemaOptions`.
     """
 
     @overload
@@ -104,10 +104,10 @@ class AvroSerializer(SchemaSerializer[T, _Parsed]):
 
 
 class AvroDeserializer(SchemaDeserializer[T]):
-    """What Avro holds, as dicts, lists and plain values, or what `into` makes of them.
+    """Deserializes Avro to dicts, lists and plain values, or to what `into` makes of them.
 
-    With a `reader_schema` values come in its form, whatever schema they were written with. With `return_record_name`
-    records in unions come as (name, dict).
+    With a `reader_schema`, values have its form, whatever schema they were written with. With `return_record_name`,
+    records in unions are returned as (name, dict).
     """
 
     @overload
@@ -164,7 +164,7 @@ class AvroDeserializer(SchemaDeserializer[T]):
 
 
 def schema_of(schema: AvroSchema) -> Schema:
-    """The schema as a registry takes it, checked to be JSON."""
+    """The schema in the registry's form, checked to be JSON."""
     if isinstance(schema, Schema):
         given = schema
     elif isinstance(schema, str):
@@ -181,7 +181,7 @@ def schema_of(schema: AvroSchema) -> Schema:
 
 
 def parse(registry: SchemaRegistry, schema: Schema) -> _Parsed:
-    """The schema as fastavro takes it, with all it refers to in it."""
+    """The schema in fastavro's form, with all schemas it refers to included."""
     named: dict[str, Any] = {}
     for reference, needed in referenced(registry, schema):
         definition = json.loads(needed.text)
@@ -198,14 +198,14 @@ def parse(registry: SchemaRegistry, schema: Schema) -> _Parsed:
 
 
 class _Definitions(fastavro.repository.AbstractSchemaRepository):
-    """Schemas by name for fastavro, which puts each where it is first used; the empty name is the schema itself."""
+    """Schemas by name for fastavro, which inserts each where it is first used; the empty name is the schema itself."""
 
     def __init__(self, named: Mapping[str, Any], root: Any) -> None:
         super().__init__()
         self._texts = {name: json.dumps(definition) for name, definition in {**named, "": root}.items()}
 
     def load(self, name: str) -> Any:
-        # fastavro changes what it is given, so each time it gets its own.
+        # fastavro changes its argument, so it gets a fresh copy each time.
         text = self._texts.get(name)
         return None if text is None else json.loads(text)
 
@@ -215,7 +215,7 @@ def _is_plain_bytes(parsed: _Parsed) -> bool:
 
 
 def _name_of(schema: Schema) -> str | None:
-    """The full name of a record, enum or fixed; that of a plain type is the type; a union has none."""
+    """The full name of a record, enum or fixed; for a plain type, the type; none for a union."""
     definition = json.loads(schema.text)
     if isinstance(definition, str):
         return definition
@@ -230,13 +230,13 @@ def _full_name(definition: Mapping[str, Any]) -> str:
 
 
 def _what_does_not_fit(parsed: _Parsed, plain: Any, error: Exception) -> str:
-    """The field that does not fit, which fastavro's writer seldom names but its checker does."""
+    """Names the field that does not fit, which fastavro's writer seldom does but its checker does."""
     reason = f"{type(error).__name__}: {error}"
     try:
         fastavro.validation.validate(plain, parsed)
     except fastavro.validation.ValidationError as found:
         reason = "; ".join(str(problem) for problem in found.errors)
     except (AttributeError, KeyError, TypeError, ValueError):
-        # The checker stumbles over the same thing as the writer, whose words are then the better ones.
+        # The checker failed in the same way as the writer, whose message is the better one then.
         pass
     return f"the value does not fit the schema: {reason}"

@@ -1,8 +1,8 @@
-"""What was asked for lately, kept so that it is asked for once.
+"""A bounded cache that loads each entry once.
 
-What always holds: it is safe for threads; no more than `size` entries are kept, those that came first go first;
-threads that want the same missing entry at once wait for one of them to bring it, while others are not held up. What
-raises is not kept. What is there is found without a lock, since serializers look for every record.
+What always holds: it is thread-safe. At most `size` entries are kept, and the oldest go first. Threads that want the
+same missing entry at once wait for one of them to load it, while others are not held up. Failures are not cached.
+Lookups take no lock, since serializers make one for every record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ValueT = TypeVar("ValueT")
 
 
 class BoundedCache(Generic[KeyT, ValueT]):
-    """Up to `size` entries, each good for `lifetime_s` seconds, or for ever."""
+    """Up to `size` entries, each valid for `lifetime_s` seconds, or forever."""
 
     def __init__(
         self, size: int, *, lifetime_s: float | None = None, clock: Callable[[], float] = time.monotonic
@@ -33,7 +33,7 @@ class BoundedCache(Generic[KeyT, ValueT]):
         return len(self._entries)
 
     def get_or_load(self, key: KeyT, load: Callable[[], ValueT]) -> ValueT:
-        """The entry, brought by `load` if it is not there or too old."""
+        """The entry, loaded with `load` if it is missing or too old."""
         entry = self._fresh(key)
         if entry is not None:
             return entry[0]

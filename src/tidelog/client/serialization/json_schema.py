@@ -1,8 +1,8 @@
 """JSON with a schema in a registry, by orjson and jsonschema.
 
-What always holds: bytes are those of Confluent's serializer for JSON Schema; a value is checked against its schema
-before it is written and, unless told otherwise, when it is read. A schema that does not name its draft is taken for
-draft 7, as the registry takes it. References are only looked for in the registry: nothing is brought from the web.
+What always holds: the bytes are those of Confluent's JSON Schema serializer. A value is checked against its schema
+before it is written and, by default, when it is read. A schema that names no draft is treated as draft 7, as the
+registry does. References are resolved only in the registry: nothing is fetched from the web.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ except ImportError as missing:
 
 T = TypeVar("T")
 
-# A schema as JSON text, as the object that the text holds, or with references.
+# A schema as JSON text, as the parsed JSON, or with references.
 JsonSchema = str | Mapping[str, Any] | Schema
 
 _Validator = jsonschema.protocols.Validator
 
 
 class JsonSchemaSerializer(SchemaSerializer[T, _Validator]):
-    """A dict, a dataclass, or what `to_dict` makes a dict of, as JSON. Options are those of `SchemaOptions`."""
+    """Serializes a dict, a dataclass, or the result of `to_dict` as JSON. Options are those of `SchemaOptions`."""
 
     @overload
     def __init__(
@@ -99,7 +99,7 @@ class JsonSchemaSerializer(SchemaSerializer[T, _Validator]):
 
 
 class JsonSchemaDeserializer(SchemaDeserializer[T]):
-    """What the JSON holds, checked against `reader_schema`, or else against the schema it was written with.
+    """Deserializes JSON, checked against `reader_schema`, or else against the schema it was written with.
 
     Without `validate` nothing is checked, and the registry is not asked.
     """
@@ -153,7 +153,7 @@ class JsonSchemaDeserializer(SchemaDeserializer[T]):
 
 
 def schema_of(schema: JsonSchema) -> Schema:
-    """The schema as a registry takes it, checked to be JSON."""
+    """The schema in the registry's form, checked to be JSON."""
     if isinstance(schema, Schema):
         given = schema
     else:
@@ -169,7 +169,7 @@ def schema_of(schema: JsonSchema) -> Schema:
 
 
 def parse(registry: SchemaRegistry, schema: Schema) -> _Validator:
-    """A checker for the schema, with all it refers to."""
+    """A validator for the schema, with all schemas it refers to included."""
     known: referencing.Registry[Any] = referencing.Registry()
     for reference, needed in referenced(registry, schema):
         resource = referencing.Resource.from_contents(
@@ -186,7 +186,7 @@ def parse(registry: SchemaRegistry, schema: Schema) -> _Validator:
 
 
 def check(validator: _Validator, value: Any) -> None:
-    """Raise SerializationError that names the field which does not fit best."""
+    """Raise SerializationError that names the field with the most relevant problem."""
     try:
         found = jsonschema.exceptions.best_match(validator.iter_errors(value))
     except referencing.exceptions.Unresolvable as error:

@@ -1,7 +1,7 @@
 """JSON without a schema, by orjson: the whole value is one JSON document in UTF-8.
 
-What always holds: what is written is compact and valid JSON (NaN and infinities are written as null, as orjson does);
-dataclasses, datetimes, UUIDs and enums are taken as they are. For values with a schema see `json_schema`.
+What always holds: the output is compact and valid JSON (NaN and infinities are written as null, as orjson does).
+Dataclasses, datetimes, UUIDs and enums are supported directly. For values with a schema see `json_schema`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class JsonSerializer:
-    """An object as JSON; `default` is asked for what JSON has no word for, and gives something that it has."""
+    """Serializes an object as JSON; `default` converts objects that JSON has no form for."""
 
     def __init__(self, default: Callable[[Any], Any] | None = None, *, sort_keys: bool = False) -> None:
         self._default = default
@@ -34,7 +34,7 @@ class JsonSerializer:
 
 
 class JsonDeserializer(BuildsObjects[T]):
-    """An object from JSON: dicts, lists and plain values, or what `into` makes of them."""
+    """Deserializes JSON to dicts, lists and plain values, or to what `into` makes of them."""
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
         if data is None:

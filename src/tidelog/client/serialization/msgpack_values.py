@@ -1,7 +1,7 @@
-"""msgpack: compact binary values without a schema.
+"""MessagePack: compact binary values without a schema.
 
-What always holds: str and bytes stay apart (msgpack's `use_bin_type`); lengths that a message claims are checked
-against its size before memory is taken, so a broken record costs no more than its own bytes.
+What always holds: str and bytes stay distinct (msgpack's `use_bin_type`). Lengths claimed by a message are checked
+against its size before memory is allocated, so a broken record costs no more than its own bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class MsgpackSerializer:
-    """An object as msgpack; datetimes with a time zone are its timestamps, dataclasses are maps."""
+    """Serializes an object as MessagePack; datetimes with a time zone become timestamps, dataclasses become maps."""
 
     def __init__(self, default: Callable[[Any], Any] | None = None) -> None:
         self._default = default
@@ -36,7 +36,7 @@ class MsgpackSerializer:
         return packed
 
     def _known_otherwise(self, value: Any) -> Any:
-        """Something that msgpack knows, for an object that it does not."""
+        """Converts an object that MessagePack has no form for."""
         plain = to_plain(value)
         if plain is not value:
             return plain
@@ -46,7 +46,7 @@ class MsgpackSerializer:
 
 
 class MsgpackDeserializer(BuildsObjects[T]):
-    """An object from msgpack: dicts, lists and plain values, or what `into` makes of them."""
+    """Deserializes MessagePack to dicts, lists and plain values, or to what `into` makes of them."""
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> T | None:
         if data is None:

@@ -1,7 +1,8 @@
-"""Between what formats hold (dicts, lists, plain values) and the classes of a user.
+"""Conversion between what formats hold (dicts, lists, plain values) and the user's classes.
 
-What always holds: a dataclass is turned by its fields, nested ones too; a class that has `to_dict` or `from_dict` is
-asked for it; anything else is the user's own function. Types of plain fields are not checked here: schemas do that.
+What always holds: dataclasses are converted by their fields, including nested ones. Classes with `to_dict` or
+`from_dict` are converted by these. Anything else needs the user's own function. Types of plain fields are not checked
+here: schemas do that.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from tidelog.client.errors import SerializationError
 
 T = TypeVar("T")
 
-# A dataclass, a class with a `from_dict`, or a function of what the format gives.
+# A dataclass, a class with `from_dict`, or a function of the decoded value.
 Builder = Callable[..., T]
 
-# Turns a value of a topic; the topic is for the errors.
+# Converts a value of a topic; the topic is for error messages.
 Build = Callable[[str, Any], Any]
 
 
 def builder_of(into: Builder[Any] | None) -> Build | None:
-    """How to make the user's objects; None for those who take what the format gives."""
+    """How to create the user's objects; None if the decoded values are returned unchanged."""
     if into is None:
         return None
     from_dict = getattr(into, "from_dict", None)
@@ -46,7 +47,7 @@ def builder_of(into: Builder[Any] | None) -> Build | None:
 
 
 class BuildsObjects(Generic[T]):
-    """A deserializer that gives what the format holds, or what `into` makes of it."""
+    """A deserializer that returns the decoded value, or what `into` makes of it."""
 
     @overload
     def __init__(self: BuildsObjects[Any]) -> None: ...
@@ -57,9 +58,9 @@ class BuildsObjects(Generic[T]):
 
 
 def to_plain(value: Any) -> Any:
-    """What a format can hold of an object: its `to_dict()`, a dataclass's fields, or the object itself.
+    """The form of an object that a format can hold: its `to_dict()`, a dataclass's fields, or the object itself.
 
-    A dict is taken as it is: to look into each would cost more than to write it.
+    A dict is returned unchanged: looking into each would cost more than writing it.
     """
     return value if type(value) is dict else _plain(value)
 
@@ -81,10 +82,10 @@ Make = Callable[[Any], Any]
 
 
 def _maker_of(cls: type, makers: dict[type, Make] | None = None) -> Make:
-    """A function that makes the dataclass of a dict, leaving out what the class does not know.
+    """A function that creates the dataclass from a dict, ignoring fields that the class does not have.
 
-    A newer writer may have added fields; a reader ignores them. `makers` holds what is known already, so
-    that classes may refer to each other and to themselves.
+    A newer writer may have added fields, which a reader ignores. `makers` holds known functions, so that classes may
+    refer to each other and to themselves.
     """
     known = {} if makers is None else makers
     fields: dict[str, Make] = {}
@@ -101,7 +102,7 @@ def _maker_of(cls: type, makers: dict[type, Make] | None = None) -> Make:
 
 
 def _maker_of_hint(hint: Any, makers: dict[type, Make]) -> Make:
-    """How the value of a field is made: dataclasses in it are built, whatever else is taken as it is."""
+    """How to convert a field's value: dataclasses in it are built, anything else is kept."""
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return makers[hint] if hint in makers else _maker_of(hint, makers)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -14,18 +14,18 @@ _WHY = (
     " for typed ones"
 )
 
-# Modules whose functions unpickle, or make what only unpickling reads.
+# Modules whose functions unpickle, or create data that only unpickling can read.
 _PICKLES = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 
 
 def refusal_of_pickle(function: Callable[..., Any]) -> str | None:
-    """Why a function of a module that pickles, as `pickle.loads`, is no serializer; None for others."""
+    """Why a function of a module that pickles, such as `pickle.loads`, is not accepted; None for others."""
     module = getattr(function, "__module__", None) or ""
     return _WHY if module.split(".")[0] in _PICKLES else None
 
 
 class PickleSerializer:
-    """Can't be made; says why and what to use."""
+    """Can't be instantiated; the error says why and what to use instead."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise SerializationError(_WHY)
@@ -35,7 +35,7 @@ class PickleSerializer:
 
 
 class PickleDeserializer:
-    """Can't be made; says why and what to use."""
+    """Can't be instantiated; the error says why and what to use instead."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise SerializationError(_WHY)

@@ -1,6 +1,7 @@
-"""Strings, numbers, UUIDs and bytes, in the bytes that Apache Kafka's own serializers of these types give.
+"""Strings, numbers, UUIDs and bytes, in the format of Apache Kafka's own serializers for these types.
 
-What always holds: numbers are big-endian and of a fixed width, as Java's; what does not fit is refused and never cut.
+What always holds: numbers are big-endian and of a fixed width, as in Java. A value that does not fit raises an error
+and is never truncated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ NumberT = TypeVar("NumberT", int, float)
 
 
 class StringSerializer:
-    """A str in an encoding, UTF-8 unless told."""
+    """A str in an encoding, by default UTF-8."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.encoding: str = _known(encoding)
@@ -32,7 +33,7 @@ class StringSerializer:
 
 
 class StringDeserializer:
-    """A str from bytes in an encoding, UTF-8 unless told."""
+    """A str from bytes in an encoding, by default UTF-8."""
 
     def __init__(self, encoding: str = "utf-8") -> None:
         self.encoding: str = _known(encoding)
@@ -47,7 +48,7 @@ class StringDeserializer:
 
 
 class BytesSerializer:
-    """Bytes as they are; a bytearray or memoryview is copied."""
+    """Bytes unchanged; a bytearray or memoryview is copied."""
 
     def __call__(
         self, topic: str, value: bytes | bytearray | memoryview | None, headers: Headers = (), /
@@ -60,7 +61,7 @@ class BytesSerializer:
 
 
 class BytesDeserializer:
-    """The bytes as they are."""
+    """The bytes unchanged."""
 
     def __call__(self, topic: str, data: bytes | None, headers: Headers = (), /) -> bytes | None:
         return data
@@ -139,7 +140,7 @@ class _NumberDeserializer(Generic[NumberT]):
 
 
 class ShortSerializer(_NumberSerializer[int]):
-    """An int in two bytes, as Java's ShortSerializer."""
+    """An int in two bytes, like Java's ShortSerializer."""
 
     _layout = struct.Struct(">h")
     _takes = "an int of 16 bits"
@@ -152,7 +153,7 @@ class ShortDeserializer(_NumberDeserializer[int]):
 
 
 class IntegerSerializer(_NumberSerializer[int]):
-    """An int in four bytes, as Java's IntegerSerializer."""
+    """An int in four bytes, like Java's IntegerSerializer."""
 
     _layout = struct.Struct(">i")
     _takes = "an int of 32 bits; LongSerializer takes 64"
@@ -165,7 +166,7 @@ class IntegerDeserializer(_NumberDeserializer[int]):
 
 
 class LongSerializer(_NumberSerializer[int]):
-    """An int in eight bytes, as Java's LongSerializer."""
+    """An int in eight bytes, like Java's LongSerializer."""
 
     _layout = struct.Struct(">q")
     _takes = "an int of 64 bits"
@@ -178,7 +179,7 @@ class LongDeserializer(_NumberDeserializer[int]):
 
 
 class FloatSerializer(_NumberSerializer[float]):
-    """A number in four bytes of IEEE 754, as Java's FloatSerializer; Python's floats lose digits in it."""
+    """A number in four bytes of IEEE 754, like Java's FloatSerializer; Python's floats lose precision in it."""
 
     _layout = struct.Struct(">f")
     _takes = "a number that a float of 32 bits can hold; DoubleSerializer takes 64"
@@ -191,7 +192,7 @@ class FloatDeserializer(_NumberDeserializer[float]):
 
 
 class DoubleSerializer(_NumberSerializer[float]):
-    """A number in eight bytes of IEEE 754, as Java's DoubleSerializer; a Python float is kept exactly."""
+    """A number in eight bytes of IEEE 754, like Java's DoubleSerializer; a Python float is kept exactly."""
 
     _layout = struct.Struct(">d")
     _takes = "a number that a float can hold"

@@ -1,8 +1,8 @@
 """Protobuf with a schema registry.
 
-What always holds: bytes are those of Confluent's serializers: schema id, path to the message in its file, message. A
-reader that has the message's class needs no registry, since Protobuf's own rules carry it over changes of the schema;
-one that has none reads by the writer's descriptor and gets dicts.
+What always holds: the bytes are those of Confluent's serializers: schema id, path to the message in its file, message.
+A reader that has the message's class needs no registry, because Protobuf's own rules handle schema changes. A reader
+without it uses the writer's descriptor and returns dicts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class ProtobufSerializer(SchemaSerializer[MessageT | Mapping[str, Any], bytes]):
-    """A message of a class, or a dict of its fields.
+    """Serializes a message of a class, or a dict of its fields.
 
-    Files that the class's file imports are registered too, each under its own name, unless Google's. Options are those
+    Files that the class's file imports are registered, too, each under its own name, except Google's. Options are those
     of `SchemaOptions`.
     """
 
@@ -60,7 +60,7 @@ class ProtobufSerializer(SchemaSerializer[MessageT | Mapping[str, Any], bytes]):
         return self._descriptor.full_name
 
     def _parse(self, schema: Schema) -> bytes:
-        """The path to the message, which in another version of the file may be another one."""
+        """The path to the message, which may differ in another version of the file."""
         if self._choice.takes_own_schema:
             return encode_indexes(protobuf_files.indexes_of(self._descriptor))
         file = protobuf_files.load(self._choice.registry, schema)
@@ -102,7 +102,7 @@ class ProtobufSerializer(SchemaSerializer[MessageT | Mapping[str, Any], bytes]):
 
 
 class ProtobufDeserializer(SchemaDeserializer[T]):
-    """A message of `message_class`; without one, a dict by the schema of the writer, or what `into` makes of it."""
+    """Deserializes to `message_class`; without one, to a dict by the writer's schema, or to what `into` makes of it."""
 
     @overload
     def __init__(
@@ -150,9 +150,9 @@ class ProtobufDeserializer(SchemaDeserializer[T]):
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """The fields of a message by name: enums as names, maps as dicts, messages as dicts, all else as Python has it.
+    """The fields of a message by name: enums as names, maps and messages as dicts, all else as Python has it.
 
-    A field that can be unset is left out when it is; others have their default then, as Protobuf does not tell.
+    An unset field is left out if Protobuf can tell that it is unset; otherwise it has its default.
     """
     return {
         field.name: _value(field, getattr(message, field.name))
@@ -175,7 +175,7 @@ def _item(field: FieldDescriptor, value: Any) -> Any:
         return to_dict(value)
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
-        # A writer may know more of an enum's values than the schema at hand.
+        # A writer may know more values of an enum than this schema.
         return value if known is None else known.name
     return value
 

@@ -1,8 +1,8 @@
-"""Protobuf's files as a registry holds them: encoded descriptors, or the text of a .proto file.
+"""Protobuf files as a registry stores them: encoded descriptors, or the text of a .proto file.
 
-What always holds: what is registered is the encoded descriptor, as Confluent's Python serializer does it; what is read
-may be either, since other clients register text and not every registry turns one into the other. Text needs Protobuf's
-compiler, which comes with grpcio-tools. Google's own types are those of the installed library.
+What always holds: the encoded descriptor is registered, as Confluent's Python serializer does. Either form can be read,
+because other clients register text and not every registry converts it. Text needs Protobuf's compiler, which comes with
+grpcio-tools. Google's own types come from the installed library.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def is_known(name: str) -> bool:
 
 
 def text_of(file: FileDescriptor) -> str:
-    """The file as it is registered."""
+    """The file in its registered form."""
     return base64.standard_b64encode(file.serialized_pb).decode("ascii")
 
 
 def indexes_of(message: Descriptor) -> list[int]:
-    """The path to a message among those of its file."""
+    """The path to a message within its file."""
     path: list[int] = []
     while message.containing_type is not None:
         path.append([nested.name for nested in message.containing_type.nested_types].index(message.name))
@@ -71,7 +71,7 @@ def message_at(file: FileDescriptor, indexes: Iterable[int]) -> Descriptor:
 
 
 def load(registry: SchemaRegistry, schema: Schema) -> FileDescriptor:
-    """The file of a schema and what it imports, in a pool of its own, so that versions do not disturb each other."""
+    """The file of a schema and its imports, in a pool of their own, so that versions do not conflict."""
     if schema.type is not SchemaType.PROTOBUF:
         raise SerializationError(f"the schema is of type {schema.type}, not PROTOBUF")
     files: dict[str, descriptor_pb2.FileDescriptorProto] = {}
@@ -107,7 +107,7 @@ def _add(
     file: descriptor_pb2.FileDescriptorProto,
     files: dict[str, descriptor_pb2.FileDescriptorProto],
 ) -> None:
-    """Add a file and, before it, those that it imports, unless they are there."""
+    """Add a file, after the files that it imports, unless they are there."""
     try:
         pool.FindFileByName(file.name)
     except KeyError:
@@ -120,7 +120,7 @@ def _add(
 
 
 def _installed(name: str) -> descriptor_pb2.FileDescriptorProto:
-    """A file that is imported and not among the references: one of those that come with libraries."""
+    """An imported file that is not among the references: one of those that come with libraries."""
     if is_known(name):
         try:
             importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
@@ -133,7 +133,7 @@ def _installed(name: str) -> descriptor_pb2.FileDescriptorProto:
 
 
 def _compile(text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> descriptor_pb2.FileDescriptorProto:
-    """The descriptor of a .proto file's text, by Protobuf's own compiler in a process and directory of its own."""
+    """The descriptor of a .proto file's text, compiled by Protobuf's own compiler in a process of its own."""
     try:
         importlib.import_module("grpc_tools")
     except ImportError as error:
@@ -155,7 +155,7 @@ def _compile(text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]) ->
             timeout=_COMPILE_TIMEOUT_S,
         )
         if done.returncode != 0:
-            # The compiler's log stands between its words about files, which begin with the file's name.
+            # The compiler's log is mixed with its messages about files, which begin with the file's name.
             lines = done.stderr.splitlines()
             said = [line for line in lines if line.partition(":")[0].endswith(".proto")] or lines
             raise SerializationError(f"the registry's .proto file can't be compiled: {'; '.join(said)}")
@@ -165,7 +165,7 @@ def _compile(text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]) ->
 def _with_imports(
     text: str, files: dict[str, descriptor_pb2.FileDescriptorProto]
 ) -> list[descriptor_pb2.FileDescriptorProto]:
-    """The files that a compiler may need: those that are known, what these import, and what the text imports."""
+    """The files that a compiler may need: the known ones, their imports, and the text's imports."""
     found: dict[str, descriptor_pb2.FileDescriptorProto] = {}
 
     def add(file: descriptor_pb2.FileDescriptorProto) -> None:
@@ -183,7 +183,7 @@ def _with_imports(
 
 
 def _imports_in(text: str) -> list[str]:
-    """The names between quotes in lines that import; one too many does no harm."""
+    """The quoted names in import lines; one too many does no harm."""
     names = []
     for statement in text.replace(";", ";\n").splitlines():
         words = statement.strip()

@@ -1,9 +1,9 @@
-"""The client of a schema registry that has Confluent's REST interface, as Confluent's, Karapace and Apicurio have.
+"""A client for schema registries with Confluent's REST interface: Confluent's own, Karapace, Apicurio.
 
-What always holds: what never changes (a schema by its id, a version of a subject, the id of a registered schema) is
-asked for once and kept, within a bound; what may change (the latest version, settings) is asked for again. It is safe
-for threads, keeps no connection open, and has nothing to close. Calls block: serializers make them for the first
-record of a schema only.
+What always holds: values that never change (a schema by its id, a version of a subject, the id of a registered schema)
+are requested once and cached, within a bound. Values that may change (the latest version, settings) are requested
+again. It is thread-safe, keeps no connection open, and has nothing to close. Calls block, but serializers make them
+only for the first record of a schema.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class SchemaRegistry:
-    """Registers schemas and brings them, from the first of the addresses that answers."""
+    """Registers and fetches schemas, at the first of the addresses that answers."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class SchemaRegistry:
         cache_size: int = 1000,
         latest_lifetime_s: float = 60.0,
     ) -> None:
-        """`timeout_s` bounds a call with all its tries, `request_timeout_s` each wait of one try for the registry.
+        """`timeout_s` bounds a call with all its retries; `request_timeout_s` bounds each wait for the registry.
 
-        `latest_lifetime_s` is how long the latest version of a subject counts as such before it is asked for again.
+        `latest_lifetime_s` is how long the latest version of a subject is cached.
         """
         urls = [part.strip() for part in url.split(",")] if isinstance(url, str) else list(url)
         if not urls:
@@ -85,7 +85,7 @@ class SchemaRegistry:
     # Schemas
 
     def register(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
-        """Make the schema the next version of the subject, unless it is one of its versions already; gives its id."""
+        """Register the schema as the subject's next version, unless it already is a version; returns its id."""
 
         def ask() -> int:
             path = ["subjects", subject, "versions"]
@@ -94,7 +94,7 @@ class SchemaRegistry:
         return self._ids.get_or_load((subject, schema, normalize), ask)
 
     def lookup(self, subject: str, schema: Schema, *, normalize: bool = False) -> RegisteredSchema:
-        """The version of the subject that is this schema; SchemaNotFoundError if none is."""
+        """The subject's version that is this schema; SchemaNotFoundError if there is none."""
 
         def read(answer: Any) -> RegisteredSchema:
             return RegisteredSchema(subject, int(answer["version"]), int(answer["id"]), schema)
@@ -113,7 +113,7 @@ class SchemaRegistry:
         return self._by_id.get_or_load((schema_id, serialized), ask)
 
     def version(self, subject: str, version: int, *, serialized: bool = False) -> RegisteredSchema:
-        """One version of a subject, deleted ones too, since records and references may still need them."""
+        """One version of a subject, including deleted ones, since records and references may still need them."""
 
         def ask() -> RegisteredSchema:
             path = ["subjects", subject, "versions", str(version)]
@@ -122,7 +122,7 @@ class SchemaRegistry:
         return self._versions.get_or_load((subject, version, serialized), ask)
 
     def latest(self, subject: str, *, serialized: bool = False) -> RegisteredSchema:
-        """The latest version of a subject, as it was no longer than `latest_lifetime_s` ago."""
+        """The latest version of a subject, at most `latest_lifetime_s` old."""
 
         def ask() -> RegisteredSchema:
             return self._call(
@@ -132,7 +132,7 @@ class SchemaRegistry:
         return self._latest.get_or_load((subject, serialized), ask)
 
     def versions(self, subject: str) -> list[int]:
-        """The numbers of a subject's versions."""
+        """The version numbers of a subject."""
         return self._call("GET", ["subjects", subject, "versions"], _numbers)
 
     def subjects(self) -> list[str]:
@@ -144,13 +144,13 @@ class SchemaRegistry:
         return self._call("GET", ["subjects", subject, "versions", str(version), "referencedby"], _numbers)
 
     def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
-        """Delete all versions; what was deleted can then be deleted with `permanent` and is gone for good."""
+        """Delete all versions; call it again with `permanent` to remove deleted ones for good."""
         deleted = self._call("DELETE", ["subjects", subject], _numbers, permanent=permanent)
         self._forget()
         return deleted
 
     def delete_version(self, subject: str, version: int, *, permanent: bool = False) -> int:
-        """Delete one version, as `delete_subject` does with all."""
+        """Delete one version, like `delete_subject` does for all."""
         deleted = self._call("DELETE", ["subjects", subject, "versions", str(version)], int, permanent=permanent)
         self._forget()
         return deleted
@@ -158,28 +158,28 @@ class SchemaRegistry:
     # Compatibility
 
     def check_compatibility(self, subject: str, schema: Schema, *, version: int | None = None) -> CompatibilityCheck:
-        """Whether the schema could follow a version of the subject, the latest unless told, by the subject's level."""
+        """Whether the schema is compatible with a version of the subject, by default the latest, by its level."""
         path = ["compatibility", "subjects", subject, "versions", "latest" if version is None else str(version)]
         return self._call("POST", path, _check, _body(schema), verbose=True)
 
     def compatibility(self, subject: str | None = None) -> CompatibilityLevel:
-        """The level of a subject, or that of all subjects that have none of their own."""
+        """The compatibility level of a subject, or the default one."""
         path = ["config"] if subject is None else ["config", subject]
         return self._call("GET", path, _level, defaultToGlobal=subject is not None)
 
     def set_compatibility(self, level: CompatibilityLevel | str, subject: str | None = None) -> None:
-        """Set the level of a subject, or that of all subjects that have none of their own."""
+        """Set the compatibility level of a subject, or the default one."""
         path = ["config"] if subject is None else ["config", subject]
         self._call("PUT", path, _ignored, {"compatibility": CompatibilityLevel(level).value})
 
     def reset_compatibility(self, subject: str) -> None:
-        """Take a subject's own level away."""
+        """Remove a subject's own compatibility level."""
         self._call("DELETE", ["config", subject], _ignored)
 
     def _call(
         self, method: str, path: Sequence[str], read: Callable[[Any], T], body: object = None, **query: object
     ) -> T:
-        """Ask for a path, whose parts may hold any character; what a query leaves False or None is left out."""
+        """Build a path, whose parts may contain any character; query items that are False or None are left out."""
         given = {name: _text(value) for name, value in query.items() if value not in (None, False)}
         where = "/" + "/".join(quote(part, safe="") for part in path)
         answer = self._http.call(method, f"{where}?{urlencode(given)}" if given else where, body)
@@ -189,7 +189,7 @@ class SchemaRegistry:
             raise SchemaRegistryError(f"{self!r}, {method} {where}: the answer is not a registry's: {error}") from error
 
     def _forget(self) -> None:
-        """What is registered may have other versions and ids after a deletion; schemas by id stay."""
+        """Schemas may be registered with other versions and ids after a deletion; schemas by id stay."""
         for cache in (self._versions, self._ids, self._lookups, self._latest):
             cache.clear()
 
@@ -203,7 +203,7 @@ def _text(value: object) -> str:
 
 
 def _body(schema: Schema) -> dict[str, object]:
-    """A schema in a request; what is left out is Avro, as all registries have it."""
+    """A schema in a request; if the type is left out it is Avro, as all registries have it."""
     body: dict[str, object] = {"schema": schema.text}
     if schema.type is not SchemaType.AVRO:
         body["schemaType"] = schema.type.value

@@ -1,4 +1,4 @@
-"""What goes wrong between a serializer and the schema registry."""
+"""Errors between a serializer and the schema registry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidelog.client.errors import RetriableError, SerializationError
 
 
 class SchemaRegistryError(SerializationError):
-    """The registry refused; `status` is that of HTTP, `error_code` the registry's own, -1 where it gave none."""
+    """The registry refused; `status` is the HTTP status, `error_code` the registry's own, or -1 if it gave none."""
 
     def __init__(self, message: str, *, status: int = -1, error_code: int = -1) -> None:
         self.message = message
@@ -17,7 +17,7 @@ class SchemaRegistryError(SerializationError):
         super().__init__(message)
 
     def told_at(self, where: str) -> Self:
-        """The same error with the place before it at which it matters."""
+        """The same error, with the place where it matters in front."""
         return type(self)(f"{where}: {self.message}", status=self.status, error_code=self.error_code)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -29,11 +29,11 @@ class SchemaNotFoundError(SchemaRegistryError):
 
 
 class IncompatibleSchemaError(SchemaRegistryError):
-    """The registry does not take the schema as the next version of its subject."""
+    """The registry does not accept the schema as the next version of its subject."""
 
 
 class SchemaRegistryUnavailableError(SchemaRegistryError, RetriableError):
-    """No registry answered, or it can't do it now; trying again may help."""
+    """No registry answered, or it is unavailable; trying again may help."""
 
 
 def _remake(cls: type[SchemaRegistryError], message: str, status: int, error_code: int) -> SchemaRegistryError:

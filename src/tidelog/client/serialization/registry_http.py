@@ -1,8 +1,8 @@
-"""One call to a schema registry over HTTP: several addresses, credentials, TLS, time-outs, retries.
+"""One HTTP call to a schema registry: several addresses, credentials, TLS, timeouts, retries.
 
-What always holds: a call ends within its time-out; everything that a registry is asked for may safely be asked again,
-so every failure that may pass is tried again, at the next address; redirects are not followed, since they would carry
-credentials elsewhere; errors never hold credentials. Proxies are taken from the environment, as usual.
+What always holds: a call ends within its timeout. Every request can safely be repeated, so temporary failures are
+retried at the next address. Redirects are not followed, because they would carry credentials elsewhere. Errors never
+contain credentials. Proxies are taken from the environment, as usual.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tidelog.client.serialization.registry_errors import (
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json;q=0.9"
 
-# What passes: overload, a registry that starts or whose leader changes, a proxy before it that finds none.
+# Temporary: overload, a registry that is starting or changing its leader, a proxy that can't reach it.
 _PASSING_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
-# No schema is this large; an answer beyond it is not one of a registry.
+# No schema is this large; a larger response is not from a registry.
 _ANSWER_BYTES_MAX = 64 << 20
 
 Authorization = Callable[[], str]
@@ -42,11 +42,11 @@ Authorization = Callable[[], str]
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: object, **__: object) -> None:
-        """Take the redirect for the answer, which makes it an error."""
+        """Treat a redirect as the response, which makes it an error."""
 
 
 class RegistryHttp:
-    """Asks one of several addresses of a registry; safe for threads."""
+    """Sends requests to one of several addresses of a registry; thread-safe."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class RegistryHttp:
         self._sleep = sleep
         self._preferred = random.randrange(len(self.addresses))
         handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
-        # Reading the certificates that the system trusts takes a while, so only those who need them wait for it.
+        # Reading the system's trusted certificates takes a while, so only clients that need them wait for it.
         if any(address.startswith("https:") for address in self.addresses):
             handlers.append(urllib.request.HTTPSHandler(context=ssl_context or ssl.create_default_context()))
         self._opener = urllib.request.build_opener(*handlers)
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """What the registry answers, tried until it does or the time is over."""
+        """The registry's response, retried until there is one or the time is up."""
         deadline = self._clock() + self._timeout_s
         failures = 0
         while True:
@@ -89,7 +89,7 @@ class RegistryHttp:
                 failures += 1
                 # Another thread may have moved on already.
                 self._preferred = (place + 1) % len(self.addresses)
-                # All addresses are tried before the first pause.
+                # Try all addresses before the first pause.
                 pause_s = 0.0
                 if failures % len(self.addresses) == 0:
                     pause_s = self._backoff.pause_s(failures // len(self.addresses))
@@ -124,7 +124,7 @@ class RegistryHttp:
 
 
 def _whole(response: http.client.HTTPResponse) -> bytes:
-    """The body; raises if it is cut off, which `read` with a limit does not do by itself."""
+    """The body; raises if it is truncated, which `read` with a limit does not do by itself."""
     text = response.read(_ANSWER_BYTES_MAX)
     missing = response.length or 0
     if missing and len(text) == _ANSWER_BYTES_MAX:
@@ -135,13 +135,13 @@ def _whole(response: http.client.HTTPResponse) -> bytes:
 
 
 def _refuse(what: str, status: int, text: bytes) -> NoReturn:
-    """Raise what fits an answer that is an error."""
+    """Raise the error that matches an error response."""
     error_code, message = -1, http.client.responses.get(status, "")
     try:
         answer = json.loads(text)
         error_code, message = int(answer["error_code"]), " ".join(str(answer["message"]).split())
     except (ValueError, TypeError, KeyError):
-        # A proxy in between answers in its own words, and its status says enough.
+        # A proxy in between uses its own wording, and its status says enough.
         pass
     cls = SchemaRegistryError
     if status in _PASSING_STATUSES:
@@ -159,7 +159,7 @@ def _refuse(what: str, status: int, text: bytes) -> NoReturn:
 
 
 def _fail(what: str, error: OSError | http.client.HTTPException) -> NoReturn:
-    """Raise what fits a connection that could not be made or broke."""
+    """Raise the error that matches a connection that failed or broke."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     text = " ".join(str(reason).split()) or type(reason).__name__
     if isinstance(reason, ssl.SSLCertVerificationError):
@@ -168,7 +168,7 @@ def _fail(what: str, error: OSError | http.client.HTTPException) -> NoReturn:
 
 
 def _address(url: str) -> str:
-    """The address without credentials and without a slash at its end."""
+    """The address without credentials and trailing slash."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("a schema registry's address is http://host:port or https://host:port")

@@ -1,4 +1,4 @@
-"""Schemas as a registry holds them: values that know nothing of HTTP, nor of what their text means."""
+"""Schemas as a registry stores them: plain values without HTTP, and without interpreting their text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SchemaType(StrEnum):
 
 
 class CompatibilityLevel(StrEnum):
-    """Which schemas a registry takes as the next version of a subject."""
+    """Which schemas a registry accepts as the next version of a subject."""
 
     NONE = "NONE"
     BACKWARD = "BACKWARD"
@@ -28,7 +28,7 @@ class CompatibilityLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaReference:
-    """A schema that another one uses: the name it is used by, and where the registry holds it.
+    """A schema that another one uses: the name it is used by, and where the registry stores it.
 
     The name is the full name of a type for Avro, the path of an import for Protobuf, and a `$ref`'s URI for JSON.
     """
@@ -49,7 +49,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema as a version of a subject; equal schemas have one id in all subjects."""
+    """A schema as a version of a subject; equal schemas have the same id in all subjects."""
 
     subject: str
     version: int
@@ -59,7 +59,7 @@ class RegisteredSchema:
 
 @dataclass(frozen=True, slots=True)
 class CompatibilityCheck:
-    """What a registry says of a schema that is to be the next version of a subject."""
+    """The registry's verdict on a schema as the next version of a subject."""
 
     is_compatible: bool
     messages: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Which schema a value is written with, and under which id.
+"""Chooses the schema that a value is written with, and its id.
 
-What always holds: the registry's client knows what it has asked for, so a choice for the next record costs no request;
-with `use_latest_version` it asks again when the latest version may be another one.
+What always holds: the registry's client caches its results, so the choice for the next record costs no request. With
+`use_latest_version` it asks again when there may be a newer version.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from tidelog.client.serialization.registry import SchemaRegistry
 from tidelog.client.serialization.schema import RegisteredSchema, Schema
 from tidelog.client.serialization.subjects import SubjectName, topic_subject
 
-# Topics, or versions of schemas, that one serializer keeps what it knows of.
+# How many topics, or versions of schemas, one serializer caches.
 CACHE_SIZE = 1000
 
 
 class SchemaOptions(TypedDict, total=False):
     """How a serializer chooses the schema it writes with."""
 
-    is_key: bool  # whether it serializes keys; the registry keeps their schemas apart
-    subject_name: SubjectName  # topic_subject unless told
-    auto_register: bool  # register the schema if it is new; the default, unless use_latest_version is set
-    use_latest_version: bool  # write with the subject's latest version, whatever it is by then
-    normalize: bool  # let the registry compare schemas in a normal form
+    is_key: bool  # whether it serializes keys; the registry keeps their schemas separate
+    subject_name: SubjectName  # topic_subject by default
+    auto_register: bool  # register the schema if it is new; the default unless use_latest_version is set
+    use_latest_version: bool  # write with the subject's latest version at that time
+    normalize: bool  # have the registry compare schemas in normalized form
     schema_id: int  # write with the schema of this id
 
 
 class SchemaChoice:
-    """The registered schema for values of a topic; made once by each serializer."""
+    """The registered schemas for a topic's values; each serializer creates one."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SchemaChoice:
 
     @property
     def may_change(self) -> bool:
-        """Whether the schema of a topic may be another one for the next record."""
+        """Whether the schema of a topic may change for the next record."""
         return self._uses_latest
 
     @property
@@ -72,7 +72,7 @@ class SchemaChoice:
         return self._normalize
 
     def of(self, topic: str, record_name: str | None, own: Callable[[], Schema]) -> RegisteredSchema:
-        """The schema to write with; `own` gives the serializer's own one, should it be needed."""
+        """The schema to write with; `own` returns the serializer's own one, should it be needed."""
         if self._schema_id is not None:
             return RegisteredSchema(
                 "", -1, self._schema_id, self.registry.schema(self._schema_id, serialized=self._serialized)
@@ -83,11 +83,11 @@ class SchemaChoice:
         schema = own()
         if self._registers:
             schema_id = self.registry.register(subject, schema, normalize=self._normalize)
-            # Nothing asks for the version of what is written, so the registry is not asked for it either.
+            # Nobody uses the version of what is written, so the registry is not asked for it.
             return RegisteredSchema(subject, -1, schema_id, schema)
         return self.registry.lookup(subject, schema, normalize=self._normalize)
 
 
 def place(topic: str, is_key: bool) -> str:
-    """How errors name what is serialized."""
+    """How errors refer to the key or value."""
     return f"topic {topic}, {'key' if is_key else 'value'}"

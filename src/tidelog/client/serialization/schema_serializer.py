@@ -1,7 +1,7 @@
-"""What serializers and deserializers with a registry have in common: None, errors that name their place, and caches.
+"""The common part of serializers and deserializers with a registry: None, errors that name their place, and caches.
 
-What always holds: every failure is a `SerializationError` that names topic and key or value; one that comes from the
-registry keeps its own type, so that a program can tell one that may pass.
+What always holds: every failure is a `SerializationError` that names the topic, and whether it is the key or the value.
+Errors from the registry keep their own type, so that a program can recognize a temporary one.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tidelog.client.serialization.wire_format import prefix
 T = TypeVar("T")
 ParsedT = TypeVar("ParsedT")
 
-_REASON_CHARACTERS = 300  # of what a library says, so that an error stays a line
+_REASON_CHARACTERS = 300  # how much of a library's message is shown, so that an error stays on one line
 
 
 class SchemaSerializer(ABC, Generic[T, ParsedT]):
-    """Writes values with a registered schema; a subclass says how."""
+    """Writes values with a registered schema; subclasses define the format."""
 
-    # Whether the registry is asked for schemas in their encoded form, which only Protobuf has.
+    # Whether to request schemas in encoded form, which only Protobuf has.
     _asks_for_serialized = False
 
     def __init__(
@@ -50,7 +50,7 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
             raise _told_at(place(topic, self._choice.is_key), error) from error
 
     def prepare(self, topic: str) -> None:
-        """Ask the registry for all that the first record of a topic would ask it for.
+        """Request everything that the first record of a topic would need from the registry.
 
         An asyncio program does this in a thread before it sends, so that its loop never waits for the registry.
         """
@@ -60,7 +60,7 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
             raise _told_at(place(topic, self._choice.is_key), error) from error
 
     def _schema_for(self, topic: str) -> tuple[bytes, ParsedT]:
-        """What a value begins with, and the schema it is written with."""
+        """The prefix of a value, and the schema it is written with."""
         if self._choice.may_change:
             return self._choose(topic)
         return self._ready.get_or_load(topic, lambda: self._choose(topic))
@@ -84,7 +84,7 @@ class SchemaSerializer(ABC, Generic[T, ParsedT]):
 
 
 class SchemaDeserializer(ABC, Generic[T]):
-    """Reads values by the schema that their bytes name; a subclass says how."""
+    """Reads values by the schema that their bytes name; subclasses define the format."""
 
     def __init__(self, into: Builder[Any] | None, is_key: bool) -> None:
         self._build = builder_of(into)
@@ -131,6 +131,6 @@ def _told_at(where: str, error: Exception) -> SerializationError:
     if len(reason) > _REASON_CHARACTERS:
         reason = f"{reason[:_REASON_CHARACTERS]}..."
     if not isinstance(error, ClientError):
-        # A library's own words seldom say what kind of trouble it is.
+        # A library's message seldom says what kind of problem it is.
         reason = f"{type(error).__name__}: {reason}" if reason != type(error).__name__ else reason
     return SerializationError(f"{where}: {reason}")

@@ -1,4 +1,4 @@
-"""Under which subject a registry keeps the schemas of a topic's keys or values: the three names that are in use."""
+"""The subject under which a registry stores the schemas of a topic's keys or values: the three common strategies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ SubjectName = Callable[[str, bool, str | None], str]
 
 
 def topic_subject(topic: str, is_key: bool, record_name: str | None) -> str:
-    """`orders-value`: all values of a topic are of one evolving type; the default."""
+    """`orders-value`: all values of a topic have one evolving type; the default."""
     return f"{topic}-{'key' if is_key else 'value'}"
 
 
 def record_subject(topic: str, is_key: bool, record_name: str | None) -> str:
-    """`shop.Order`: a type evolves alike in all topics, and a topic may hold several types."""
+    """`shop.Order`: a type evolves the same way in all topics, and a topic may hold several types."""
     return _named(record_name)
 
 
 def topic_record_subject(topic: str, is_key: bool, record_name: str | None) -> str:
-    """`orders-shop.Order`: a topic may hold several types, which evolve on their own in each topic."""
+    """`orders-shop.Order`: a topic may hold several types, which evolve independently in each topic."""
     return f"{topic}-{_named(record_name)}"
 
 

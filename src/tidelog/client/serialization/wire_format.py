@@ -1,7 +1,7 @@
-"""How bytes name the schema they were written with: a zero, the schema's id in four bytes, then the value.
+"""How serialized values name their schema: a zero byte, the schema's id in four bytes, then the value.
 
-Behind the id Protobuf has the path to its message among those of the file, as a list of zigzag varints with its
-length before it; the path [0], the first message, is the single byte 0. All as Confluent's serializers write it.
+For Protobuf, the path to the message in its file follows the id, as a list of zigzag varints with its length before it;
+the path [0], the first message, is the single byte 0. All as Confluent's serializers write it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tidelog.client.errors import SerializationError
 MAGIC_BYTE = 0
 PREFIX_BYTES = 5
 
-# Messages are nested a few levels deep; a longer path is not one.
+# Messages are nested a few levels deep; a longer path is invalid.
 _INDEXES_MAX = 64
 _VARINT_BYTES_MAX = 5
 
@@ -23,7 +23,7 @@ def prefix(schema_id: int) -> bytes:
 
 
 def schema_id_of(data: bytes) -> int:
-    """The id of the schema; the value stands behind the first PREFIX_BYTES."""
+    """The id of the schema; the value starts after the first PREFIX_BYTES."""
     if len(data) < PREFIX_BYTES or data[0] != MAGIC_BYTE:
         raise SerializationError(
             "they begin with no schema id (a zero, then four bytes), so no serializer with a schema registry wrote them"
@@ -32,7 +32,7 @@ def schema_id_of(data: bytes) -> int:
 
 
 def encode_indexes(indexes: Sequence[int]) -> bytes:
-    """The path to a message, as it stands behind the schema id."""
+    """The path to a message, as written after the schema id."""
     if list(indexes) == [0]:
         return b"\x00"
     encoded = bytearray()
@@ -46,7 +46,7 @@ def encode_indexes(indexes: Sequence[int]) -> bytes:
 
 
 def decode_indexes(data: bytes, position: int) -> tuple[list[int], int]:
-    """The path to a message that stands at a position, and the position behind it."""
+    """The path to a message at a position, and the position after it."""
     count, position = _decode_varint(data, position)
     if count == 0:
         return [0], position
