@@ -1,8 +1,8 @@
 """Record batches of magic 2: headers, compression, records as objects and as Arrow, control markers.
 
-The broker reads the headers of batches (`batch`) and has the records of produced ones checked (`kernel_check`). What
-looks at single records goes through the compiled kernel. `arrow` is not imported here, because pyarrow is large and a
-broker has no use for it.
+The broker reads the headers of batches (`batch`) and has the records of produced batches checked (`kernel_check`). Code
+that looks at single records is in the compiled kernel. `arrow` is not imported here, because pyarrow is large and a
+broker doesn't need it.
 """
 
 from __future__ import annotations
@@ -84,5 +84,5 @@ __all__ = [
 
 
 def kernel_is_compiled() -> bool:
-    """Whether the loops over records run as machine code; without a compiler at build time they are interpreted."""
+    """Whether the loops over records are compiled; without a compiler at build time they are interpreted."""
     return not (_kernel.__file__ or "").endswith(".py")

@@ -1,9 +1,9 @@
-"""Record batches as Arrow record batches and back, without a Python object per record.
+"""Record batches to Arrow record batches and back, without a Python object per record.
 
 What always holds: the columns have the names and types of Spark's `kafka` source, with `headers` as a list of key and
-value; both directions give what `decode_records` and `encode_batch` give for the same records. Importing this module
-imports pyarrow, so nothing on a broker's path does. Decoding makes no Arrow array or scalar of Python objects: pyarrow
-would import pandas for it, which takes a process of Spark's a fifth of a second.
+value. Both directions give the same result as `decode_records` and `encode_batch` for the same records. Importing this
+module imports pyarrow, so nothing on a broker's path imports it. Decoding never builds an Arrow array or scalar from
+Python objects: pyarrow would import pandas for that, which takes a Spark process a fifth of a second.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HEADER_OVERHEAD_MAX = 5 + 5
 
 
 class BatchOptions(TypedDict, total=False):
-    """What `from_arrow` passes on to the header, as `encode_batch` names it."""
+    """The header fields that `from_arrow` passes on, named as in `encode_batch`."""
 
     base_offset: int
     compression: Compression
@@ -73,7 +73,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class OpenBatch(NamedTuple):
-    """A batch whose records were decompressed, and what its header says of them; rows begin at `from_offset`."""
+    """A decompressed batch, with the relevant header fields; rows begin at `from_offset`."""
 
     topic: str
     partition: int
@@ -86,7 +86,7 @@ class OpenBatch(NamedTuple):
     is_stamped: bool
 
     def reader(self) -> RecordReader:
-        """Refuses a count that the bytes can't hold."""
+        """Rejects a count that the bytes can't hold."""
         return RecordReader(
             self.records,
             self.records_count,
@@ -107,10 +107,11 @@ def to_arrow(
     allow_partial: bool = False,
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> pa.RecordBatch:
-    """All records of the buffers, each of which holds batches behind one another, as one Arrow record batch.
+    """All records of the buffers, each of which holds consecutive batches, as one Arrow record batch.
 
-    Control batches have no row, nor have records before `from_offset`: a fetch answers with whole batches. With
-    `allow_partial` each buffer may end within a batch. `max_bytes` bounds all the decompressed records together.
+    Control batches produce no rows, and neither do records before `from_offset`: a fetch returns whole batches. With
+    `allow_partial`, each buffer may end in the middle of a batch. `max_bytes` bounds the total of all decompressed
+    records.
     """
     if isinstance(buffers, bytes | bytearray | memoryview):
         buffers = (buffers,)
@@ -147,27 +148,27 @@ def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: i
 
 
 class RecycledMemory:
-    """Blocks for the bytes of one Arrow batch after the other; a block is used again once nobody has its batch.
+    """Memory blocks for successive Arrow batches; a block is reused once nobody holds its batch any more.
 
-    Fresh memory is zeroed by the system page by page, which costs more than decoding what is then put there. At most
-    `BLOCKS_MAX` blocks are kept, none larger than `BLOCK_BYTES_MAX`. Whoever keeps batches keeps their blocks, so none
-    is given that is more than twice as large as it need be.
+    The system zeroes fresh memory page by page, which costs more than decoding into it. At most `BLOCKS_MAX` blocks are
+    kept, none larger than `BLOCK_BYTES_MAX`. Keeping a batch keeps its block, so no block is more than twice as large
+    as needed.
     """
 
     BLOCKS_MAX = 4
     BLOCK_BYTES_MAX = 16 * 1024 * 1024
-    # The list, a variable and the argument of the call that counts.
+    # The list, a variable, and the argument of the call that counts references.
     _REFERENCES_WHEN_FREE = 3
 
     def __init__(self) -> None:
         self._blocks: list[bytearray] = []
 
     def take(self, size: int) -> bytearray:
-        """A block of at least that size, with whatever it held before."""
+        """A block of at least that size, with leftover contents."""
         for number in range(len(self._blocks)):
             block = self._blocks[number]
             if size <= len(block) <= 2 * size and sys.getrefcount(block) == self._REFERENCES_WHEN_FREE:
-                # Those that were used last stay longest.
+                # Recently used ones stay longest.
                 self._blocks.append(self._blocks.pop(number))
                 return block
         block = bytearray(size)
@@ -178,9 +179,9 @@ class RecycledMemory:
 
 
 def batches_to_arrow(batches: Sequence[OpenBatch], memory: RecycledMemory | None = None) -> pa.RecordBatch:
-    """The records of all batches, in their order, as one Arrow record batch."""
+    """The records of all batches, in order, as one Arrow record batch."""
     for batch in batches:
-        batch.reader()  # refuses a count that the bytes can't hold, before anything is allocated for it
+        batch.reader()  # rejects a count that the bytes can't hold, before anything is allocated for it
     rows_max = sum(batch.records_count for batch in batches)
     size_max = sum(len(batch.records) for batch in batches)
     if size_max > COLUMN_BYTES_MAX:
@@ -223,12 +224,12 @@ def batches_to_arrow(batches: Sequence[OpenBatch], memory: RecycledMemory | None
 
 
 def _allocate(size: int, *, resizable: bool = False) -> pa.Buffer:
-    """Memory from malloc: it is used again at once, where Arrow's own pool gives it back and has it zeroed anew."""
+    """Memory from malloc: it can be reused at once, whereas Arrow's own pool returns it and gets it zeroed again."""
     return pa.allocate_buffer(size, memory_pool=pa.system_memory_pool(), resizable=resizable)
 
 
 class _BytesBuffers:
-    """The buffers of a column of bytes and the kernel's view of them."""
+    """The buffers of a column of bytes, and the kernel's view of them."""
 
     def __init__(self, rows_max: int, size_max: int, memory: RecycledMemory | None = None) -> None:
         self._offsets = _allocate(4 * (rows_max + 1))
@@ -241,10 +242,10 @@ class _BytesBuffers:
         self.column = BytesColumn(_view(self._offsets, "i"), _view(self._data, "B"), memoryview(self._validity))
 
     def array(self, rows: int) -> pa.Array:
-        """The column; nothing is filled any more."""
+        """The column; it must not be filled any further."""
         end, nulls = self.column.end, self.column.nulls
         del self.column
-        # It had room for all bytes of the records. Keys are small as a rule, and what they do not need is given back.
+        # It had room for all bytes of the records. Keys are usually small, so the unused part is returned.
         if end < self._data.size // 2 and isinstance(self._data, pa.ResizableBuffer):
             self._data.resize(end, shrink_to_fit=True)
         validity = pa.py_buffer(self._validity) if nulls else None
@@ -252,7 +253,7 @@ class _BytesBuffers:
 
 
 class _Runs:
-    """Rows of the same topic and partition behind one another: columns that need no loop over rows."""
+    """Consecutive rows of one topic and partition: columns that need no loop over rows."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[str, int, bool, int]] = []  # topic, partition, whether stamped, rows
@@ -296,7 +297,7 @@ def _joined(arrays: list[pa.Array], kind: pa.DataType) -> pa.Array:
 
 
 def _header_elements(batches: Sequence[OpenBatch], headers: int) -> pa.Array:
-    """All headers behind one another. Most topics have none, so they are read in a pass of their own, if at all."""
+    """All headers, one after another. Most topics have none, so they are read in a separate pass, if at all."""
     if not headers:
         return _NO_HEADERS
     key, value = _ViewBuffers(headers), _ViewBuffers(headers)
@@ -307,14 +308,14 @@ def _header_elements(batches: Sequence[OpenBatch], headers: int) -> pa.Array:
     try:
         keys = key.array(data, pa.string())
     except pa.ArrowInvalid:
-        # Some key is not UTF-8; such bytes become replacement characters, as in records read as objects.
+        # Some key is not UTF-8; such bytes become replacement characters, as in records decoded to objects.
         raw = key.array(data, pa.binary()).to_pylist()
         keys = pa.array([name.decode("utf-8", "replace") for name in raw], pa.string())
     return pa.StructArray.from_arrays([keys, value.array(data, pa.binary())], fields=list(HEADER_TYPE))
 
 
 class _ViewBuffers:
-    """The buffers of a column of binary views and the kernel's view of them."""
+    """The buffers of a column of binary views, and the kernel's view of them."""
 
     def __init__(self, rows_max: int) -> None:
         self.views = pa.allocate_buffer(16 * rows_max)
@@ -322,7 +323,7 @@ class _ViewBuffers:
         self.column = ViewColumn(_view(self.views, "B"), _view(self.views, "i"), memoryview(self.validity))
 
     def array(self, data: list[pa.Buffer], kind: pa.DataType) -> pa.Array:
-        """The column with its bytes gathered, which Arrow does faster than any loop with bounds checks could."""
+        """The column with its bytes copied together, which Arrow does faster than any loop with bounds checks could."""
         validity = pa.py_buffer(self.validity) if self.column.nulls else None
         buffers = [validity, self.views, *data]
         views = pa.Array.from_buffers(pa.binary_view(), self.column.rows, buffers, self.column.nulls)
@@ -338,8 +339,8 @@ def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytear
     """One record batch with a record for each row.
 
     The columns `key` and `value` are binary or string, `timestamp` is of any unit or an int64 of milliseconds, and
-    `headers` is a list of key and value, as `to_arrow` gives it. Each may be missing; others are not looked at. A row
-    without a timestamp gets `now_ms`.
+    `headers` is a list of key and value, as `to_arrow` returns it. Each may be missing; other columns are ignored. A
+    row without a timestamp gets `now_ms`.
     """
     rows = batch.num_rows
     columns = {name: batch.column(number) for number, name in enumerate(batch.schema.names)}
@@ -356,14 +357,14 @@ def from_arrow(batch: pa.RecordBatch, **options: Unpack[BatchOptions]) -> bytear
     writer = ColumnsWriter(memoryview(out)[BATCH_HEADER_SIZE:])
     encode_columns(writer, rows, keys, values, timestamps, headers_offsets, header_keys, header_values)
     base_timestamp, max_timestamp, size = writer.base_timestamp, writer.max_timestamp, writer.position
-    del writer  # it holds the view, and a bytearray can't shrink while it is viewed
+    del writer  # the encoder holds the view, and a bytearray can't shrink while it is viewed
     del out[BATCH_HEADER_SIZE + size :]
     seal_batch(out, rows, base_timestamp, max_timestamp, **options)
     return out
 
 
 def binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int]:
-    """The kernel's view of a column, and how many bytes its rows have at most."""
+    """The kernel's view of a column, and the maximum size of its rows in bytes."""
     if array is None or pa.types.is_null(array.type):
         all_null = bytes((rows + 7) // 8)
         return BinarySource(b"", memoryview(b"").cast("i"), all_null, 0), 0
@@ -383,7 +384,7 @@ def binary_source(array: pa.Array | None, rows: int) -> tuple[BinarySource, int]
 
 
 def timestamps_of(array: pa.Array | None, rows: int, now_ms: int | None) -> memoryview:
-    """Milliseconds as int64, one a row."""
+    """Milliseconds as int64, one per row."""
     if array is None:
         array = pa.nulls(rows, pa.int64())
     if pa.types.is_timestamp(array.type):

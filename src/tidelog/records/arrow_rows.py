@@ -1,6 +1,6 @@
-"""Rows of Arrow columns as records to be written, any run of them into any buffer, without a Python object a record.
+"""Writes any run of rows from Arrow columns as records into any buffer, without a Python object per record.
 
-What always holds: what is written is what `from_arrow` writes for the same rows; how large a run can get is known
+What always holds: the bytes are those that `from_arrow` writes for the same rows. The maximum size of a run is known
 without looking at its rows. Importing this module imports pyarrow.
 """
 
@@ -26,7 +26,7 @@ NO_PARTITION = -1
 
 
 class WrittenRows(NamedTuple):
-    """What a batch's header has to say of them; the size counts the room for the header."""
+    """The values for a batch's header; the size includes the room for the header."""
 
     size: int
     base_timestamp: int
@@ -61,7 +61,7 @@ class ArrowRows:
         self._header_value_ends = _ends_of(header_values, headers_count)
 
     def size_max(self, first: int, end: int) -> int:
-        """The bytes that the rows from `first` up to `end` take at most, with the room for a header."""
+        """The maximum size in bytes of the rows from `first` up to `end`, including the room for a header."""
         header_first, header_end = self._headers_offsets[first], self._headers_offsets[end]
         size = BATCH_HEADER_SIZE + (end - first) * RECORD_OVERHEAD_MAX
         size += (header_end - header_first) * HEADER_OVERHEAD_MAX
@@ -71,17 +71,17 @@ class ArrowRows:
         return size
 
     def runs(self, size_max: int) -> Iterator[tuple[int, int]]:
-        """First row and end of runs that fit this size one by one; a row that is larger is a run of its own."""
+        """First row and end of runs that each fit this size; a larger row is a run of its own."""
         first = 0
         while first < self.rows:
-            # By halving: the bound grows with every row.
+            # By bisection: the bound grows with every row.
             fitting = bisect_right(range(first + 1, self.rows + 1), size_max, key=partial(self.size_max, first))
             end = first + max(fitting, 1)
             yield first, end
             first = end
 
     def write(self, buffer: bytearray, first: int, end: int) -> WrittenRows:
-        """Write the rows into the buffer, behind room for the header."""
+        """Write the rows into the buffer, after room for the header."""
         writer = ColumnsWriter(memoryview(buffer)[BATCH_HEADER_SIZE:])
         encode_columns(
             writer,
@@ -97,7 +97,7 @@ class ArrowRows:
 
 
 def _ends_of(array: pa.Array | None, rows: int) -> memoryview:
-    """Where the bytes of each row begin in their column, one number more than there are rows."""
+    """Where the bytes of each row begin in their column, plus the end of the last one."""
     if array is None or not rows:
         return memoryview(bytes(4 * (rows + 1))).cast("i")
     offsets = memoryview(array.buffers()[1]).cast("B").cast("i")
@@ -105,7 +105,7 @@ def _ends_of(array: pa.Array | None, rows: int) -> memoryview:
 
 
 def as_binary(array: pa.Array | None) -> pa.Array | None:
-    """The column as binary or string, None for one without any value."""
+    """The column as binary or string; None for one without any value."""
     if array is None or pa.types.is_null(array.type):
         return None
     if pa.types.is_binary(array.type) or pa.types.is_string(array.type):
@@ -114,7 +114,7 @@ def as_binary(array: pa.Array | None) -> pa.Array | None:
 
 
 def choose_partitions(key: pa.Array | None, rows: int, partitions: int) -> pa.Array:
-    """The partition of each row by its key, NO_PARTITION for a row without one."""
+    """The partition of each row by its key; NO_PARTITION for a row without one."""
     out = bytearray(4 * rows)
     keys, _ = binary_source(key, rows)
     with memoryview(out) as view, view.cast("i") as numbers:
@@ -124,7 +124,7 @@ def choose_partitions(key: pa.Array | None, rows: int, partitions: int) -> pa.Ar
 
 def by_partition(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each partition, in their order."""
-    order = pc.array_sort_indices(numbers)  # it is stable
+    order = pc.array_sort_indices(numbers)  # the sort is stable
     runs = pc.run_end_encode(numbers.take(order))
     sorted_rows = batch.take(order)
     first = 0

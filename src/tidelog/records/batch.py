@@ -1,7 +1,7 @@
-"""The header of a magic 2 record batch: reading it, checking the CRC, and the edits that a broker makes in place.
+"""The header of a magic 2 record batch: parsing it, checking the CRC, and the broker's changes in place.
 
 What always holds: a header that `parse_header` returned has magic 2, lies in its buffer, and its length, offsets and
-count are not absurd, so `position + size_bytes` always moves forward. Nothing here opens the records; that is `codec`.
+count are plausible, so `position + size_bytes` always moves forward. Nothing here opens the records; that is `codec`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
 Buffer = bytes | bytearray | memoryview
 
 MAGIC = 2
-LOG_OVERHEAD = 12  # base offset and batch length, which the batch length itself does not count
+LOG_OVERHEAD = 12  # base offset and batch length, which the batch length itself does not include
 BATCH_HEADER_SIZE = 61
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
@@ -45,7 +45,7 @@ _SEQUENCE_MASK = 0x7FFFFFFF  # sequences count 0 .. 2^31-1 and start over at 0
 
 
 class Compression(enum.IntEnum):
-    """Codecs by the number in the attributes; `label` is the word that `compression.type` uses."""
+    """Codecs by their number in the attributes; `label` is the name used by `compression.type`."""
 
     NONE = 0
     GZIP = 1
@@ -68,13 +68,13 @@ class Compression(enum.IntEnum):
 
 
 class TimestampType(enum.IntEnum):
-    """Who stamps the records: the producer, or the broker when it appends."""
+    """Who sets the timestamps: the producer, or the broker on append."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
 
 
-# Looked up instead of called: the enum's constructor costs more than parsing the whole header.
+# A lookup instead of a call: the enum's constructor costs more than parsing the whole header.
 _COMPRESSIONS = tuple(Compression)
 
 
@@ -130,7 +130,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def has_delete_horizon(self) -> bool:
-        """Whether the base timestamp is really the time after which tombstones of this batch may go (KIP-534)."""
+        """Whether the base timestamp is really the delete horizon of this batch's tombstones (KIP-534)."""
         return bool(self.attributes & DELETE_HORIZON_BIT)
 
     @property
@@ -139,14 +139,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record, after the wrap at 2^31-1; -1 when the batch has no sequence."""
+        """The sequence of the last record, wrapping after 2^31-1; -1 if the batch has no sequence."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return (self.base_sequence + self.last_offset_delta) & _SEQUENCE_MASK
 
 
 class BatchSpan(NamedTuple):
-    """Batches that follow one another in a file, as far as an index has to know them."""
+    """Consecutive batches in a file, with the details that an index needs."""
 
     size_bytes: int
     first_end_offset: int  # the last offset of the first batch
@@ -156,7 +156,7 @@ class BatchSpan(NamedTuple):
 
 
 def parse_header(buffer: Buffer, position: int = 0, *, whole_batch: bool = True) -> BatchHeader:
-    """The header at `position`. With `whole_batch` off, the buffer may end after the header, as in a file scan."""
+    """The header at `position`. Without `whole_batch`, the buffer may end after the header, as in a file scan."""
     remaining = len(buffer) - position
     if position < 0 or remaining <= _MAGIC_AT:
         raise CorruptBatchError(f"{max(remaining, 0)} bytes are left, a record batch header has {BATCH_HEADER_SIZE}")
@@ -185,7 +185,7 @@ def compute_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> int:
 
 
 def check_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
-    """Raise CorruptBatchError unless the CRC-32C of everything behind it is the one in the header."""
+    """Raise CorruptBatchError unless the CRC-32C of everything after it matches the one in the header."""
     computed = compute_crc(buffer, header, position)
     if computed != header.crc:
         raise CorruptBatchError(f"the CRC is {header.crc:#010x} in the header but {computed:#010x} over the bytes")
@@ -194,9 +194,9 @@ def check_crc(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
 def iter_headers(
     buffer: Buffer, position: int = 0, *, allow_partial: bool = False
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """Positions and headers of the batches that follow one another in the buffer.
+    """Positions and headers of the consecutive batches in the buffer.
 
-    With `allow_partial` an incomplete batch at the end just ends the iteration: a fetch may cut the last one.
+    With `allow_partial`, an incomplete batch at the end just ends the iteration: a fetch may truncate the last one.
     """
     end = len(buffer)
     while position < end:
@@ -215,7 +215,7 @@ def _is_cut_off(buffer: Buffer, position: int, end: int) -> bool:
 
 
 def assign_offsets(buffer: bytearray | memoryview, base_offset: int, leader_epoch: int, position: int = 0) -> None:
-    """Write base offset and leader epoch in place. Both lie before what the CRC covers, so it stays right."""
+    """Write base offset and leader epoch in place. The CRC covers neither, so it stays valid."""
     _BASE_OFFSET.pack_into(buffer, position, base_offset)
     _LEADER_EPOCH.pack_into(buffer, position + _LEADER_EPOCH_AT, leader_epoch)
 
@@ -232,16 +232,16 @@ def set_log_append_time(buffer: bytearray | memoryview, timestamp_ms: int, posit
 
 
 def set_max_timestamp(buffer: bytearray | memoryview, timestamp_ms: int, position: int = 0) -> None:
-    """Write another largest timestamp in place, and the CRC that follows from it."""
+    """Write another largest timestamp in place, and update the CRC."""
     header = parse_header(buffer, position)
     struct.pack_into(">q", buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
     struct.pack_into(">I", buffer, position + _CRC_AT, compute_crc(buffer, header, position))
 
 
 def write_header(buffer: bytearray, header: BatchHeader, position: int = 0) -> None:
-    """Write the header over the first 61 bytes, with the batch length and the CRC that the bytes behind it have.
+    """Write the header over the first 61 bytes, with the batch length and the CRC of the bytes after it.
 
-    The batch must reach to the end of the buffer.
+    The batch must extend to the end of the buffer.
     """
     base_offset, _, leader_epoch, magic, _, *rest = header
     _HEADER.pack_into(

@@ -1,8 +1,8 @@
 """Record batches as Python objects: encode, decode, validate and recompress one batch.
 
-What always holds: bytes that come from outside are checked before use and raise CorruptBatchError when they are wrong;
-what `encode_batch` writes uncompressed is byte for byte what the Java client writes for the same records. Reading and
-changing only the header is in `batch`; control records are in `control`.
+What always holds: bytes from outside are checked before use and raise CorruptBatchError if they are wrong. Uncompressed
+batches from `encode_batch` are byte for byte what the Java client writes for the same records. Reading and changing
+only the header is in `batch`; control records are in `control`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tidelog.records.batch import check_crc as check_batch_crc
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress, decompress_strictly
 from tidelog.records.kernel import Record
 
-# A producer learns of at most this many keyless records by index; naming more would help nobody.
+# A producer is told the indexes of at most this many keyless records; naming more would help nobody.
 KEYLESS_INDEXES_MAX = 10
 BATCH_SIZE_MAX = 0x7FFFFFFF
 
 
 class NewRecord(NamedTuple):
-    """A record to be written. A plain tuple in the same order does as well. Without a timestamp it gets `now_ms`."""
+    """A record to be written. A plain tuple in the same order works as well. Without a timestamp it gets `now_ms`."""
 
     key: bytes | None
     value: bytes | None
@@ -50,7 +50,7 @@ class NewRecord(NamedTuple):
 def decode_records(
     buffer: Buffer, position: int = 0, *, check_crc: bool = True, max_bytes: int = DECOMPRESSED_BYTES_MAX
 ) -> list[Record]:
-    """The records of the batch at `position`; of a control batch, its control records as they are."""
+    """The records of the batch at `position`; for a control batch, its raw control records."""
     header = parse_header(buffer, position)
     if check_crc:
         check_batch_crc(buffer, header, position)
@@ -71,7 +71,7 @@ def open_records(
     """The records part of the batch, decompressed."""
     codec = header.compression
     with memoryview(buffer) as view, view[position + BATCH_HEADER_SIZE : position + header.size_bytes] as records:
-        # The cleaner may empty a batch and keep its header for the producer's state; nothing is compressed then.
+        # The cleaner may empty a batch and keep its header for the producer state; an empty part is not compressed.
         if codec is Compression.NONE or (header.records_count == 0 and not len(records)):
             return bytes(records)
         return decompress(codec, records, max_bytes)
@@ -80,9 +80,9 @@ def open_records(
 def view_records(
     buffer: Buffer, header: BatchHeader, position: int = 0, max_bytes: int = DECOMPRESSED_BYTES_MAX
 ) -> memoryview:
-    """The records part of a producer's batch, decompressed; if it is not compressed, as it lies in the buffer.
+    """The records part of a producer's batch, decompressed; if it is not compressed, a view of the buffer.
 
-    More is refused than by `open_records`: what some client could not decompress.
+    It rejects more than `open_records`: everything that some client could not decompress.
     """
     records = memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
     if header.compression is Compression.NONE:
@@ -107,7 +107,7 @@ def encode_batch(
 ) -> bytearray:
     """One batch with the records, whose offsets follow `base_offset` without gaps.
 
-    `now_ms` stamps records without a timestamp, and all of them under LOG_APPEND_TIME.
+    `now_ms` is the timestamp of records without one, and of all records under LOG_APPEND_TIME.
     """
     buffer = bytearray(BATCH_HEADER_SIZE)
     written = kernel.encode_objects(buffer, records, now_ms)
@@ -149,7 +149,7 @@ def seal_batch(
     timestamp_type: TimestampType = TimestampType.CREATE_TIME,
     now_ms: int | None = None,
 ) -> None:
-    """Compress the records that lie in `buffer` behind room for the header, in place, and write the header."""
+    """Compress the records that lie in `buffer` after room for the header, in place, and write the header."""
     if not count:
         raise ValueError("a record batch needs at least one record")
     attributes = int(compression)
@@ -189,9 +189,9 @@ def seal_batch(
 def find_timestamp(
     buffer: Buffer, header: BatchHeader, timestamp: int, first_offset: int, *, max_bytes: int = DECOMPRESSED_BYTES_MAX
 ) -> tuple[int, int] | None:
-    """Timestamp and offset of the batch's first record that is not older and not below an offset; no CRC is checked.
+    """Timestamp and offset of the batch's first record that is at or after both; the CRC is not checked.
 
-    No objects are made: a batch may hold a million records, or one record a million headers.
+    No objects are created: a batch may hold a million records, or one record a million headers.
     """
     return kernel.find_timestamp(
         open_records(buffer, header, max_bytes=max_bytes),
@@ -213,13 +213,13 @@ def recompress(
     position: int = 0,
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> bytearray:
-    """The batch at `position` with its records compressed by `target`; everything else stays as it is."""
+    """The batch at `position` with its records compressed with `target`; everything else stays as it is."""
     header = parse_header(buffer, position)
     return close_records(open_records(buffer, header, position, max_bytes), header, target, level)
 
 
 def close_records(data: Buffer, header: BatchHeader, target: Compression, level: int | None = None) -> bytearray:
-    """The batch of that header with records that were opened already, compressed by `target`."""
+    """The batch of that header, with records already opened, compressed with `target`."""
     result = bytearray(BATCH_HEADER_SIZE)
     result += compress(target, data, level)
     write_header(result, header._replace(attributes=(header.attributes & ~COMPRESSION_MASK) | target))

@@ -1,9 +1,9 @@
-"""Compaction of batches: noting the last offset of every key, and batches without the records that are outdated.
+"""Compaction of batches: noting the last offset of every key, and removing outdated records from batches.
 
-What always holds: records keep their offsets, a batch keeps its base offset, last offset, leader epoch, producer,
-sequence and codec; a batch of which everything stays is not touched at all; a batch whose CRC or records are wrong
-raises CorruptBatchError and is never written anew. All of it may run in a thread: the loops over records give up the
-interpreter's lock. Which batches are looked at, transactions, and files are the cleaner's business, not this module's.
+What always holds: records keep their offsets. A batch keeps its base offset, last offset, leader epoch, producer,
+sequence and codec. A batch that keeps all its records is not touched. A batch with a wrong CRC or wrong records raises
+CorruptBatchError and is never rewritten. All of it may run in a thread: the loops over records release the
+interpreter's lock. Choosing batches, transactions and files are the cleaner's business, not this module's.
 """
 
 from __future__ import annotations
@@ -53,30 +53,30 @@ __all__ = [
     "set_delete_horizon",
 ]
 
-# Beyond this the loop over a batch's records is what costs, not what comes before and after it.
+# In larger batches the loop over the records dominates the cost, not the work around it.
 SMALL_BATCH_SIZE_MAX = 2048
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 
 
 class BatchOutcome(enum.Enum):
-    """What became of a batch."""
+    """What happened to a batch."""
 
-    UNCHANGED = "unchanged"  # to be copied as it is
+    UNCHANGED = "unchanged"  # to be copied unchanged
     REWRITTEN = "rewritten"  # to be replaced by `data`
-    EMPTY = "empty"  # to be left out, or replaced by `empty_batch` where offset or sequence must stay known
+    EMPTY = "empty"  # to be left out, or replaced by `empty_batch` if offset or sequence must stay known
 
 
 @dataclass(frozen=True, slots=True)
 class FilteredBatch:
-    """A batch after `filter_batch`. `header` is that of the batch to write; of an empty one, the original's."""
+    """A batch after `filter_batch`. `header` is that of the batch to write; for an empty batch, the original one."""
 
     outcome: BatchOutcome
     header: BatchHeader
-    data: bytearray | None  # the batch to write, when it was rewritten
+    data: bytearray | None  # the batch to write, if it was rewritten
     records_read: int
     records_kept: int
-    keyless_records: int  # those removed because a compacted log has no place for them
+    keyless_records: int  # those removed because a compacted log can't hold them
 
 
 def map_batch(
@@ -89,13 +89,13 @@ def map_batch(
     end_offset: int,
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> bool:
-    """Note the keys of the batch's records with `start_offset` <= offset < `end_offset`; False when the map got full.
+    """Note the keys of the batch's records with `start_offset` <= offset < `end_offset`; False if the map got full.
 
-    Afterwards `offset_map.latest_offset` says how far the log is known to the map: the last offset of the batch (or
-    `end_offset` - 1 if that is lower), and of a full map the offset before the first record that had no room. So a
-    clean may end within a batch, and the next one begin there, at `latest_offset` + 1. After a CorruptBatchError the
-    map may hold a part of the batch and has to be cleared. Not for control batches and aborted transactions: the caller
-    skips them by `offset_map.update_latest_offset(header.last_offset)`.
+    Afterwards `offset_map.latest_offset` says how far the map covers the log: up to the last offset of the batch (or
+    `end_offset` - 1 if that is lower), or if the map is full, up to the offset before the first record that had no
+    room. So a cleaning run may end in the middle of a batch, and the next one start there, at `latest_offset` + 1.
+    After a CorruptBatchError the map may hold a part of the batch and has to be cleared. Not for control batches and
+    aborted transactions: the caller skips them with `offset_map.update_latest_offset(header.last_offset)`.
     """
     walk = _open_walk(buffer, header, position, max_bytes)
     return kernel_compact.note_keys(walk, offset_map, header.base_offset, start_offset, end_offset)
@@ -112,12 +112,13 @@ def filter_batch(
     compression_level: int | None = None,
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> FilteredBatch:
-    """The batch without the records that are outdated.
+    """The batch without outdated records.
 
-    A record stays when it lies behind `offset_map.latest_offset`. Otherwise it stays when the map knows no later offset
-    of its key, and goes when it has no key. A tombstone that would stay goes once `now_ms` has reached the batch's
-    delete horizon. A batch that keeps a tombstone and has no horizon yet gets one, `now_ms` + `delete_retention_ms`.
-    `compression_level` is for the batch's own codec. Not for control batches, for which the caller decides.
+    A record stays if it lies after `offset_map.latest_offset`. Otherwise it stays if the map knows no later offset of
+    its key, and is removed if it has no key. A tombstone that would stay is removed once `now_ms` has reached the
+    batch's delete horizon. A batch that keeps a tombstone and has no horizon yet gets one: `now_ms` +
+    `delete_retention_ms`. `compression_level` is for the batch's own codec. Not for control batches, for which the
+    caller decides.
     """
     if header.is_control:
         raise ValueError("control batches are kept or dropped as a whole")
@@ -154,7 +155,7 @@ def set_delete_horizon(
     compression_level: int | None = None,
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
 ) -> bytearray:
-    """The batch with all its records and a delete horizon, for a marker whose transaction has no records any more."""
+    """The batch with all its records and a delete horizon, for a marker whose transaction has no records left."""
     if header.has_delete_horizon:
         raise ValueError("the batch already has a delete horizon")
     walk = _open_walk(buffer, header, position, max_bytes)
@@ -163,19 +164,19 @@ def set_delete_horizon(
 
 
 class SmallBatches(NamedTuple):
-    """What was done with a run of small batches."""
+    """The result for a run of small batches."""
 
     position: int  # where the run ended in the chunk; where it began, if nothing was done
     next_offset: int
     records_read: int
     records_kept: int
-    last_dropped: int | None  # position of the last batch, if it does not stay
+    last_dropped: int | None  # position of the last batch, if it was dropped
     kept: list[BatchSpan]  # the batches that stay, as they are
-    data: memoryview  # their bytes, until `KeptBatches` is used for another run
+    data: memoryview  # their bytes, valid until `KeptBatches` is used for another run
 
 
 def is_small(header: BatchHeader) -> bool:
-    """Whether it is worth while to try the batch and what follows as a run of small batches."""
+    """Whether it is worthwhile to treat the batch and those after it as a run of small batches."""
     special = COMPRESSION_MASK | TRANSACTIONAL_BIT | CONTROL_BIT
     return header.size_bytes <= SMALL_BATCH_SIZE_MAX and not header.attributes & special
 
@@ -183,10 +184,10 @@ def is_small(header: BatchHeader) -> bool:
 def map_small_batches(
     offset_map: OffsetMap, chunk: bytes, position: int, next_offset: int, *, start_offset: int, end_offset: int
 ) -> SmallBatches:
-    """`map_batch` for as many small batches as follow one another from `position`, with offsets from `next_offset` on.
+    """`map_batch` for all consecutive small batches from `position`, with offsets from `next_offset` on.
 
-    The run ends before the first batch that is cut off, large, compressed, damaged, of a transaction or for which the
-    map has no room; that one is for `map_batch`.
+    The run ends before the first batch that is truncated, large, compressed, damaged, part of a transaction, or too
+    much for the map; that one is for `map_batch`.
     """
     run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
     kernel_small.note_run(run, RecordWalk(chunk, 0, 0, 0, 0, False), offset_map, start_offset, end_offset)
@@ -203,11 +204,12 @@ def filter_small_batches(
     needed_offsets: array[int],
     kept: KeptBatches,
 ) -> SmallBatches:
-    """`filter_batch` for as many small batches as follow one another and either stay as they are or go.
+    """`filter_batch` for all consecutive small batches that either stay unchanged or are dropped.
 
-    `needed_offsets`, in order and as array("q"), are the last offsets of batches that must stay, be it without records:
-    one of these that would go ends the run, as does whatever ends one of `map_small_batches`, and a record without a
-    key. That one is for `filter_batch`. `kept` has the memory for what stays, and says how large spans get.
+    `needed_offsets`, sorted and as array("q"), are the last offsets of batches that must stay, even if without records.
+    A batch with such an offset that would be dropped ends the run, as does anything that ends one of
+    `map_small_batches`, and a record without a key. That batch is for `filter_batch`. `kept` has the memory for what
+    stays, and decides how large spans get.
     """
     run = kernel_small.BatchRun(chunk, position, next_offset, SMALL_BATCH_SIZE_MAX)
     walk = RecordWalk(chunk, 0, 0, 0, 0, False)
@@ -236,7 +238,7 @@ def _small_batches(run: kernel_small.BatchRun, kept: list[BatchSpan], data: memo
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
-    """A batch without records that keeps offsets, leader epoch, producer and sequence of a batch that lost them all."""
+    """A batch without records that keeps the offsets, leader epoch, producer and sequence of the original."""
     kept_bits = TIMESTAMP_TYPE_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
     data = bytearray(BATCH_HEADER_SIZE)
     write_header(
@@ -261,7 +263,7 @@ def _open_walk(buffer: Buffer, header: BatchHeader, position: int, max_bytes: in
 
 
 def _open(buffer: Buffer, header: BatchHeader, position: int, max_bytes: int) -> bytes | memoryview:
-    """The records part of the batch, decompressed; of bytes, which nobody changes meanwhile, no copy is made."""
+    """The records part of the batch, decompressed; `bytes` are not copied, since nobody can change them meanwhile."""
     if isinstance(buffer, bytes) and not header.attributes & COMPRESSION_MASK:
         return memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
     return open_records(buffer, header, position, max_bytes)
@@ -278,7 +280,7 @@ def _rewrite(
     horizon_ms: int | None,
     compression_level: int | None,
 ) -> bytearray:
-    """The batch with the chosen records, and if given a new delete horizon in place of its base timestamp."""
+    """The batch with the chosen records, and optionally a new delete horizon in place of its base timestamp."""
     size = choice.kept_bytes
     if horizon_ms is not None:
         size = kernel_compact.size_with_horizon(walk, choice, horizon_ms)

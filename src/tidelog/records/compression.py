@@ -1,10 +1,10 @@
 """The five codecs of a record batch, in the framings that Kafka's clients write and read.
 
-What always holds: decompressing gives at most `max_bytes` bytes and never allocates a size only because the input
-announces it; anything wrong in the input raises CorruptBatchError. The interpreter's lock is not held while data is
-decompressed, nor while memory for large output is allocated, so a thread may open a large batch without holding up the
-event loop. gzip and zstd inputs may consist of several frames. Snappy is written in the xerial framing of the Java
-client and read in that or raw.
+What always holds: decompressing yields at most `max_bytes` bytes, and never allocates memory only because the input
+announces a size. Any error in the input raises CorruptBatchError. The interpreter's lock is released while data is
+decompressed and while memory for large output is allocated, so a thread may open a large batch without holding up the
+event loop. gzip and zstd inputs may consist of several frames. Snappy is written in the Java client's xerial framing
+and read in that or raw.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from types import ModuleType
 from tidelog.records.batch import Buffer, Compression
 from tidelog.records.errors import CorruptBatchError, OversizedBatchError
 
-DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024  # above the largest request a broker takes, far below what could hurt it
+DECOMPRESSED_BYTES_MAX = 128 * 1024 * 1024  # above the largest request a broker accepts, and harmless
 
-GZIP_LEVEL_DEFAULT = -1  # Kafka's way to say: as the library does, which is 6
+GZIP_LEVEL_DEFAULT = -1  # Kafka's value for the library's default, which is 6
 ZSTD_LEVEL_DEFAULT = 3
-LZ4_LEVEL_DEFAULT = 9  # Kafka's default names the fast compressor; any other level names the high compression one
+LZ4_LEVEL_DEFAULT = 9  # Kafka's default selects the fast compressor; any other level the high compression one
 _LZ4_FAST_LEVEL = 0
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = struct.Struct(">8sii")
 _XERIAL_VERSION = 1
 _XERIAL_VERSIONS = struct.pack(">ii", _XERIAL_VERSION, _XERIAL_VERSION)
-_XERIAL_BLOCK_SIZE = 32 * 1024  # what the Java client's stream cuts its input into
-# The densest element of snappy is a 3-byte copy of 64 bytes, so a larger announced size can only be a lie.
+_XERIAL_BLOCK_SIZE = 32 * 1024  # the block size of the Java client's stream
+# The densest element of snappy is a 3-byte copy of 64 bytes, so a larger announced size must be false.
 _SNAPPY_EXPANSION_MAX = 22
 
-# An lz4 frame: magic, flags, block size, header checksum; then blocks behind their sizes, the last of which is 0.
+# An lz4 frame: magic, flags, block size, header checksum; then blocks preceded by their sizes, the last of which is 0.
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_HEADER_BYTES_MIN = 7
 _LZ4_INDEPENDENT_BLOCKS = 0x20
@@ -40,20 +40,20 @@ _LZ4_CONTENT_SIZE = 0x08
 _LZ4_CONTENT_CHECKSUM = 0x04
 _LZ4_DICTIONARY = 0x01
 _LZ4_BLOCK_SIZE = struct.Struct("<I")
-_LZ4_BLOCK_SIZE_MASK = 0x7FFFFFFF  # the highest bit says that the block is not compressed
+_LZ4_BLOCK_SIZE_MASK = 0x7FFFFFFF  # the highest bit means that the block is not compressed
 
-_GZIP_WBITS = 31  # a gzip header, and the largest window
+_GZIP_WBITS = 31  # gzip header, and the largest window
 _PIECE_BYTES = 1024 * 1024
 
 _OUTPUT_SIZE_MIN = 64 * 1024
-# Larger output comes straight from the kernel: a bytearray is zeroed under the interpreter's lock.
-# Smaller output is faster in memory that was used before, which fresh pages are not.
+# Large output is allocated directly from the system: a bytearray is zeroed under the interpreter's lock. Small output
+# is faster in recently used memory than in fresh pages.
 _MAPPED_FROM_BYTES = 4 * 1024 * 1024
-_OUTPUT_FULL = "failed to write whole buffer"  # how cramjam says that the output given was too small
+_OUTPUT_FULL = "failed to write whole buffer"  # cramjam's message if the output buffer was too small
 
 
 def compress(codec: Compression, data: Buffer, level: int | None = None) -> bytes:
-    """`data` compressed; a level outside the codec's range is a ValueError."""
+    """`data`, compressed; a level outside the codec's range is a ValueError."""
     if codec is Compression.NONE:
         return bytes(data)
     import cramjam
@@ -65,13 +65,13 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
         return _compress_xerial(data)
     if codec is Compression.LZ4:
         lz4_level = _checked_level(codec, level, LZ4_LEVEL_DEFAULT, 1, 17)
-        # The Java client reads only frames whose blocks are independent, which the one-shot function does not write.
+        # The Java client reads only frames with independent blocks, which the one-shot function does not write.
         compressor = cramjam.lz4.Compressor(
             level=_LZ4_FAST_LEVEL if lz4_level == LZ4_LEVEL_DEFAULT else lz4_level,
             content_checksum=False,
             block_linked=False,
         )
-        compressor.compress(bytes(data))  # it takes no other kind of buffer
+        compressor.compress(bytes(data))  # it accepts no other kind of buffer
         return bytes(compressor.finish())
     return bytes(cramjam.zstd.compress(data, level=_checked_level(codec, level, ZSTD_LEVEL_DEFAULT, -131072, 22)))
 
@@ -79,9 +79,9 @@ def compress(codec: Compression, data: Buffer, level: int | None = None) -> byte
 def decompress(
     codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX, *, expected_bytes: int = 0
 ) -> bytes:
-    """`data` decompressed; CorruptBatchError when it is damaged, OversizedBatchError above `max_bytes`.
+    """`data`, decompressed; CorruptBatchError if it is damaged, OversizedBatchError above `max_bytes`.
 
-    A caller that knows about how much comes out says so by `expected_bytes`, and spares a second attempt.
+    A caller that knows the approximate output size passes it as `expected_bytes` and may save a second attempt.
     """
     if codec is Compression.NONE:
         return bytes(data)
@@ -91,7 +91,7 @@ def decompress(
 def decompress_to_view(
     codec: Compression, data: Buffer, max_bytes: int = DECOMPRESSED_BYTES_MAX, *, expected_bytes: int = 0
 ) -> memoryview:
-    """As `decompress`, without the copy into an object of its own; for any codec but NONE."""
+    """Like `decompress`, but without a copy into an object of its own; for any codec but NONE."""
     if not len(data):
         raise CorruptBatchError(f"the {codec.label} data is empty")
     import cramjam
@@ -117,7 +117,7 @@ def _checked_level(codec: Compression, level: int | None, default: int, least: i
 def _decompress_growing(
     codec: Compression, module: ModuleType, data: Buffer, max_bytes: int, expected_bytes: int
 ) -> memoryview:
-    """Decompress into an output of a guessed size and try a four times larger one when it does not fit.
+    """Decompress into an output of a guessed size, and retry with four times the size if it does not fit.
 
     The sizes that frames announce are not used: they come from whoever sent the data.
     """
@@ -151,10 +151,10 @@ def _compress_xerial(data: Buffer) -> bytes:
 
 
 def decompress_strictly(codec: Compression, data: Buffer, max_bytes: int) -> memoryview:
-    """As `decompress_to_view`, but refuse framings that we can read and the Java client or librdkafka can't.
+    """Like `decompress_to_view`, but reject framings that we can read and the Java client or librdkafka can't.
 
-    These are lz4 frames whose blocks depend on one another, several lz4 frames or gzip members, and xerial framing of
-    another version than 1, which kafka-python and aiokafka take for no framing at all.
+    These are lz4 frames whose blocks depend on one another, several lz4 frames or gzip members, and xerial framing of a
+    version other than 1, which kafka-python and aiokafka don't recognize as framing at all.
     """
     if codec is Compression.GZIP:
         return _decompress_one_member(data, max_bytes)
@@ -168,7 +168,7 @@ def decompress_strictly(codec: Compression, data: Buffer, max_bytes: int) -> mem
 
 
 def _decompress_one_member(data: Buffer, max_bytes: int) -> memoryview:
-    """Only zlib tells where a member ends. A piece at a time: what is copied is copied under the interpreter's lock."""
+    """Only zlib reports where a member ends. One piece at a time: copies are made under the interpreter's lock."""
     import zlib
 
     stream = zlib.decompressobj(wbits=_GZIP_WBITS)
@@ -270,7 +270,7 @@ def _decompress_snappy_block(block: memoryview, output: memoryview) -> None:
     import cramjam
 
     if not len(output):
-        # Nothing is announced, so there must be nothing behind the announcement.
+        # Nothing is announced, so nothing may follow the announcement.
         if len(block) > 1:
             raise CorruptBatchError(f"{len(block) - 1} bytes of snappy data announce no output")
         return

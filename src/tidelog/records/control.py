@@ -1,7 +1,8 @@
 """Control batches: the markers that end a transaction in a partition.
 
-What always holds: a control batch has one record, whose key says version and type and whose value names the
-coordinator's epoch. Clients never see these records; they skip control batches and use the marker to drop aborted ones.
+What always holds: a control batch has one record, whose key holds version and type and whose value holds the
+coordinator's epoch. Clients never return these records; they skip control batches and use the markers to drop aborted
+records.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ControlRecordType(enum.IntEnum):
 
 
 class ControlRecord(NamedTuple):
-    """A marker as read; `type` is None when it is one that ends no transaction."""
+    """A decoded marker; `type` is None for one that ends no transaction."""
 
     type: ControlRecordType | None
     coordinator_epoch: int
@@ -61,7 +62,7 @@ def encode_control_batch(
 
 
 def parse_control_record(record: Record) -> ControlRecord:
-    """What the record of a control batch says. Keys and values of later versions are read as far as they are known."""
+    """Decodes the record of a control batch. Keys and values of later versions are read as far as they are known."""
     if record.key is None or len(record.key) < _KEY.size:
         raise CorruptBatchError(f"a control record's key has at least {_KEY.size} bytes, not {record.key!r}")
     version, number = _KEY.unpack_from(record.key)

@@ -1,10 +1,10 @@
-"""What this layer raises: CorruptBatchError for bytes that are not a sound record batch, and its special cases."""
+"""Errors of this layer: CorruptBatchError for bytes that are not a valid record batch, and its special cases."""
 
 from __future__ import annotations
 
 
 class CorruptBatchError(Exception):
-    """The bytes are not a sound record batch; `reason` says what was found and what would have been right."""
+    """The bytes are not a valid record batch; `reason` says what was found and what was expected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -12,7 +12,7 @@ class CorruptBatchError(Exception):
 
 
 class OversizedBatchError(CorruptBatchError):
-    """The records open to more bytes than the caller allows; they may be sound, or a bomb."""
+    """The records decompress to more bytes than the caller allows; they may be valid, or a decompression bomb."""
 
 
 class TimestampRangeError(CorruptBatchError):
@@ -20,4 +20,4 @@ class TimestampRangeError(CorruptBatchError):
 
 
 class UnsupportedMagicError(CorruptBatchError):
-    """The batch may be sound but has another format version than 2; Kafka 4 no longer serves the older ones either."""
+    """The batch may be valid but has a format version other than 2; Kafka 4 no longer serves the older ones either."""

@@ -1,9 +1,9 @@
-"""The loops over records: what runs once per record, and so is compiled; `kernel_arrow` has those to and from Arrow.
+"""The loops over records, compiled because they run once per record; those to and from Arrow are in `kernel_arrow`.
 
-This is plain typed Python; `kernel.pxd` beside it gives Cython the C types, and the two behave alike byte for byte.
-What always holds: every length, count and varint is checked against the bytes that remain before it is used, sums that
-leave 64 bits are refused, and whatever is wrong raises CorruptBatchError. Batch headers, CRC and compression are not
-here: the input is the records part of a batch, already decompressed.
+This is plain typed Python; `kernel.pxd` beside it gives Cython the C types, and the two behave identically byte for
+byte. What always holds: every length, count and varint is checked against the remaining bytes before it is used. Sums
+that exceed 64 bits are rejected, and any error raises CorruptBatchError. Batch headers, CRC and compression are not
+handled here: the input is the records part of a batch, already decompressed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tidelog.records.errors import CorruptBatchError, TimestampRangeError
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 INT64_MIN = -INT64_MAX - 1
 
-# length, attributes, timestamp delta, offset delta, key length, value length and headers count: a byte each
+# length, attributes, timestamp delta, offset delta, key length, value length and headers count: one byte each
 RECORD_SIZE_MIN = 7
 
 Bytes = bytes | bytearray | memoryview
@@ -24,7 +24,7 @@ RecordTuple = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None
 
 
 class Record:
-    """A record as it was read. Immutable by convention, and truly so in the compiled kernel."""
+    """A decoded record. Immutable by convention, and truly so in the compiled kernel."""
 
     __slots__ = ("headers", "key", "offset", "timestamp", "value")
 
@@ -73,7 +73,7 @@ class Record:
 
 
 class RecordReader:
-    """A cursor over the records of one batch: `next_record` moves to a record and says where its parts lie."""
+    """A cursor over the records of one batch: `next_record` moves to a record and locates its parts."""
 
     __slots__ = (
         "base_offset",
@@ -97,7 +97,7 @@ class RecordReader:
     size: int
     base_offset: int
     base_timestamp: int
-    is_stamped: bool  # whether all records have the log append time, whatever their deltas say
+    is_stamped: bool  # whether all records have the log append time, ignoring their deltas
     position: int
     limit: int
     index: int
@@ -125,14 +125,14 @@ class RecordReader:
             raise CorruptBatchError(f"{self.size} bytes can't hold the {count} records announced")
 
     def next_record(self) -> None:
-        """Move to the next record and read everything up to its headers; `position` then is at the first header."""
+        """Move to the next record and read everything up to its headers; `position` is then at the first header."""
         self.limit = self.size
         length = self.read_varint()
         if length < RECORD_SIZE_MIN - 1 or length > self.limit - self.position:
             raise self.problem(f"has length {length}, {self.limit - self.position} bytes are left")
-        # From here on nothing of this record may reach into the next one.
+        # From here on, nothing of this record may extend into the next one.
         self.limit = self.position + length
-        self.position += 1  # the attributes of a record, of which none is in use
+        self.position += 1  # a record's attributes, all of which are unused
         delta = self.read_varlong()
         if not self.is_stamped:
             if self.leaves_int64(self.base_timestamp, delta):
@@ -156,13 +156,13 @@ class RecordReader:
             raise self.problem(f"announces {self.headers_count} headers, {self.limit - self.position} bytes are left")
 
     def end_record(self) -> None:
-        """Close the record after its headers were read."""
+        """Finish the record after its headers were read."""
         if self.position != self.limit:
             raise self.problem(f"has {self.limit - self.position} bytes behind its last header")
         self.index += 1
 
     def end_records(self) -> None:
-        """Make sure that the last record ended where the data does."""
+        """Make sure that the last record ended at the end of the data."""
         if self.position != self.size:
             raise CorruptBatchError(
                 f"{self.size - self.position} bytes are left behind the last of {self.index} records"
@@ -180,7 +180,7 @@ class RecordReader:
         headers: list[tuple[str, bytes | None]] = []
         for _ in range(self.headers_count):
             length = self.read_header_key()
-            # Any bytes may be a key; like the Java client, show what is not UTF-8 as replacement characters.
+            # A key may be any bytes; like the Java client, show invalid UTF-8 as replacement characters.
             key = data[self.position : self.position + length].decode("utf-8", "replace")
             self.position += length
             length = self.read_length("header value")
@@ -192,7 +192,7 @@ class RecordReader:
         return tuple(headers)
 
     def read_length(self, part: str) -> int:
-        """A length that may be -1 for null and otherwise fits the rest of the record."""
+        """A length that may be -1 for null and otherwise fits in the rest of the record."""
         length = self.read_varint()
         if length < -1 or length > self.limit - self.position:
             raise self.problem(f"has a {part} of {length} bytes, {self.limit - self.position} bytes are left")
@@ -226,7 +226,7 @@ class RecordReader:
         return (raw >> 1) ^ -(raw & 1)
 
     def read_varint_rest(self, raw: int, bytes_max: int, last_byte_max: int) -> int:
-        """The unsigned value of a varint whose first byte was read; its last byte may only hold the bits that fit."""
+        """The unsigned value of a varint after its first byte; its last byte may only contain the bits that fit."""
         shift = 7
         last_shift = 7 * (bytes_max - 1)
         while self.position < self.limit:
@@ -282,7 +282,7 @@ def find_timestamp(
     timestamp: int,
     first_offset: int,
 ) -> tuple[int, int] | None:
-    """Timestamp and offset of the first record at or after both; what follows it is not looked at."""
+    """Timestamp and offset of the first record at or after both; records after it are not looked at."""
     reader = RecordReader(data, count, base_offset, base_timestamp, log_append_time, is_stamped)
     for _ in range(count):
         reader.next_record()
@@ -294,7 +294,7 @@ def find_timestamp(
 
 
 class RecordWriter:
-    """Writes records behind one another into a bytearray and keeps what the batch header will say of them."""
+    """Writes consecutive records into a bytearray and collects the values for the batch header."""
 
     __slots__ = ("base_timestamp", "count", "max_timestamp", "out")
 
@@ -310,7 +310,7 @@ class RecordWriter:
         self.max_timestamp = -1
 
     def write(self, key: bytes | None, value: bytes | None, headers: bytearray | None, timestamp: int) -> None:
-        """Append a record; the first one's timestamp is the base of all."""
+        """Append a record; the first one's timestamp is the base for all."""
         if timestamp < -1 or timestamp > INT64_MAX:
             raise ValueError(f"a timestamp is -1 or a count of milliseconds, not {timestamp}")
         if self.count == 0:
@@ -323,7 +323,7 @@ class RecordWriter:
         size = 1 + varint_size(delta) + varint_size(self.count) + nullable_size(key) + nullable_size(value)
         size += 1 if headers is None else len(headers)
         append_varint(self.out, size)
-        self.out.append(0)  # the attributes of a record, of which none is in use
+        self.out.append(0)  # a record's attributes, all of which are unused
         append_varint(self.out, delta)
         append_varint(self.out, self.count)
         append_nullable(self.out, key)
@@ -360,7 +360,7 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytearray:
 def varint_size(value: int) -> int:
     """Bytes of a zigzag varint of up to 64 bits."""
     raw = value if value >= 0 else -(value + 1)
-    raw >>= 6  # the first byte has room for six bits beside the sign
+    raw >>= 6  # the first byte has six bits besides the sign
     size = 1
     while raw > 0:
         raw >>= 7
@@ -382,7 +382,7 @@ def append_varint(out: bytearray, value: int) -> None:
 def nullable_size(part: bytes | None) -> int:
     if part is None:
         return 1
-    if not isinstance(part, bytes):  # the compiled kernel takes nothing else, so neither does this one
+    if not isinstance(part, bytes):  # the compiled kernel accepts nothing else, so neither does this one
         raise TypeError(f"Expected bytes, got {type(part).__name__}")
     return varint_size(len(part)) + len(part)
 

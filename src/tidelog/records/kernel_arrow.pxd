@@ -1,4 +1,4 @@
-# C types for kernel_arrow.py, as kernel.pxd has them for kernel.py.
+# C types for kernel_arrow.py, like kernel.pxd for kernel.py.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -64,9 +64,9 @@ cdef class ColumnsWriter:
     cdef int write_headers(self, BinarySource keys, BinarySource values, Py_ssize_t first, Py_ssize_t end) except -1
 
 
-# What follows is written out here for its speed: a slice of a view, even an empty one, costs more than most records.
+# Written out by hand for speed: a slice of a view, even an empty one, costs more than most records.
 
-# Copy bytes of a column to where the writer stands.
+# Copy bytes of a column to the writer's position.
 cdef inline int copy_part(ColumnsWriter writer, BinarySource source, Py_ssize_t start, Py_ssize_t length) except -1:
     if length <= 0:
         return 0
@@ -79,7 +79,7 @@ cdef inline int copy_part(ColumnsWriter writer, BinarySource source, Py_ssize_t 
     return 0
 
 
-# Write a zigzag varint where the writer stands.
+# Write a zigzag varint at the writer's position.
 cdef inline int put_varint(ColumnsWriter writer, int64_t value) except -1:
     cdef uint64_t raw = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
     cdef Py_ssize_t size = 1

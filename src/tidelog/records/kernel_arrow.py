@@ -1,7 +1,7 @@
 """The loops between record batches and Arrow buffers, compiled like `kernel` and with its rules.
 
-What always holds: no Python object is made per record; a buffer is written only within its size, and one that comes
-from outside is read only within its size. This module knows buffers, not pyarrow; `arrow` makes the one into the other.
+What always holds: no Python object is created per record. Buffers are written only within their size, and those from
+outside are read only within their size. This module knows buffers, not pyarrow; `arrow` converts between the two.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ VIEW_INLINE_MAX = 12
 
 
 class ViewColumn:
-    """An Arrow column of binary views being filled: where each row's bytes lie, so that they need not be copied here.
+    """An Arrow column of binary views being filled: it points to each row's bytes instead of copying them.
 
-    A view has 16 bytes: the length, then the bytes themselves if they are at most 12, or else their first 4, the number
-    of the buffer that holds them and their position in it.
+    A view has 16 bytes: the length, then the bytes themselves if there are at most 12, or else their first 4, the
+    number of the buffer that holds them and their position in it.
     """
 
     __slots__ = ("nulls", "rows", "validity", "views", "words")
@@ -40,7 +40,7 @@ class ViewColumn:
         self.nulls = 0
 
     def append(self, reader: RecordReader, start: int, length: int, buffer_number: int) -> None:
-        """The next row: `length` bytes of what is being read from `start`, or null when the length is -1."""
+        """The next row: `length` bytes of the data being read, from `start`, or null if the length is -1."""
         word = self.rows * VIEW_WORDS
         at = word * WORD_SIZE + WORD_SIZE
         if length > VIEW_INLINE_MAX:
@@ -67,7 +67,7 @@ class ViewColumn:
 def fill_headers(
     keys: ViewColumn, values: ViewColumn, reader: RecordReader, count: int, from_offset: int, buffer_number: int
 ) -> None:
-    """Append the headers of the batch's records, but those before `from_offset`, to their columns."""
+    """Append the headers of the batch's records, except those before `from_offset`, to their columns."""
     for _ in range(count):
         reader.next_record()
         if reader.offset < from_offset:
@@ -91,7 +91,7 @@ class BinarySource:
 
     data: Bytes
     offsets: memoryview  # int32
-    validity: Bytes  # empty when nothing is null
+    validity: Bytes  # empty if nothing is null
     first: int
 
     def __init__(self, data: Bytes, offsets: memoryview, validity: Bytes, first: int) -> None:
@@ -105,7 +105,7 @@ class BinarySource:
         return BinarySource(self.data, self.offsets, self.validity, self.first + rows)
 
     def length(self, row: int) -> int:
-        """The bytes of a row, -1 when it is null."""
+        """The bytes of a row, -1 if it is null."""
         row += self.first
         if len(self.validity) > 0 and not (self.validity[row >> 3] >> (row & 7)) & 1:
             return -1
@@ -148,7 +148,7 @@ class ColumnsWriter:
             self.position += 1
 
     def write_part(self, source: BinarySource, row: int, length: int) -> None:
-        """A key or value with its length, -1 for null, before it."""
+        """A key or value, with its length before it (-1 for null)."""
         self.write_varint(length)
         if length > 0:
             if IS_COMPILED:
@@ -173,7 +173,7 @@ class ColumnsWriter:
 
 def size_of_varint(value: int) -> int:
     raw = value if value >= 0 else -(value + 1)
-    raw >>= 6  # the first byte has room for six bits beside the sign
+    raw >>= 6  # the first byte has six bits besides the sign
     size = 1
     while raw > 0:
         raw >>= 7
@@ -202,7 +202,7 @@ def encode_columns(
     header_keys: BinarySource,
     header_values: BinarySource,
 ) -> None:
-    """Write all rows. `timestamps` are int64 milliseconds; `headers_offsets` say which headers belong to a row."""
+    """Write all rows. `timestamps` are int64 milliseconds; `headers_offsets` map headers to rows."""
     for row in range(rows):
         timestamp = timestamps[row]
         if timestamp < -1:
@@ -223,7 +223,7 @@ def encode_columns(
         size = 1 + size_of_varint(delta) + size_of_varint(row) + size_of_part(key_length) + size_of_part(value_length)
         size += size_of_headers(header_keys, header_values, first, end)
         writer.write_varint(size)
-        writer.out[writer.position] = 0  # the attributes of a record, of which none is in use
+        writer.out[writer.position] = 0  # a record's attributes, all of which are unused
         writer.position += 1
         writer.write_varint(delta)
         writer.write_varint(row)

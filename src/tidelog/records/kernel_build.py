@@ -1,11 +1,11 @@
 """The loops of a producer: records written one by one, straight into the bytes of the batch that will be sent.
 
-What always holds: what a builder has written is byte for byte what `encode_batch` writes for the same records, behind
-room for the header; a record is written whole or not at all, and never beyond the buffer; every size is known before
-the first byte is written. Compiled, a call is atomic towards other threads from the moment it looks whether the batch
-is open, because nothing after that gives the interpreter away: it makes no object that the garbage collector knows, as
-the collector may run anything. Interpreted it is not atomic, and who shares an appender between threads takes a lock
-around it. The header, compression and all waiting are not here.
+What always holds: a builder's output is byte for byte what `encode_batch` writes for the same records, after room for
+the header. A record is written whole or not at all, and never beyond the buffer. Every size is known before the first
+byte is written. Compiled, a call is atomic towards other threads from the moment it checks whether the batch is open,
+because nothing after that releases the interpreter's lock: it creates no object that the garbage collector tracks, as a
+collection could run anything. Interpreted it is not atomic, and threads that share an appender need a lock around it.
+The header, compression and all waiting are handled elsewhere.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     """The partition that every Kafka client with murmur2 picks for the key."""
     if partitions < 1:
         raise ValueError("a topic has at least one partition")
-    # Java clears the sign bit instead of taking the absolute value, which has no positive form for the smallest int.
+    # Java clears the sign bit instead of taking the absolute value, which doesn't exist for the smallest int.
     return (murmur2(key) & MASK_31) % partitions
 
 
 def varint_length(value: int) -> int:
     """Bytes of a zigzag varint of up to 64 bits."""
     raw = value if value >= 0 else -(value + 1)
-    raw >>= 6  # the first byte has room for six bits beside the sign
+    raw >>= 6  # the first byte has six bits besides the sign
     size = 1
     while raw > 0:
         raw >>= 7
@@ -81,7 +81,7 @@ def part_length(length: int) -> int:
 
 
 def put_varint(target: bytearray, at: int, value: int) -> int:
-    """Write it and say where the next byte goes. The caller made sure of the room."""
+    """Write it and return where the next byte goes. The caller has made sure that there is room."""
     raw = value if value >= 0 else -(value + 1)
     raw <<= 1
     if value < 0:
@@ -95,7 +95,7 @@ def put_varint(target: bytearray, at: int, value: int) -> int:
 
 
 def put_bytes(buffer: bytearray, at: int, part: bytes, length: int) -> int:
-    """Write a part's bytes, for which the caller made sure of the room. The compiler makes a memcpy of the loop."""
+    """Write a part's bytes; the caller has made sure that there is room. The compiler turns the loop into a memcpy."""
     if IS_COMPILED:
         target = buffer
         source = part
@@ -133,7 +133,7 @@ def encode_header_list(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 def record_size_max(key: bytes | None, value: bytes | None, headers: bytes | None) -> int:
-    """The most bytes that the record takes, whatever its place and time in a batch."""
+    """The maximum size of the record in bytes, whatever its place and time in a batch."""
     size = 1 + 10 + VARINT32_SIZE_MAX
     size += part_length(-1 if key is None else len(key)) + part_length(-1 if value is None else len(value))
     size += 1 if headers is None else len(headers)
@@ -141,14 +141,14 @@ def record_size_max(key: bytes | None, value: bytes | None, headers: bytes | Non
 
 
 class BatchBuilder:
-    """A batch being filled: a buffer with room for the header and, behind it, the records so far."""
+    """A batch being filled: a buffer with room for the header, followed by the records so far."""
 
     __slots__ = ("base_timestamp", "buffer", "callbacks", "capacity", "count", "is_open", "max_timestamp", "size")
 
     buffer: bytearray | None
     callbacks: list[RecordReceipt] | None  # of records whose senders want to be told
     capacity: int
-    size: int  # the room for the header is counted
+    size: int  # includes the room for the header
     count: int
     base_timestamp: int
     max_timestamp: int
@@ -167,7 +167,7 @@ class BatchBuilder:
         self.is_open = True
 
     def append(self, key: bytes | None, value: bytes | None, headers: bytes | None, timestamp: int) -> int:
-        """Write a record and give its index, or -1 when it does not fit or the batch is closed."""
+        """Write a record and return its index, or -1 if it does not fit or the batch is closed."""
         if not self.is_open:
             return -1
         if timestamp < -1:
@@ -188,7 +188,7 @@ class BatchBuilder:
             return -1
         target = buffer
         at = put_varint(target, self.size, size)
-        target[at] = 0  # the attributes of a record, of which none is in use
+        target[at] = 0  # a record's attributes, all of which are unused
         at = put_varint(target, at + 1, delta)
         at = put_varint(target, at, self.count)
         at = put_varint(target, at, key_length)
@@ -210,14 +210,14 @@ class BatchBuilder:
         return self.count - 1
 
     def move_to(self, buffer: bytearray, capacity: int) -> bytearray:
-        """Go on in a larger buffer; gives back the old one."""
+        """Continue in a larger buffer; returns the old one."""
         old = self.buffer
         if old is None:
             raise ValueError("the batch has no buffer any more")
         if capacity < self.size or capacity > len(buffer):
             raise ValueError(f"{self.size} bytes do not fit a buffer of {len(buffer)}")
         if IS_COMPILED:
-            # Slices are objects that the garbage collector knows: another thread could append between two of them.
+            # Slices are objects that the garbage collector tracks: another thread could append between two of them.
             target = buffer
             source = old
             for index in range(self.size):
@@ -229,7 +229,7 @@ class BatchBuilder:
         return old
 
     def fill(self, size: int, count: int, base_timestamp: int, max_timestamp: int) -> None:
-        """Say what the buffer holds where others have written the records into it."""
+        """Set the counters for a buffer that others have written records into."""
         if self.count > 0 or not HEADER_ROOM <= size <= self.capacity:
             raise ValueError(f"{size} bytes do not fit an empty batch of {self.capacity}")
         self.size = size
@@ -238,7 +238,7 @@ class BatchBuilder:
         self.max_timestamp = max_timestamp
 
     def close(self) -> None:
-        """Nothing is appended any more."""
+        """Nothing more may be appended."""
         self.is_open = False
 
     def add_callback(self, receipt: RecordReceipt) -> None:
@@ -252,7 +252,7 @@ class BatchBuilder:
         return [] if callbacks is None else callbacks
 
     def take_buffer(self) -> bytearray | None:
-        """The buffer, which from now on belongs to the caller."""
+        """The buffer, which now belongs to the caller."""
         buffer = self.buffer
         self.is_open = False
         self.buffer = None
@@ -260,7 +260,7 @@ class BatchBuilder:
 
 
 class RecordReceipt:
-    """Where a record went: its batch and its place in it, and what is told of it once it is stored."""
+    """Where a record went: its batch and its place in it, and whom to tell once it is stored."""
 
     __slots__ = ("batch", "index", "key_size", "on_delivery", "timestamp", "value_size")
 
@@ -279,12 +279,12 @@ class RecordReceipt:
         fill_receipt(self, batch, index, timestamp, key_size, value_size, on_delivery)
 
 
-# Functions and not methods: a method that a Python class inherits may have to be looked up, which makes an object that
-# the garbage collector knows.
+# Functions and not methods: looking up a method that a Python class inherits may create an object that the garbage
+# collector tracks.
 
 
 def make_callbacks(batch: BatchBuilder) -> None:
-    """Make the list that `fill_receipt` adds to."""
+    """Create the list that `fill_receipt` adds to."""
     if batch.callbacks is None:
         batch.callbacks = []
 
@@ -315,7 +315,7 @@ def fill_receipt(
 
 
 class TopicSlots:
-    """A topic as the appender knows it: the batch that each partition has open, and where keyless records go."""
+    """A topic as the appender sees it: each partition's open batch, and where keyless records go."""
 
     __slots__ = (
         "chooses_by_key",
@@ -328,7 +328,7 @@ class TopicSlots:
 
     open_batches: list[BatchBuilder | None]
     sticky_partition: int
-    sticky_bytes: int  # what went there since it was chosen
+    sticky_bytes: int  # bytes that went there since it was chosen
     sticky_bytes_max: int  # when another has to be chosen, at the latest
     chooses_by_key: bool
     chooses_sticky: bool
@@ -361,12 +361,12 @@ class TopicSlots:
             self.open_batches.append(None)
 
     def shrink(self, partitions: int) -> None:
-        """The topic was made anew with fewer partitions."""
+        """The topic was recreated with fewer partitions."""
         del self.open_batches[partitions:]
 
 
 class RecordAppender:
-    """Appends to batches that are open; whatever needs a decision is left to the caller by a refusal."""
+    """Appends to open batches; anything that needs a decision is refused and left to the caller."""
 
     __slots__ = ("is_enabled", "receipt_class", "topics")
 
@@ -394,7 +394,7 @@ class RecordAppender:
     def append(
         self, topic: object, value: object, key: object, headers: bytes | None, partition: object, timestamp: object
     ) -> int:
-        """Append if nothing is in the way; says APPENDED or NEEDS_SLOW_PATH."""
+        """Append if nothing is in the way; returns APPENDED or NEEDS_SLOW_PATH."""
         if not self.is_enabled or type(topic) is not str:
             return NEEDS_SLOW_PATH
         if (value is not None and type(value) is not bytes) or (key is not None and type(key) is not bytes):
@@ -429,7 +429,7 @@ class RecordAppender:
         timestamp: object,
         on_delivery: object,
     ) -> RecordReceipt | None:
-        """The same with a receipt, or None where the slow path is needed."""
+        """The same with a receipt, or None if the slow path is needed."""
         if not self.is_enabled or type(topic) is not str:
             return None
         if (value is not None and type(value) is not bytes) or (key is not None and type(key) is not bytes):
@@ -447,7 +447,8 @@ class RecordAppender:
             stamp = timestamp
         else:
             return None
-        # Made before the record is written: making an object may start the garbage collector, which may run anything.
+        # Created before the record is written: creating an object may start the garbage collector, which may run
+        # anything.
         receipt_class = self.receipt_class
         receipt = receipt_class.__new__(receipt_class)
         if on_delivery is not None:
@@ -465,9 +466,10 @@ class RecordAppender:
 
 
 class RecordSender:
-    """`send` and `send_nowait` of a producer, which is a subclass and has `_send` for all that can't be appended here.
+    """`send` and `send_nowait` of a producer, which is a subclass and has `_send` for whatever can't be appended here.
 
-    They are here to be compiled: called a million times a second, a Python method would take longer than the append.
+    They are here in order to be compiled: called a million times a second, a Python method would take longer than the
+    append.
     """
 
     __slots__ = ("appender",)
@@ -534,7 +536,7 @@ class RecordSender:
 
 
 def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> BatchBuilder | None:
-    """The open batch of the partition that the record goes to, or None where that can't be said here."""
+    """The open batch of the partition that the record goes to, or None if that can't be decided here."""
     partitions = len(slots.open_batches)
     if partition is not None:
         if type(partition) is not int:
@@ -554,7 +556,7 @@ def choose_batch(slots: TopicSlots, key: bytes | None, partition: object) -> Bat
 
 
 def murmur2_of_row(source: BinarySource, start: int, length: int) -> int:
-    """`murmur2` of bytes in a column, which lie there as the caller has made sure."""
+    """`murmur2` of bytes in a column; the caller has made sure that they lie within it."""
     data = source.data
     value = (MURMUR2_SEED ^ length) & MASK_32
     end = start + (length & ~3)
@@ -576,7 +578,7 @@ def murmur2_of_row(source: BinarySource, start: int, length: int) -> int:
 
 
 def partitions_of_keys(keys: BinarySource, rows: int, partitions: int, out: memoryview) -> None:
-    """The partition of each key of a column, -1 where it is null, as int32."""
+    """The partition of each key of a column as int32, -1 for null."""
     if partitions < 1:
         raise ValueError("a topic has at least one partition")
     for row in range(rows):

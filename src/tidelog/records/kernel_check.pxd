@@ -1,4 +1,4 @@
-# C types for kernel_check.py, as kernel.pxd has them for kernel.py, and its fast loop, which only makes sense in C.
+# C types for kernel_check.py, like kernel.pxd for kernel.py, and its fast loop, which only makes sense in C.
 
 cimport cython
 from libc.stdint cimport int64_t
@@ -34,7 +34,7 @@ cdef int scan_slowly(
 ) except -1
 
 
-# Scan sound records; False when anything is wrong or, if keys are needed, one is missing.
+# Scan valid records; False if anything is wrong or, if keys are required, one is missing.
 cdef inline bint scan_fast(
     RecordsScan scan, const unsigned char[::1] data, Py_ssize_t count, int64_t base_timestamp, bint needs_keys
 ) except -1:
@@ -42,7 +42,7 @@ cdef inline bint scan_fast(
     cdef Py_ssize_t index, index_of_max = 0
     cdef int64_t length, timestamp_delta, offset_delta, part_length, headers_count, timestamp
     cdef int64_t max_timestamp = 0, min_timestamp = scan.min_timestamp
-    cdef int64_t furthest = <int64_t>1 << 61  # two such can be added; no time that anyone means is as far away
+    cdef int64_t furthest = <int64_t>1 << 61  # two of these can be added; no real timestamp is as large
     cdef const unsigned char* at
     cdef const unsigned char* end
     cdef const unsigned char* limit

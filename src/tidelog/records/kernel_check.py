@@ -1,8 +1,8 @@
 """Checks the records of a produced batch: every length, every offset delta, every timestamp; compiled like `kernel`.
 
-What always holds: a batch that passes can be read to its end by any client, and the offset deltas of its records count
-from 0. The compiled loop runs without the interpreter's lock and makes no object; when it meets anything odd, the loop
-that makes exceptions goes over the batch again to say what. The input is the records part of a batch, decompressed.
+What always holds: any client can read a batch that passes to its end, and its offset deltas count from 0. The compiled
+loop runs without the interpreter's lock and creates no objects. If it finds anything wrong, the loop that raises
+exceptions checks the batch again to say what. The input is the records part of a batch, decompressed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ IS_COMPILED = not __file__.endswith(".py")
 
 
 class RecordsScan:
-    """What `scan_records` found out without making an object per record."""
+    """The findings of `scan_records`, made without an object per record."""
 
     __slots__ = ("index_of_max_timestamp", "keyless_indexes", "max_timestamp", "min_timestamp")
 
     max_timestamp: int
-    min_timestamp: int  # of the records that have a timestamp; the largest int64 when none has
+    min_timestamp: int  # of the records that have a timestamp; the largest int64 if none has
     index_of_max_timestamp: int
     keyless_indexes: list[int]
 
@@ -33,9 +33,9 @@ class RecordsScan:
 
 
 def scan_records(data: Bytes, count: int, base_timestamp: int, keyless_indexes_max: int) -> RecordsScan:
-    """Walk through the records of a producer's batch; raises CorruptBatchError at the first thing that is wrong.
+    """Walk through the records of a producer's batch; raises CorruptBatchError at the first error.
 
-    Records without a key are named up to that many; with 0, keys are not looked at.
+    At most this many records without a key are listed; with 0, keys are not checked.
     """
     scan = RecordsScan()
     is_scanned = False
@@ -59,7 +59,7 @@ def scan_slowly(scan: RecordsScan, data: Bytes, count: int, base_timestamp: int,
         reader.next_record()
         while data[position] >= 0x80:
             position += 1
-        # The byte behind the length. No bit of it is in use, but kafka-python and aiokafka read it as a varint.
+        # The byte after the length. None of its bits is in use, but kafka-python and aiokafka read it as a varint.
         if data[position + 1] >= 0x80:
             raise reader.problem(f"has attributes {data[position + 1]:#04x}")
         if reader.offset != index:
@@ -77,7 +77,7 @@ def scan_slowly(scan: RecordsScan, data: Bytes, count: int, base_timestamp: int,
 
 
 def scan_objects(scan: RecordsScan, data: Bytes, count: int, base_timestamp: int, keyless_indexes_max: int) -> None:
-    """As `scan_slowly`, where `kernel` was compiled and this module was not: then its reader has no Python methods."""
+    """Like `scan_slowly`, if `kernel` was compiled and this module was not: its reader has no Python methods."""
     for index, record in enumerate(decode_objects(bytes(data), count, 0, base_timestamp, 0, False)):
         if record.offset != index:
             raise CorruptBatchError(f"record {index} of the batch has offset delta {record.offset} instead of {index}")

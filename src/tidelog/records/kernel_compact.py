@@ -1,9 +1,9 @@
 """The loops of compaction: noting keys, choosing the records that stay, copying them; compiled like `kernel`.
 
-What always holds: no Python object is made per record; every length and varint is checked against the bytes that remain
-before it is used. A loop over much data runs without the interpreter's lock, so that the cleaner's thread does not hold
-up the event loop. Batch headers, CRC and compression are not here: the input is the records part of a batch, already
-decompressed. `compaction` makes the one into the other.
+What always holds: no Python object is created per record. Every length and varint is checked against the remaining
+bytes before it is used. Loops over much data run without the interpreter's lock, so that the cleaner's thread does not
+hold up the event loop. Batch headers, CRC and compression are not handled here: the input is the records part of a
+batch, already decompressed, which `compaction` provides.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tidelog.records.kernel_walk import RecordWalk, explain
 
 try:
     import cython
-except ImportError:  # the compiled twin does not look for it, and the interpreted one does without
+except ImportError:  # the compiled module does not look for it, and the interpreted one does without
     globals()["cython"] = SimpleNamespace(nogil=nullcontext())
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 INT64_MIN = -INT64_MAX - 1
 
-# Giving up the interpreter's lock and taking it again can cost a wait of milliseconds, more than such a loop takes.
+# Releasing the interpreter's lock and taking it again can wait for milliseconds, longer than such a loop takes.
 UNLOCKED_SIZE_MIN = 32 * 1024
 
-# What the loops answer.
+# Return values of the loops.
 CORRUPT = 0
 DONE = 1
 FULL = 2
 
 
 def note_keys(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, start_offset: int, end_offset: int) -> bool:
-    """Note every keyed record from `start_offset` to before `end_offset`.
+    """Note every keyed record from `start_offset` up to, not including, `end_offset`.
 
-    False when the map got full; `latest_offset` then is right before the first record that had no room. After a
+    False if the map got full; `latest_offset` is then right before the first record that had no room. After a
     CorruptBatchError the map may hold a part of the batch.
     """
     hashing = KeyHash(walk.data, offset_map.secret_low, offset_map.secret_high)
@@ -78,7 +78,7 @@ def run_note_keys(
 
 
 def note_queued(queue: KeyQueue, offset_map: OffsetMap) -> bool:
-    """Note the keys that wait; False when there is no room for one of them."""
+    """Note the queued keys; False if there is no room for one of them."""
     count = queue.fetch(offset_map)
     for at in range(count):
         if not offset_map.note(queue.low[at], queue.high[at], queue.offset[at]):
@@ -88,14 +88,14 @@ def note_queued(queue: KeyQueue, offset_map: OffsetMap) -> bool:
 
 
 class Choice:
-    """Which records of a batch stay, a bit for each, and what is known of them together."""
+    """Which records of a batch stay, one bit each, with totals."""
 
     __slots__ = ("bits", "kept_bytes", "kept_count", "keyless_count", "max_timestamp", "tombstones_count")
 
     bits: bytearray
     kept_count: int
     kept_bytes: int
-    keyless_count: int  # those removed for want of a key
+    keyless_count: int  # those removed because they have no key
     tombstones_count: int  # those that stay
     max_timestamp: int  # of those that stay
 
@@ -133,7 +133,7 @@ def choose_all(walk: RecordWalk, base_offset: int) -> Choice:
 
 
 def choose_records(walk: RecordWalk, offset_map: OffsetMap, base_offset: int, keeps_tombstones: bool) -> Choice:
-    """Decide over every record of the batch."""
+    """Decide on every record of the batch."""
     choice = Choice(walk)
     hashing = KeyHash(walk.data, offset_map.secret_low, offset_map.secret_high)
     queue = offset_map.queue
@@ -163,7 +163,7 @@ def run_choose_records(
         offset = base_offset + walk.offset_delta
         size = walk.end - walk.start
         is_tombstone = walk.value_length < 0
-        # Behind what the map knows, a record may be the last of its key, or belong to no clean yet.
+        # After the map's last known offset, a record may be the last of its key, or not be up for cleaning yet.
         if offset > offset_map.latest_offset:
             choice.keep(index, size, walk.timestamp, is_tombstone)
         elif walk.key_length < 0:
@@ -179,7 +179,7 @@ def run_choose_records(
 
 
 def choose_queued(queue: KeyQueue, offset_map: OffsetMap, choice: Choice) -> None:
-    """Decide over the records whose keys wait: those without a later one of their key stay."""
+    """Decide on the records whose keys are queued: those without a later one of the same key stay."""
     count = queue.fetch(offset_map)
     for at in range(count):
         word = offset_map.find_slot(queue.low[at], queue.high[at])
@@ -188,7 +188,7 @@ def choose_queued(queue: KeyQueue, offset_map: OffsetMap, choice: Choice) -> Non
 
 
 class RecordCopy:
-    """Writes the records that stay behind one another into `out`, which has room for all of them."""
+    """Writes the records that stay, one after another, into `out`, which has room for all of them."""
 
     __slots__ = ("out", "position")
 
@@ -217,7 +217,7 @@ class RecordCopy:
 
 
 def copy_records(walk: RecordWalk, choice: Choice, copy: RecordCopy) -> None:
-    """Write the chosen records of a walked batch as they are, those that lie together at once."""
+    """Write the chosen records of a walked batch unchanged, adjacent ones together."""
     walk.rewind()
     if walk.size < UNLOCKED_SIZE_MIN:
         run_copy_records(walk, choice, copy)
@@ -239,7 +239,7 @@ def run_copy_records(walk: RecordWalk, choice: Choice, copy: RecordCopy) -> None
 
 
 def size_with_horizon(walk: RecordWalk, choice: Choice, horizon_ms: int) -> int:
-    """Bytes of the chosen records with timestamps counted from the horizon; -1 when one of them leaves 64 bits."""
+    """Size of the chosen records with timestamps relative to the horizon; -1 if one of them exceeds 64 bits."""
     walk.rewind()
     if walk.size < UNLOCKED_SIZE_MIN:
         return run_size_with_horizon(walk, choice, horizon_ms)
@@ -261,7 +261,7 @@ def run_size_with_horizon(walk: RecordWalk, choice: Choice, horizon_ms: int) -> 
 
 
 def copy_with_horizon(walk: RecordWalk, choice: Choice, copy: RecordCopy, horizon_ms: int) -> None:
-    """Write the chosen records of a walked batch with timestamps counted from the horizon."""
+    """Write the chosen records of a walked batch with timestamps relative to the horizon."""
     walk.rewind()
     if walk.size < UNLOCKED_SIZE_MIN:
         run_copy_with_horizon(walk, choice, copy, horizon_ms)
@@ -276,7 +276,7 @@ def run_copy_with_horizon(walk: RecordWalk, choice: Choice, copy: RecordCopy, ho
         if choice.has(index):
             delta = walk.timestamp - horizon_ms
             copy.write_varint(1 + size_of_varint(delta) + walk.end - walk.rest_at)
-            copy.out[copy.position] = 0  # the attributes of a record, of which none is in use
+            copy.out[copy.position] = 0  # a record's attributes, all of which are unused
             copy.position += 1
             copy.write_varint(delta)
             copy.write_range(walk, walk.rest_at, walk.end)
@@ -284,7 +284,7 @@ def run_copy_with_horizon(walk: RecordWalk, choice: Choice, copy: RecordCopy, ho
 
 def size_of_varint(value: int) -> int:
     raw = value if value >= 0 else -(value + 1)
-    raw >>= 6  # the first byte has room for six bits beside the sign
+    raw >>= 6  # the first byte has six bits besides the sign
     size = 1
     while raw > 0:
         raw >>= 7

@@ -1,4 +1,4 @@
-# C types for kernel_consume.py, as kernel.pxd has them for kernel.py.
+# C types for kernel_consume.py, like kernel.pxd for kernel.py.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t

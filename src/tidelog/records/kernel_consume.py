@@ -1,9 +1,9 @@
-"""The loop that turns what a consumer fetched into the records it hands out, compiled like `kernel` and with its rules.
+"""The loop that turns fetched batches into the records a consumer returns; compiled like `kernel` and with its rules.
 
-What always holds: records come in the order of their offsets, from `next_offset` on; `next_offset` is behind the last
-record taken, and behind a batch once that is through, so it also passes control batches, aborted transactions and what
-compaction removed. After an error the cursor is not asked again; `next_offset` still is before what could not be read.
-CRC and decompression are done by the function given to the cursor: they run without the interpreter's lock.
+What always holds: records come in offset order, from `next_offset` on. `next_offset` is after the last record taken,
+and after a batch once that is finished, so it also passes control batches, aborted transactions and what compaction
+removed. After an error the cursor must not be used again; `next_offset` is still before the unreadable part. The
+function passed to the cursor does CRC and decompression, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidelog.records.errors import CorruptBatchError, UnsupportedMagicError
 from tidelog.records.kernel import Bytes, RecordHeaders, RecordReader
 
 BATCH_HEADER_SIZE = 61
-LOG_OVERHEAD = 12  # base offset and batch length, which the batch length itself does not count
+LOG_OVERHEAD = 12  # base offset and batch length, which the batch length itself does not include
 BATCH_LENGTH_MIN = 49
 MAGIC = 2
 
@@ -43,7 +43,7 @@ ABORT_MARKER = 0
 CREATE_TIME = TimestampType.CREATE_TIME
 LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
-# Gives the CRC-32C of a view, and the records of a batch, decompressed by the codec of that number.
+# Returns the CRC-32C of a view, and the records of a batch, decompressed with the codec of that number.
 Checksum = Callable[[memoryview], int]
 OpenRecords = Callable[[memoryview, int], bytes]
 Deserialize = Callable[[str, bytes, RecordHeaders], Any]
@@ -51,7 +51,7 @@ RecordState = tuple[str, int, int, int, TimestampType, Any, Any, RecordHeaders, 
 
 
 class ConsumerRecord:
-    """A record as a consumer gives it. Immutable by convention, and truly so in the compiled kernel."""
+    """A record as returned by a consumer. Immutable by convention, and truly so in the compiled kernel."""
 
     __slots__ = (
         "headers",
@@ -70,7 +70,7 @@ class ConsumerRecord:
     offset: int
     timestamp: int
     timestamp_type: TimestampType
-    key: Any  # bytes or None, or what the consumer's deserializer made of them
+    key: Any  # bytes or None, or the result of the consumer's deserializer
     value: Any
     headers: RecordHeaders
     leader_epoch: int
@@ -129,7 +129,7 @@ class ConsumerRecord:
 
 
 class BatchCursor:
-    """Goes through the batches that one fetch brought of one partition; the last one may be cut off."""
+    """Goes through the batches that one fetch returned for one partition; the last one may be truncated."""
 
     __slots__ = (
         "aborted",
@@ -165,14 +165,14 @@ class BatchCursor:
     topic: str
     partition: int
     next_offset: int
-    taken_epoch: int  # the leader epoch of the last batch that was begun
+    taken_epoch: int  # the leader epoch of the last batch that was started
     checksum: Checksum | None
     open_records: OpenRecords
     aborted: list[tuple[int, int]]  # first offset and producer id, by first offset
     aborted_next: int
     aborted_ids: set[int]
     position: int  # where the next batch begins
-    # The batch that is being read
+    # The batch being read
     batch_at: int
     batch_end: int
     batch_epoch: int
@@ -184,7 +184,7 @@ class BatchCursor:
     records_count: int
     records: bytes
     reader: RecordReader | None
-    left: int  # its records that were not read yet
+    left: int  # how many of its records were not read yet
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class BatchCursor:
         self.records_count = 0
 
     def take(self, out: list[ConsumerRecord], count: int) -> int:
-        """Append up to `count` records to `out`; how many. Fewer only when no more are there."""
+        """Append up to `count` records to `out`; returns how many. Fewer only if there are no more."""
         taken = 0
         while taken < count:
             if self.reader is None and not self.begin_batch():
@@ -272,11 +272,11 @@ class BatchCursor:
         return taken
 
     def begin_batch(self) -> bool:
-        """Open the next batch with records to hand out; False when there is none."""
+        """Open the next batch with records to return; False if there is none."""
         if not self.next_batch():
             return False
         if self.records_count == 0:
-            self.records = b""  # compaction may empty a batch and keep its header for the producer's state
+            self.records = b""  # compaction may empty a batch and keep its header for the producer state
         else:
             self.records = self.open_records(
                 self.view[self.batch_at + BATCH_HEADER_SIZE : self.batch_end], self.attributes & COMPRESSION_MASK
@@ -293,7 +293,7 @@ class BatchCursor:
         return True
 
     def end_batch(self) -> None:
-        """Everything of the batch was handed out, or is not to be."""
+        """Everything in the batch was returned, or is to be skipped."""
         self.reader = None
         self.records = b""
         self.left = 0
@@ -302,7 +302,7 @@ class BatchCursor:
             self.next_offset = self.batch_next_offset
 
     def move_to(self, offset: int) -> None:
-        """Go on from an offset of the batch that was read last, or from behind it."""
+        """Continue from an offset of the batch that was read last, or from after it."""
         self.reader = None
         self.records = b""
         self.left = 0
@@ -310,12 +310,12 @@ class BatchCursor:
         self.next_offset = offset
 
     def next_batch(self) -> bool:
-        """Stand before the next batch with records to hand out, its header read; `end_batch` then goes behind it."""
+        """Move to the next batch with records to return and read its header; `end_batch` moves past it."""
         self.reader = None
         while self.size - self.position >= LOG_OVERHEAD:
             length = read_number(self.data, self.position + 8, 4)
             if length >= BATCH_LENGTH_MIN and length > self.size - self.position - LOG_OVERHEAD:
-                return False  # a fetch may cut the last batch
+                return False  # a fetch may truncate the last batch
             self.read_header(length)
             if self.batch_next_offset <= self.next_offset:
                 self.note_skipped()
@@ -363,7 +363,7 @@ class BatchCursor:
         return read_number(self.data, self.batch_at + PRODUCER_ID_AT, 8)
 
     def note_aborted(self) -> None:
-        """From the first offset of an aborted transaction on, its producer's batches are not to be handed out."""
+        """From the first offset of an aborted transaction on, its producer's batches are skipped."""
         while self.aborted_next < len(self.aborted):
             first_offset, producer_id = self.aborted[self.aborted_next]
             if first_offset >= self.batch_next_offset:
@@ -372,7 +372,7 @@ class BatchCursor:
             self.aborted_next += 1
 
     def note_skipped(self) -> None:
-        """A batch before the one asked for may still begin or end an aborted transaction."""
+        """A batch before the requested offset may still begin or end an aborted transaction."""
         if len(self.aborted) > 0:
             self.note_aborted()
             if self.attributes & CONTROL_BIT:
@@ -380,7 +380,7 @@ class BatchCursor:
                 self.note_marker()
 
     def note_marker(self) -> None:
-        """After the marker of an abort the producer's next batches belong to another transaction."""
+        """After the abort marker, the producer's next batches belong to another transaction."""
         if len(self.aborted_ids) > 0 and self.records_count > 0:
             records = self.open_records(
                 self.view[self.batch_at + BATCH_HEADER_SIZE : self.batch_end], self.attributes & COMPRESSION_MASK
@@ -394,7 +394,7 @@ class BatchCursor:
 
 
 class BatchesEnd:
-    """How far the whole batches of a fetch go: in offsets, in bytes, and the leader epoch of the last."""
+    """The extent of the whole batches in a fetch: in offsets, in bytes, and the leader epoch of the last."""
 
     __slots__ = ("leader_epoch", "next_offset", "size")
 
@@ -409,7 +409,7 @@ class BatchesEnd:
 
 
 def find_end(data: Bytes) -> BatchesEnd:
-    """Where the batches end, by their headers alone: it stops before one that is cut off or can't be right."""
+    """Finds where the batches end, from their headers alone: it stops before one that is truncated or invalid."""
     end = BatchesEnd()
     size = len(data)
     while size - end.size >= BATCH_HEADER_SIZE:
@@ -437,9 +437,9 @@ def read_number(data: Bytes, at: int, size: int) -> int:
 
 
 def deserialize(records: list[ConsumerRecord], first: int, key: Deserialize | None, value: Deserialize | None) -> int:
-    """Put what the deserializers make of keys and values in their place, from record `first` on.
+    """Replace keys and values, from record `first` on, with the deserializers' results.
 
-    What is null stays None. Gives the number of records; an error of a deserializer comes out as DeserializeError with
+    Null stays None. Returns the number of records; an exception of a deserializer is raised as DeserializeError with
     the record's index.
     """
     index = first

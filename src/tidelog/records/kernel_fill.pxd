@@ -1,4 +1,4 @@
-# C types for kernel_fill.py, as kernel.pxd has them for kernel.py, and its fast loop, which only makes sense in C.
+# C types for kernel_fill.py, like kernel.pxd for kernel.py, and its fast loop, which only makes sense in C.
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -51,7 +51,7 @@ cdef int fill_slowly(
 ) except -1
 
 
-# A varint of at most `bytes_max` bytes, the last of which is at most `last_max`; NULL when it is not one.
+# A varint of at most `bytes_max` bytes, the last of which is at most `last_max`; NULL if it is not one.
 cdef inline const unsigned char* take_varint(
     const unsigned char* at, const unsigned char* limit, int bytes_max, unsigned char last_max, int64_t* value
 ) noexcept nogil:
@@ -79,7 +79,7 @@ cdef inline const unsigned char* take_varint(
     return at
 
 
-# A length, -1 for null, and the bytes behind it, which lie before the limit; NULL when they do not.
+# A length, -1 for null, followed by that many bytes, which end before the limit; NULL if they do not.
 cdef inline const unsigned char* take_part(
     const unsigned char* at, const unsigned char* limit, const unsigned char** start, int64_t* length
 ) noexcept nogil:
@@ -106,7 +106,7 @@ cdef inline const unsigned char* skip_headers(
     return at
 
 
-# Fill the columns; False when something is not sound, and then nothing that counts was changed.
+# Fill the columns; False if anything is invalid, in which case no counters have changed.
 cdef inline bint fill_fast(
     RecordTable table,
     const unsigned char[::1] data,
@@ -188,7 +188,7 @@ cdef inline bint fill_fast(
                 break
             timestamp = log_append_time
             if not is_stamped:
-                # Far beyond any time there is; the other loop says what is wrong, if anything is.
+                # Far beyond any real time; the other loop says what is wrong, if anything is.
                 if timestamp_delta > TIMESTAMP_MS_MAX or timestamp_delta < -TIMESTAMP_MS_MAX:
                     break
                 timestamp = base_timestamp + timestamp_delta

@@ -1,8 +1,8 @@
-"""The loop from records to Arrow's columns: one pass over the bytes, which copies keys and values where they belong.
+"""The loop from records to Arrow's columns: one pass over the bytes, copying keys and values to where they belong.
 
-What always holds: no Python object is made per record; a buffer is written only within its size; what is wrong in the
-bytes raises what `kernel.RecordReader` raises. The compiled loop is in the .pxd file and runs without the interpreter's
-lock; where it finds something that is not sound it gives up, and `fill_slowly` goes through the batch again and tells.
+What always holds: no Python object is created per record. Buffers are written only within their size. Invalid bytes
+raise what `kernel.RecordReader` raises. The compiled loop is in the .pxd file and runs without the interpreter's lock.
+If it finds anything invalid it gives up, and `fill_slowly` goes through the batch again to report it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from tidelog.records.kernel import Bytes, RecordReader
 
 MICROSECONDS_PER_MILLISECOND = 1000
-TIMESTAMP_MS_MAX = 9223372036854775  # what still fits 64 bits as microseconds
+TIMESTAMP_MS_MAX = 9223372036854775  # the largest that fits 64 bits as microseconds
 
 IS_COMPILED = not __file__.endswith(".py")
 
@@ -35,7 +35,7 @@ class BytesColumn:
         self.offsets[0] = 0
 
     def put(self, row: int, source: Bytes, start: int, length: int) -> None:
-        """The bytes of a row, or null when the length is -1."""
+        """The bytes of a row, or null if the length is -1."""
         if length < 0:
             self.validity[row >> 3] &= 0xFF ^ (1 << (row & 7))
             self.nulls += 1
@@ -48,7 +48,7 @@ class BytesColumn:
 
 
 class RecordTable:
-    """The columns that differ from record to record. Those of headers are filled apart, once their size is known."""
+    """The columns that differ from record to record. Header columns are filled separately, once their size is known."""
 
     __slots__ = ("headers", "headers_offsets", "keys", "offsets", "rows", "timestamps", "values")
 
@@ -88,7 +88,7 @@ def fill_table(
     is_stamped: bool,
     from_offset: int,
 ) -> None:
-    """Append the batch's records, but those before `from_offset`, to the columns."""
+    """Append the batch's records, except those before `from_offset`, to the columns."""
     is_filled = False
     if IS_COMPILED:
         is_filled = fill_fast(  # type: ignore[name-defined]  # noqa: F821  # the .pxd file has it

@@ -1,7 +1,7 @@
 """The map of keys to their last offsets, for compaction; compiled like `kernel`.
 
-What always holds: the map takes the memory it was given and never more, and keeps no key, only its hash. Two keys whose
-128 bits are equal would be taken for one; under a secret that no client knows, that is not to be expected.
+What always holds: the map uses the memory it was given and never more, and keeps only hashes of keys. Two keys with the
+same 128-bit hash would be mistaken for one; since clients don't know the secret, this is not to be expected.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from tidelog.records.kernel import Bytes
 SECRET_SIZE = 16
 SLOT_WORDS = 3  # two of hash, then the offset plus one, so that an empty slot is all zeros
 SLOT_SIZE = 8 * SLOT_WORDS
-SLOTS_MAX = 0xFFFFFFFF  # a slot is chosen by 32 bits of the hash
+SLOTS_MAX = 0xFFFFFFFF  # 32 bits of the hash choose the slot
 
-# As many keys are looked up together; more would not be fetched at the same time, fewer leave the processor waiting.
+# How many keys are looked up together; more would not be fetched at the same time, fewer leave the processor waiting.
 QUEUE_SIZE = 64
 
 
 class OffsetMap:
     """The last offset of every key, by a keyed hash of the key, in one block of memory.
 
-    A slot has 24 bytes: SipHash-2-4 of the key in 128 bits under a random secret, so that nobody can choose keys that
-    collide, and the offset. Slots are searched one behind the other. The memory is taken from the system page by page
-    as slots are filled, and `clear` gives it back. One thread at a time may use a map.
+    A slot has 24 bytes: the offset, and the key's 128-bit SipHash-2-4 with a random secret, so that nobody can choose
+    keys that collide. Collisions are resolved by linear probing. The system supplies the memory page by page as slots
+    are filled, and `clear` returns it. One thread at a time may use a map.
     """
 
     __slots__ = (
@@ -46,9 +46,9 @@ class OffsetMap:
     memory_bytes: int
     load_factor: float
     slots: int
-    capacity: int  # keys that it takes before it is full
+    capacity: int  # keys it can hold before it is full
     size: int  # keys in it
-    latest_offset: int  # up to here the log is known to the map; -1 at first
+    latest_offset: int  # the map covers the log up to here; -1 at first
     secret_low: int
     secret_high: int
     memory: mmap.mmap | None
@@ -75,18 +75,18 @@ class OffsetMap:
         return self.size >= self.capacity
 
     def clear(self, keys_max: int | None = None) -> None:
-        """Forget everything and give the memory back to the system.
+        """Forget everything and return the memory to the system.
 
-        With `keys_max` the map takes only the memory that so many keys need: fewer slots are faster to search.
+        With `keys_max` the map uses only the memory that this many keys need: fewer slots are faster to search.
         """
         slots = min(self.memory_bytes // SLOT_SIZE, SLOTS_MAX)
         if keys_max is not None:
             slots = min(slots, 2 * max(keys_max, 1) + 1)
-        # One slot always stays empty, because a search ends there.
+        # One slot always stays empty, because that is where a search ends.
         capacity = min(int(slots * self.load_factor), slots - 1)
         if capacity < 1:
             raise ValueError(f"{self.memory_bytes} bytes are too few for a map of keys to offsets")
-        # No one may look at memory that is being given back, so the view of it goes first.
+        # Nobody may access memory that is being returned, so its view goes first.
         self.words = memoryview(bytearray(SLOT_SIZE)).cast("Q")
         if self.memory is not None:
             self.memory.close()
@@ -99,13 +99,13 @@ class OffsetMap:
         self.latest_offset = -1
 
     def get(self, key: bytes) -> int:
-        """The offset of the key, -1 when it is not in the map."""
+        """The offset of the key, -1 if it is not in the map."""
         hashing = KeyHash(key, self.secret_low, self.secret_high)
         hashing.compute(0, len(key))
         return self.offset_at(self.find_slot(hashing.low, hashing.high))
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Note the offset of a key, unless a later one is known; False when the key is new and the map is full."""
+        """Note the offset of a key, unless a later one is known; False if the key is new and the map is full."""
         if offset < 0:
             raise ValueError(f"an offset is not negative, so not {offset}")
         hashing = KeyHash(key, self.secret_low, self.secret_high)
@@ -116,18 +116,18 @@ class OffsetMap:
         return True
 
     def update_latest_offset(self, offset: int) -> None:
-        """Say that the log is known to the map up to this offset, whatever keys are there."""
+        """Declare that the map covers the log up to this offset, whatever keys are there."""
         if offset > self.latest_offset:
             self.latest_offset = offset
 
     def peek(self, low: int) -> int:
-        """Look at the slot where the search for a hash begins; what is there does not matter, only that it is near."""
+        """Touch the slot where the search for a hash begins, only to bring it into the cache."""
         slots = self.slots
         word = ((low >> 32) * slots >> 32) * SLOT_WORDS
         return self.words[word] ^ self.words[word + 2]
 
     def find_slot(self, low: int, high: int) -> int:
-        """Where in `words` the slot of that hash begins, or the empty one that it would get."""
+        """Where in `words` the slot of that hash begins, or the empty slot it would get."""
         slots = self.slots
         slot = (low >> 32) * slots >> 32
         word = slot * SLOT_WORDS
@@ -157,17 +157,17 @@ class OffsetMap:
 
 
 def advise_large_pages(memory: mmap.mmap) -> None:
-    """Ask for pages of 2 MiB: nearly every look-up is elsewhere, and finding small pages would cost as much again."""
+    """Ask for pages of 2 MiB: nearly every lookup goes somewhere else, and finding small pages costs as much again."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
-        with suppress(OSError):  # a kernel may do without them, and so can the map
+        with suppress(OSError):  # a kernel may lack them, and the map can do without
             memory.madvise(advice)
 
 
 class KeyQueue:
-    """Keys that wait to be looked up together, so that their slots come from memory at the same time.
+    """Keys to be looked up together, so that their slots are fetched from memory in parallel.
 
-    Beside each lies what is asked of its record when the answer is there.
+    With each key it holds the record data that is needed when the result is there.
     """
 
     __slots__ = ("count", "high", "index", "is_tombstone", "low", "offset", "seen", "size", "timestamp")
@@ -175,12 +175,12 @@ class KeyQueue:
     count: int
     low: memoryview  # uint64
     high: memoryview  # uint64
-    offset: memoryview  # int64, as all that follow
+    offset: memoryview  # int64, like all that follow
     index: memoryview
     size: memoryview
     timestamp: memoryview
     is_tombstone: memoryview
-    seen: int  # kept so that no compiler finds the looking needless
+    seen: int  # kept so that no compiler removes the reads as useless
 
     def __init__(self) -> None:
         self.count = 0
@@ -207,7 +207,7 @@ class KeyQueue:
         self.count += 1
 
     def fetch(self, offset_map: OffsetMap) -> int:
-        """Empty the queue; as many keys are to be looked up, and the slots where that begins are near."""
+        """Empty the queue; returns how many keys to look up, whose first slots are now in the cache."""
         count = self.count
         seen = self.seen
         for at in range(count):
@@ -241,7 +241,7 @@ class KeyHash:
         v0 = 0x736F6D6570736575
         v0 ^= self.secret_low
         v1 = 0x646F72616E646F6D
-        v1 ^= self.secret_high ^ 0xEE  # as the 128-bit variant starts
+        v1 ^= self.secret_high ^ 0xEE  # the 128-bit variant starts like this
         v2 = 0x6C7967656E657261
         v2 ^= self.secret_low
         v3 = 0x7465646279746573

@@ -1,10 +1,10 @@
-"""The loops of compaction over runs of small batches, many batches in one call; compiled like `kernel`.
+"""The loops of compaction over runs of small batches, many batches per call; compiled like `kernel`.
 
-A batch of a record or two costs more around its records than for them, so that going through millions of them one by
-one in Python would take the cleaner minutes. What always holds: a batch is taken up only when nothing about it is
-special: whole, small, neither compressed nor of a transaction, with a right CRC and sound records, and to be kept or
-dropped as it is. The first other one ends the run, and whoever asked looks at it by itself. So nothing is refused here,
-and what stays is only copied.
+For a batch of a record or two, the work around the records costs more than the records themselves, so the cleaner would
+take minutes to go through millions of them one by one in Python. What always holds: a batch is processed here only if
+nothing about it is special. It is whole, small, neither compressed nor part of a transaction, with a valid CRC and
+valid records, and it is kept or dropped unchanged. The first other batch ends the run, and the caller handles it. So
+nothing is rejected here, and what stays is only copied.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAGIC = 2
 DELETE_HORIZON_BIT = 0x40
 
 SPECIAL_BITS = 0x37  # compression, transactional, control
-SPANS_MAX = 1024  # of what one run may keep
+SPANS_MAX = 1024  # limits for what one run may keep
 SPAN_COLUMNS = 5
 
 UNLOCKED_SIZE_MIN = 32 * 1024  # as in `kernel_compact`
@@ -51,10 +51,10 @@ def crc_table() -> memoryview:
 
 
 class KeptBatches:
-    """The batches that stay of a run, one behind the other, with what an index needs to know about each few of them.
+    """The batches that a run keeps, one after another, with the details that an index needs about each few of them.
 
-    A span is some of these batches: it ends with the one that makes it larger than `span_size`. One object serves any
-    number of runs.
+    A span is several of these batches: it ends with the one that makes it larger than `span_size`. One object serves
+    any number of runs.
     """
 
     __slots__ = ("count", "end", "out", "span_end", "span_size", "spans")
@@ -73,7 +73,7 @@ class KeptBatches:
         self.begin(0)
 
     def begin(self, size: int) -> None:
-        """Forget what there is, and make room for so many bytes."""
+        """Clear it, and make room for this many bytes."""
         if len(self.out) < size:
             self.out = bytearray(size)
         self.end = 0
@@ -85,7 +85,7 @@ class KeptBatches:
         return self.count < SPANS_MAX or self.end <= self.span_end
 
     def add(self, run: BatchRun) -> None:
-        """Keep the batch that the run looks at; there must be room for it."""
+        """Keep the batch that the run is looking at; there must be room for it."""
         if self.end > self.span_end:
             row = self.count * SPAN_COLUMNS
             self.count += 1
@@ -105,11 +105,11 @@ class KeptBatches:
         self.end += size
 
     def data(self) -> memoryview:
-        """What was kept, until the next run begins."""
+        """The kept batches, valid until the next run begins."""
         return memoryview(self.out)[: self.end]
 
     def rows(self) -> list[tuple[int, ...]]:
-        """Of each span: where it begins, and what a BatchSpan says of it besides its size."""
+        """For each span: where it begins, and the fields of its BatchSpan except the size."""
         words = self.spans
         return [
             tuple([words[row + column] for column in range(SPAN_COLUMNS)])
@@ -118,7 +118,7 @@ class KeptBatches:
 
 
 class BatchRun:
-    """A way from batch to batch through a chunk of a log, as far as small batches follow one another."""
+    """Walks from batch to batch through a chunk of a log, as long as small batches follow one another."""
 
     __slots__ = (
         "attributes",
@@ -143,18 +143,18 @@ class BatchRun:
     size: int
     size_max: int  # of a batch that is small
     table: memoryview
-    position: int  # of the batch that is looked at, and in the end behind the last that was taken up
-    next_offset: int  # the lowest that it may have
+    position: int  # of the current batch, and at the end after the last one processed
+    next_offset: int  # the lowest it may have
     end: int
     base_offset: int
     last_offset: int
     attributes: int
     base_timestamp: int
     max_timestamp: int
-    # What was taken up.
+    # Processed batches.
     records_read: int
     records_kept: int
-    last_position: int  # -1 when nothing was
+    last_position: int  # -1 if nothing was
     last_is_kept: bool
 
     def __init__(self, data: bytes, position: int, next_offset: int, size_max: int) -> None:
@@ -170,7 +170,7 @@ class BatchRun:
         self.last_is_kept = False
 
     def find_batch(self, walk: RecordWalk) -> bool:
-        """Whether a batch to be taken up lies here; the walk then has entered it."""
+        """Whether a batch that can be processed begins here; if so, the walk has entered it."""
         at = self.position
         if at < 0 or self.size - at < HEADER_SIZE:
             return False
@@ -198,7 +198,7 @@ class BatchRun:
         return walk.enter(at + HEADER_SIZE, self.end, count, last_offset_delta)
 
     def take_up(self, walk: RecordWalk, is_kept: bool) -> None:
-        """Go on to the next batch."""
+        """Move on to the next batch."""
         self.records_read += walk.count
         if is_kept:
             self.records_kept += walk.count
@@ -208,12 +208,12 @@ class BatchRun:
         self.next_offset = self.last_offset + 1
 
     def go_back(self, position: int) -> None:
-        """Let the run end before a batch that was taken up already."""
+        """End the run before a batch that was already processed."""
         self.position = position
         self.next_offset = self.read_int(position, 8)
 
     def read_int(self, at: int, size: int) -> int:
-        """A signed number, its highest byte first."""
+        """A signed number, highest byte first."""
         byte = self.data[at]
         value = byte - 256 if byte > 127 else byte
         for index in range(1, size):
@@ -221,7 +221,7 @@ class BatchRun:
         return value
 
     def compute_crc(self, start: int, end: int) -> int:
-        """CRC-32C, eight bytes at a time: byte by byte, each step would wait for the one before."""
+        """CRC-32C, eight bytes at a time: byte by byte, each step would have to wait for the one before."""
         mask = 0xFFFFFFFF
         crc = mask
         at = start
@@ -245,7 +245,7 @@ CRC_TABLE = crc_table()
 
 
 def note_run(run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, start_offset: int, end_offset: int) -> None:
-    """Note the keys of the run's records from `start_offset` to before `end_offset`; a full map ends the run."""
+    """Note the keys of the run's records with `start_offset` <= offset < `end_offset`; a full map ends the run."""
     hashing = KeyHash(run.data, offset_map.secret_low, offset_map.secret_high)
     queue = offset_map.queue
     if run.size - run.position < UNLOCKED_SIZE_MIN:
@@ -288,7 +288,7 @@ def run_note_run(
 
 
 def note_waiting(run: BatchRun, queue: KeyQueue, offset_map: OffsetMap) -> bool:
-    """Note the keys that wait; where there is no room for one, the run ends before its batch."""
+    """Note the queued keys; if there is no room for one, the run ends before its batch."""
     count = queue.fetch(offset_map)
     for at in range(count):
         if not offset_map.note(queue.low[at], queue.high[at], queue.offset[at]):
@@ -300,7 +300,7 @@ def note_waiting(run: BatchRun, queue: KeyQueue, offset_map: OffsetMap) -> bool:
 def filter_run(
     run: BatchRun, walk: RecordWalk, offset_map: OffsetMap, now_ms: int, needed_offsets: memoryview, kept: KeptBatches
 ) -> None:
-    """Keep or drop the run's batches; one that would be dropped but ends at a needed offset ends the run."""
+    """Keep or drop the run's batches; one that would be dropped but has a needed last offset ends the run."""
     hashing = KeyHash(run.data, offset_map.secret_low, offset_map.secret_high)
     kept.begin(run.size - run.position)
     if run.size - run.position < UNLOCKED_SIZE_MIN:
@@ -331,7 +331,7 @@ def run_filter_run(
             is_tombstone = walk.value_length < 0
             if offset <= offset_map.latest_offset:
                 if walk.key_length < 0:
-                    is_special = True  # such records are counted
+                    is_special = True  # the caller counts such records
                     break
                 if is_tombstone and not keeps_tombstones:
                     continue
@@ -352,7 +352,7 @@ def run_filter_run(
 
 
 def is_among(numbers: memoryview, number: int) -> bool:
-    """Whether a number is one of those, which are in order."""
+    """Whether a number is among those, which are sorted."""
     first = 0
     end = len(numbers)
     while first < end:

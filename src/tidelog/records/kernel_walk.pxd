@@ -1,4 +1,4 @@
-# C types for kernel_walk.py, as kernel.pxd has them for kernel.py.
+# C types for kernel_walk.py, like kernel.pxd for kernel.py.
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t

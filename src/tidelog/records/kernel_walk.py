@@ -1,7 +1,7 @@
 """A cursor over the records of a stored batch, for loops without the interpreter's lock; compiled like `kernel`.
 
-What always holds: every length and varint is checked against the bytes that remain before it is used, and no Python
-object is made while the lock is not held. The input is the records part of a batch, decompressed.
+What always holds: every length and varint is checked against the remaining bytes before it is used, and no Python
+object is created while the lock is released. The input is the records part of a batch, decompressed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ RECORD_SIZE_MIN = 7  # as in `kernel`
 class RecordWalk:
     """A cursor over the records of a stored batch, for loops without the interpreter's lock.
 
-    It refuses what `kernel.RecordReader` refuses, and offsets that do not rise, but makes no exception: `next_record`
-    says no, and `explain` finds out why. A stored batch may have gaps between its offsets, where records were removed.
+    It rejects what `kernel.RecordReader` rejects, and offsets that do not increase, but raises no exception:
+    `next_record` returns false, and `explain` finds out why. A stored batch may have gaps between its offsets, where
+    records were removed.
     """
 
     __slots__ = (
@@ -48,12 +49,12 @@ class RecordWalk:
     count: int
     last_offset_delta: int
     timestamp_base: int
-    is_stamped: bool  # whether all records have the log append time, whatever their deltas say
+    is_stamped: bool  # whether all records have the log append time, ignoring their deltas
     is_sound: bool
     position: int
-    limit: int  # what is being read must end here
-    start: int  # where the record begins, with its length
-    rest_at: int  # where it goes on behind its timestamp delta
+    limit: int  # the current element must end here
+    start: int  # where the record begins, including its length
+    rest_at: int  # where it continues after its timestamp delta
     end: int
     offset_delta: int
     timestamp: int
@@ -76,7 +77,7 @@ class RecordWalk:
         self.set_times(base_timestamp, log_append_time, is_stamped)
 
     def enter(self, first: int, size: int, count: int, last_offset_delta: int) -> bool:
-        """Take up the batch whose records lie from `first` to `size`; False when they can't be so many."""
+        """Enter the batch whose records lie from `first` to `size`; False if there can't be that many."""
         self.first = first
         self.size = size
         self.count = count
@@ -97,17 +98,17 @@ class RecordWalk:
         self.offset_delta = -1
 
     def next_record(self) -> bool:
-        """Move to the next record and read all of it; False when it is not sound."""
+        """Move to the next record and read all of it; False if it is invalid."""
         self.start = self.position
         self.limit = self.size
         length = self.read_varint()
         if length < RECORD_SIZE_MIN - 1 or length > self.limit - self.position:
             self.is_sound = False
             return False
-        # From here on nothing of this record may reach into the next one.
+        # From here on, nothing of this record may extend into the next one.
         self.limit = self.position + length
         self.end = self.limit
-        self.position += 1  # the attributes of a record, of which none is in use
+        self.position += 1  # a record's attributes, all of which are unused
         timestamp_delta = self.read_varlong()
         if not self.is_stamped:
             self.timestamp = self.add_to_base(timestamp_delta)
@@ -127,7 +128,7 @@ class RecordWalk:
         return self.is_sound
 
     def has_ended(self) -> bool:
-        """Whether the last record ended where the data does."""
+        """Whether the last record ended at the end of the data."""
         return self.is_sound and self.position == self.size
 
     def next_range(self) -> None:
@@ -163,7 +164,7 @@ class RecordWalk:
             self.skip(self.read_length())
 
     def read_length(self) -> int:
-        """A length that may be -1 for null and otherwise fits the rest of the record."""
+        """A length that may be -1 for null and otherwise fits in the rest of the record."""
         length = self.read_varint()
         if length < -1 or length > self.limit - self.position:
             self.is_sound = False
@@ -184,7 +185,7 @@ class RecordWalk:
         return (raw >> 1) ^ -(raw & 1)
 
     def read_raw(self, bytes_max: int, last_byte_max: int) -> int:
-        """The unsigned value of a varint; its last byte may only hold the bits that fit."""
+        """The unsigned value of a varint; its last byte may only contain the bits that fit."""
         raw = 0
         for index in range(bytes_max):
             if self.position >= self.limit:
@@ -208,7 +209,7 @@ class RecordWalk:
 
 
 def explain(walk: RecordWalk, base_offset: int) -> CorruptBatchError:
-    """Why the walk came to no good end, in the words of the reader that makes exceptions."""
+    """Why the walk failed, in the words of the reader that raises exceptions."""
     reader = RecordReader(walk.data, walk.count, base_offset, walk.timestamp_base, 0, walk.is_stamped)
     last_offset = base_offset - 1
     for _ in range(walk.count):
