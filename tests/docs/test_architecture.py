@@ -24,14 +24,14 @@ def test_every_module_says_what_it_is_for(module: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`([\w/]+\.py)`", TEXT))))
-def test_files_named_on_the_way_are_there(name: str) -> None:
+def test_files_named_on_the_paths_are_there(name: str) -> None:
     assert (SOURCE / name).is_file() or (ROOT / name).is_file()
 
 
-def test_the_ways_go_through_the_files_in_order() -> None:
+def test_the_paths_go_through_the_files_in_order() -> None:
     """What a newcomer follows from the socket to the disk must not lose a step when files are renamed."""
     produce, fetch = (
-        re.findall(r"`([\w/]+\.py)`", TEXT.split(f"## The way of a {name} request")[1].split("\n## ")[0])
+        re.findall(r"`([\w/]+\.py)`", TEXT.split(f"## The path of a {name} request")[1].split("\n## ")[0])
         for name in ("produce", "fetch")
     )
     assert in_order(
