@@ -207,7 +207,8 @@ def elect_leaders(
 ) -> None:
     """Give partitions back to their preferred leaders.
 
-    Those are the first of their replicas. Brokers do so by themselves every few minutes (auto.leader.rebalance.enable).
+    A partition's preferred leader is the first of its replicas. Brokers do this by themselves every few minutes
+    (auto.leader.rebalance.enable).
     """
     from tidelog.client.admin import ElectionType
     from tidelog.client.types import TopicPartition
@@ -250,7 +251,9 @@ def reassign(
     balance: Annotated[bool, typer.Option("--balance", help="Spread replicas and leaders over all brokers.")] = False,
     plan_file: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="FILE", help="Move as this file says, in the format of Kafka's tool."),
+        typer.Option(
+            "--plan", metavar="FILE", help="Move partitions according to this file, in the format of Kafka's tool."
+        ),
     ] = None,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; repeatable; default: all.")
@@ -258,13 +261,13 @@ def reassign(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Write the plan to a file and change nothing.")
     ] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel all moves that are under way.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel all moves in progress.")] = False,
     show: Annotated[
         bool,
         typer.Option(
             "--status",
             "--verify",
-            help="Show the moves that are under way; once all have ended, remove what --throttle has set.",
+            help="Show the moves in progress; once all have ended, remove the throttle.",
         ),
     ] = False,
     throttle: Annotated[
@@ -273,7 +276,7 @@ def reassign(
             "--throttle",
             metavar="SIZE",
             help="Copy at most this much per second to and from each broker, as in 50MB. Alone, it changes the "
-            "throttle of the moves that are under way.",
+            "throttle of the moves in progress.",
         ),
     ] = None,
     wait: Wait = True,
@@ -284,10 +287,10 @@ def reassign(
 ) -> None:
     """Move partitions between brokers.
 
-    To empty one, to fill a new one, or by a plan of your own. It shows what would move and how much that is, asks,
-    begins, and waits until everything has moved. Replicas are copied before the old ones are removed, so nothing is
-    lost however it ends; it goes on if this command is stopped. --throttle slows down only the copies that this makes,
-    and ends with them; after --no-wait or Ctrl-C, run it with --status to remove the throttle.
+    To empty a broker, to fill a new one, or by your own plan. It shows what would move and how much data that is,
+    asks, starts, and waits until everything has moved. New replicas are copied before the old ones are removed, so
+    nothing is lost whatever happens; the moves continue if this command is stopped. --throttle slows down only these
+    copies, and ends with them; after --no-wait or Ctrl-C, use --status to remove the throttle.
     """
     chosen = sum((bool(drain), balance, plan_file is not None, cancel, show))
     if chosen > 1 or (chosen == 0 and throttle is None):
@@ -566,8 +569,8 @@ def move_replica(
 ) -> None:
     """Move a replica to another log directory of its broker.
 
-    It is written and read meanwhile, and the move goes on if this command is stopped. Naming the directory in which it
-    is ends a move. replica.alter.log.dirs.io.max.bytes.per.second limits how fast a broker copies.
+    Writes and reads continue meanwhile, and so does the move if this command is stopped. Naming the replica's current
+    directory cancels a move. replica.alter.log.dirs.io.max.bytes.per.second limits how fast a broker copies.
     """
     from tidelog.client.types import TopicPartition
 
@@ -613,7 +616,7 @@ def _wait_for_replica(admin: Admin, key: TopicPartition, broker: int, interrupti
 
 @cluster.command(epilog="Example: tidelog cluster unregister 3")
 def unregister(
-    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Node id of a broker that does not run any more.")],
+    broker: Annotated[int, typer.Argument(metavar="BROKER", help="Node id of a broker that is no longer running.")],
     yes: Yes = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     timeout: Timeout = DEFAULT_TIMEOUT_S,

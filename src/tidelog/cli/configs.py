@@ -41,7 +41,7 @@ Group = Annotated[
 ]
 Loggers = Annotated[
     bool,
-    typer.Option("--loggers", help="With --broker: the levels of its loggers, until it restarts, instead of settings."),
+    typer.Option("--loggers", help="With --broker: its log levels instead of settings; they last until it restarts."),
 ]
 AllBrokers = Annotated[bool, typer.Option("--all-brokers", help="The defaults of all brokers in the cluster.")]
 ValidateOnly = Annotated[bool, typer.Option("--validate-only", help="Check the request without carrying it out.")]

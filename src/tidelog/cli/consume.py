@@ -91,7 +91,7 @@ def consume(
     ] = None,
     exit_at_end: Annotated[
         bool,
-        typer.Option("--exit-at-end", "-e", help="Exit at what was the end of the topic when the command started."),
+        typer.Option("--exit-at-end", "-e", help="Exit at the offset that was the end of the topic at the start."),
     ] = False,
     format_: Annotated[
         str,

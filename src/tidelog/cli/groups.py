@@ -289,12 +289,19 @@ def _print_history(rows: Sequence[dict[str, object]]) -> None:
                 timestamp_text(began) if isinstance(began, int) else "-",
                 _text(row["cause"]),
                 _text(row["instance"] or row["client"] or row["member"]),
-                duration_text(still / 1000) if isinstance(still, int) else "in progress",
+                _stood_still_text(still, members_left=row["members_after"] != 0),
                 f"{row['members_before']} -> {row['members_after']}",
                 _text(row["reason"]),
             ]
         )
     print_table(columns, cells, numeric=["generation", "stood still"])
+
+
+def _stood_still_text(still_ms: object, *, members_left: bool) -> str:
+    if isinstance(still_ms, int):
+        return duration_text(still_ms / 1000)
+    # Nobody waits in a group whose last member has left.
+    return "in progress" if members_left else "-"
 
 
 def _text(value: object) -> str:

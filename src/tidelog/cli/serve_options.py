@@ -41,7 +41,7 @@ SERVE_OPTIONS = {
     "listen": ServeOption("--listen", "HOST:PORT", "Address to listen on; port 0 picks a free one."),
     "data": ServeOption("--data", "DIR", "Data directory; created if it doesn't exist.", convert=Path),
     "brokers": ServeOption(
-        "--brokers", "N", "Run a cluster of this many brokers, a process each; auto: one a core. Ports count up."
+        "--brokers", "N", "Run a cluster of this many brokers, one process each; auto: one per core. Ports count up."
     ),
     "node_id": ServeOption("--node-id", "N", "This broker's id in its cluster; 1 unless set.", convert=int),
     "metadata": ServeOption(

@@ -35,7 +35,7 @@ def zookeeper(
         ),
     ] = None,
     server_id: Annotated[
-        int, typer.Option("--id", metavar="N", help="Which of the servers this one is, counted from 1.")
+        int, typer.Option("--id", metavar="N", help="Which entry of --servers this one is, counting from 1.")
     ] = 1,
     jars: Annotated[
         Path | None,
@@ -48,8 +48,8 @@ def zookeeper(
     """Run an Apache ZooKeeper server until Ctrl-C or SIGTERM.
 
     Brokers on several machines keep their metadata in it: tidelog serve --metadata zookeeper://HOST:PORT. Three servers
-    on three machines survive the loss of one. It prints a line when it is ready; in an ensemble that takes a majority.
-    Needs a Java runtime.
+    on three machines survive the loss of one. It prints a line when it is ready, which in an ensemble takes a majority
+    of the servers. Needs a Java runtime.
     """
     from tidelog.common.endpoint import PLAINTEXT, parse_endpoint
     from tidelog.server.zookeeper_process import ZooKeeperError, ZooKeeperPlan, ZooKeeperProcess

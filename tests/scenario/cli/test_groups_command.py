@@ -106,6 +106,7 @@ def test_list_and_describe(tidelog: Command, filled: str, protocol: str) -> None
         assert "NON_EMPTY_GROUP" in tidelog("groups", "delete", group, "--yes").refused()
     [document] = tidelog("groups", "describe", group, "--json").ok().json()
     assert document["state"] == "Empty"
+    assert "in progress" not in tidelog("groups", "describe", group, "--history").ok().text, "nobody is left to wait"
     assert "add --yes to confirm" in tidelog("groups", "delete", group).refused(2)
     for arguments in (("describe", f"{group}x"), ("delete", f"{group}x", "--yes")):
         assert f"did you mean '{group}'?" in tidelog("groups", *arguments).refused()
