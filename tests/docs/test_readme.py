@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tidelog.bench.brokers import free_port
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.is_file()
@@ -21,10 +23,11 @@ _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 @contextmanager
-def served(runner: Any) -> Iterator[str]:  # the class lives in the conftest, which can't be imported
+def served(runner: Any, *options: str) -> Iterator[str]:  # the class lives in the conftest, which can't be imported
     """`tidelog serve` as the README starts it, but on a free port; gives the line it prints."""
+    port = free_port() if options else 0  # the ports of a cluster count up from the first
     with subprocess.Popen(
-        ["tidelog", "serve", "--listen", "127.0.0.1:0", "--log-level", "error"],
+        ["tidelog", "serve", *options, "--listen", f"127.0.0.1:{port}", "--log-level", "error"],
         cwd=runner.directory,
         env=runner.environment,
         stdout=subprocess.PIPE,
@@ -46,14 +49,22 @@ def test_the_tour_runs_as_written(examples: Callable[[str], list[Any]], runner: 
     start, *tour = examples("README.md")
     # The first is what got this test an installed tidelog, the second runs for as long as the tour does.
     assert start.code.splitlines() == ["pip install .", "tidelog serve"]
+    [cluster] = [example for example in tour if example.code == "tidelog serve --brokers 3\n"]
+    before, after = tour[: tour.index(cluster)], tour[tour.index(cluster) + 1 :]
     with served(runner) as line:
         runner.check_output(start, line)
-        for example in tour:
+        for example in before:
             runner.run(example)
         # Newcomers run a program twice; the second time the group has already read what was there.
         again = next(example for example in tour if example.language == "python")
         again.expected = "stored in partition 2\n['oi']\n"
         runner.run(again)
+    with served(runner, "--brokers", "3") as line:
+        runner.check_output(cluster, line)
+        for example in after:
+            runner.run(example)
+        listed = subprocess.run(["tidelog", "topics", "list"], env=runner.environment, capture_output=True, check=True)
+        assert b"greetings" in listed.stdout, "the data is the same"
     assert {example.language for example in tour} == {"sh", "python"}
 
 
