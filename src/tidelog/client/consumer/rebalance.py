@@ -4,15 +4,16 @@ What always holds: a call to a listener is only made while the user is inside `p
 a listener never runs concurrently with the user's own code. Partitions are reported as revoked or lost before they
 leave the assignment, and as assigned after they have joined it.
 
-When which method is called:
+When each method is called:
 
-- classic group, eager assignors (range, round-robin, sticky): all owned partitions are revoked before the member joins
-  anew, then all of the new assignment is told as assigned;
-- classic group, cooperative-sticky: what goes elsewhere is revoked after the join, and what is new is told as assigned,
-  with no partitions where nothing is new; a topic that is no longer subscribed to is revoked before the join;
-- the consumer protocol: what the coordinator takes away is revoked, what it gives is assigned, each time it says so;
-- when the member was thrown out of the group (it was silent for too long, or polled too late) its partitions may have
-  another owner already: they are told lost, not revoked, and nothing is committed for them.
+- classic group, eager assignors (range, round-robin, sticky): all owned partitions are revoked before the member
+  rejoins, then the whole new assignment is reported as assigned;
+- classic group, cooperative-sticky: partitions that move elsewhere are revoked after the join, and new ones are
+  reported as assigned (an empty list if there are none); a topic that was unsubscribed from is revoked before the join;
+- the consumer protocol: partitions that the coordinator takes away are revoked, and those it adds are assigned, each
+  time it says so;
+- if the member was removed from the group (it was silent for too long, or polled too late), its partitions may already
+  have another owner: they are reported as lost, not revoked, and nothing is committed for them.
 """
 
 from __future__ import annotations
