@@ -13,6 +13,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
@@ -22,9 +23,10 @@ from tidelog.broker.delayed_produce import PendingAppend, track_append
 from tidelog.broker.group_timers import TimerHeap
 from tidelog.broker.internal_topics import InternalTopicCreation, coordinator_of, partition_for
 from tidelog.broker.partition import ACKS_ALL, Partition
-from tidelog.common.steps import Steps, run_through
+from tidelog.common.steps import Steps, run_through, run_with_pauses
 from tidelog.coordinator.actions import (
     Action,
+    ActionSteps,
     Answer,
     Append,
     CancelTimer,
@@ -33,6 +35,7 @@ from tidelog.coordinator.actions import (
     Prepared,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError, ProtocolError
@@ -59,7 +62,7 @@ KEY_CHARACTERS_MAX: Final = 8191
 class Shard(Protocol):
     """What the shards of all coordinators have."""
 
-    def on_loaded(self, now: Now) -> list[Action]: ...
+    def on_loaded(self, now: Now) -> ActionSteps: ...
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]: ...
 
@@ -75,6 +78,9 @@ ShardT = TypeVar("ShardT", bound=Shard)
 _AT_ONCE_MAX: Final = 256
 """A request about more things than this is prepared in steps; so many take half a millisecond."""
 
+SLICE_S: Final = 0.002
+"""How much of a turn of the loop long work takes."""
+
 # Called with NONE or the error of a write, and the offset of its first record; returns the resulting actions.
 Decided = Callable[[ErrorCode, int], list[Action]]
 
@@ -82,13 +88,15 @@ Decided = Callable[[ErrorCode, int], list[Action]]
 class Held(Generic[ShardT]):
     """A shard of this broker, from the start of loading until the partition is lost."""
 
-    __slots__ = ("index", "is_active", "is_loaded", "leader_epoch", "loading", "partition", "shard")
+    __slots__ = ("index", "is_active", "is_loaded", "is_replayed", "leader_epoch", "loading", "partition", "shard")
 
     def __init__(self, partition: Partition, shard: ShardT) -> None:
         self.index = partition.partition
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.shard = shard
+        # Whether its whole log was replayed; a moment later it is loaded, and takes requests.
+        self.is_replayed = False
         self.is_loaded = False
         # False once it is unloaded or could not be loaded.
         self.is_active = True
@@ -126,6 +134,9 @@ class CoordinatorService(ABC, Generic[ShardT]):
         self._waiting: dict[int, Any] = {}
         self._exchanges = itertools.count()
         self._running: set[asyncio.Task[None]] = set()
+        # Long work of all shards, that whose turn is next first.
+        self._works: deque[tuple[Held[ShardT], ActionSteps]] = deque()
+        self._is_working = False
         self._is_started = False
 
     # What each kind of coordinator provides
@@ -297,8 +308,41 @@ class CoordinatorService(ABC, Generic[ShardT]):
                 self._timers.set((held.index, action.key), action.due_ms)
             elif isinstance(action, CancelTimer):
                 self._timers.cancel((held.index, action.key))
+            elif isinstance(action, Work):
+                self._begin(held, action)
             else:
                 queue.extend(self._perform(held, action))
+
+    def _begin(self, held: Held[ShardT], work: Work) -> None:
+        self._works.append((held, work.steps))
+        if len(self._works) == 1 and not self._is_working:
+            self._is_working = True
+            self._start(self._work())
+
+    async def _work(self) -> None:
+        """All long work takes turns, so that together it takes one slice of each turn of the loop."""
+        while self._works:
+            held, steps = self._works.popleft()
+            if self._advance(held, steps):
+                self._works.append((held, steps))
+            await asyncio.sleep(0)
+        self._is_working = False
+
+    def _advance(self, held: Held[ShardT], steps: ActionSteps) -> bool:
+        """Take steps for a while; False if none are left."""
+        began_s = time.perf_counter()
+        try:
+            while time.perf_counter() - began_s < SLICE_S:
+                actions = next(steps, None) if held.is_active else None
+                if actions is None:
+                    steps.close()
+                    return False
+                self._run(held, actions)
+        except Exception:  # as with timers
+            logger.exception("long work in %s-%d failed", self.topic, held.index)
+            steps.close()
+            return False
+        return True
 
     def _start(self, work: Any) -> None:
         """Run a coroutine that `close` waits for."""
@@ -387,7 +431,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
     def _load(self, partition: Partition) -> None:
         held = self._held[partition.partition] = Held(partition, self._make_shard(partition))
         if partition.log.log_start_offset == partition.log.log_end_offset:
-            self._on_loaded(held)
+            run_through(self._finish_loading(held))
         else:
             held.loading = self._loop.create_task(self._load_from_log(held))
 
@@ -403,20 +447,28 @@ class CoordinatorService(ABC, Generic[ShardT]):
             if held.is_active:
                 self._unload(held, ErrorCode.NOT_COORDINATOR)
             return
+        await run_with_pauses(self._finish_loading(held))
         if held.is_active:
-            self._on_loaded(held)
             took_ms = self._clock.monotonic_ms() - began_ms
             logger.debug("loaded %d records of %s-%d in %.0f ms", count, self.topic, held.index, took_ms)
 
-    def _on_loaded(self, held: Held[ShardT]) -> None:
+    def _finish_loading(self, held: Held[ShardT]) -> Steps[None]:
+        """The log was replayed: start the timers and what else follows from it, then take requests."""
+        if not held.is_active:
+            return
+        held.is_replayed = True
+        for actions in held.shard.on_loaded(self._now()):
+            self._run(held, actions)
+            yield 0
+            if not held.is_active:
+                return
         held.loading = None
         held.is_loaded = True
-        self._run(held, held.shard.on_loaded(self._now()))
 
     def _unload(self, held: Held[ShardT], error: ErrorCode) -> None:
         held.is_active = False
         if self._held.get(held.index) is held:
             del self._held[held.index]
         self._timers.cancel_all(held.index)
-        if held.is_loaded:
+        if held.is_replayed:
             self._run(held, held.shard.on_unloaded(error))

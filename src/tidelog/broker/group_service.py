@@ -110,7 +110,10 @@ class GroupService(CoordinatorService[GroupShard]):
     def _find(self, key: str) -> Held[GroupShard]:
         if len(key) > KEY_CHARACTERS_MAX:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be stored")
-        return super()._find(key)
+        held = super()._find(key)
+        if key in held.shard.state.changing:
+            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the offsets of the group are being changed")
+        return held
 
     def _new_topic(self, image: ClusterImage) -> NewTopic:
         return new_offsets_topic(self._settings, image)
@@ -194,7 +197,7 @@ class GroupService(CoordinatorService[GroupShard]):
 
     def _end_transaction(self, held: Held[GroupShard], producer_id: int, commit: bool) -> None:
         if held.is_loaded:
-            held.shard.on_txn_marker(producer_id, committed=commit)
+            self._run(held, held.shard.on_txn_marker(producer_id, committed=commit))
         elif held.is_active:
             # The loader may already be past this point, or may not get this far.
             self._markers_while_loading.setdefault(held, []).append((producer_id, commit))
@@ -221,12 +224,16 @@ class GroupService(CoordinatorService[GroupShard]):
             if held.is_loaded:
                 self._run(held, held.shard.on_topics_changed(self._topics, self._now()))
 
-    def _on_loaded(self, held: Held[GroupShard]) -> None:
-        # Topics may have changed while the log was read.
+    def _finish_loading(self, held: Held[GroupShard]) -> Steps[None]:
+        # Topics may have changed while the log was read, and may change while it is made ready.
         held.shard.state.image = self._topics
+        yield from super()._finish_loading(held)
+        if not held.is_loaded:
+            return
+        if held.shard.state.image is not self._topics:
+            self._run(held, held.shard.on_topics_changed(self._topics, self._now()))
         for producer_id, commit in self._markers_while_loading.pop(held, ()):
-            held.shard.on_txn_marker(producer_id, committed=commit)
-        super()._on_loaded(held)
+            self._run(held, held.shard.on_txn_marker(producer_id, committed=commit))
 
 
 def group_config(settings: Settings) -> GroupConfig:

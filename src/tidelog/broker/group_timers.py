@@ -1,8 +1,9 @@
 """Timers of group coordinators: any number of them behind a single event loop timer, on the broker's clock.
 
 What always holds: a timer that is set again counts from the last time it was set; postponing one, as every heartbeat
-does, costs a lookup but no new entry; with a virtual clock nothing is due until the clock is advanced. A timer is
-identified by its owner, which can cancel all of its timers together, and the owner's own key for it.
+does, costs a lookup but no new entry; with a virtual clock nothing is due until the clock is advanced; however many
+timers are due at once, other events have their turn in between. A timer is identified by its owner, which can cancel
+all of its timers together, and the owner's own key for it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from collections.abc import Callable, Hashable
+from math import inf
 
 from tidelog.common.clock import Clock
 
-# Timers that are due close together run in one turn of the loop, and a stopped clock is not polled constantly.
+# Timers that are due close together run in few turns of the loop, and a stopped clock is not polled constantly.
 _PAUSE_MIN_S = 0.01
 _PAUSE_MAX_S = 60.0
+
+SLICE_S = 0.002
+"""Timers that are due together have this much of a turn of the loop; the rest follow in the next ones."""
 
 _STALE_ENTRIES_MIN = 100
 """So many entries without a timer are always left alone, so that few timers do not rebuild the heap all the time."""
@@ -33,7 +39,8 @@ class TimerHeap:
         self._clock = clock
         self._on_due = on_due
         self._loop = asyncio.get_running_loop()
-        self._due_ms: dict[TimerId, float] = {}
+        # By owner, so that giving up an owner with many timers takes no time.
+        self._due_ms: dict[int, dict[Hashable, float]] = {}
         # If a timer was postponed, its entry is checked at the old time and put back with the new one.
         self._heap: list[tuple[float, int, TimerId]] = []
         self._heap_due_ms: dict[TimerId, float] = {}
@@ -44,10 +51,14 @@ class TimerHeap:
         self._stop_listening = clock.on_advance(self._wake)
 
     def __len__(self) -> int:
-        return len(self._due_ms)
+        return sum(map(len, self._due_ms.values()))
 
     def set(self, key: TimerId, due_ms: float) -> None:
-        self._due_ms[key] = due_ms
+        owner, name = key
+        owned = self._due_ms.get(owner)
+        if owned is None:
+            owned = self._due_ms[owner] = {}
+        owned[name] = due_ms
         known_ms = self._heap_due_ms.get(key)
         if known_ms is None or due_ms < known_ms:
             self._push(key, due_ms)
@@ -55,31 +66,34 @@ class TimerHeap:
                 self._arm()
 
     def cancel(self, key: TimerId) -> None:
-        self._due_ms.pop(key, None)
+        owner, name = key
+        self._due_ms.get(owner, {}).pop(name, None)
 
     def cancel_all(self, owner: int) -> None:
-        """Forget every timer of this owner; used rarely, because it scans all timers."""
-        for key in [key for key in self._due_ms if key[0] == owner]:
-            del self._due_ms[key]
+        """Forget every timer of this owner."""
+        self._due_ms.pop(owner, None)
 
-    def run_due(self) -> None:
-        """Call back for everything that is due now."""
-        while not self._is_closed and self._heap:
+    def run_due(self, time_s: float = inf) -> None:
+        """Call back for everything that is due now, or as much of it as there is time for."""
+        began_s = time.perf_counter()
+        while not self._is_closed and self._heap and time.perf_counter() - began_s < time_s:
             due_ms, _, key = self._heap[0]
             if due_ms > self._clock.monotonic_ms():
                 break
             heapq.heappop(self._heap)
             if self._heap_due_ms.get(key) == due_ms:
                 del self._heap_due_ms[key]
-            current_ms = self._due_ms.get(key)
-            if current_ms is None:
+            owner, name = key
+            owned = self._due_ms.get(owner)
+            current_ms = None if owned is None else owned.get(name)
+            if owned is None or current_ms is None:
                 continue
             if current_ms > due_ms:
                 if key not in self._heap_due_ms:
                     self._push(key, current_ms)
                 continue
-            del self._due_ms[key]
-            self._on_due(*key)
+            del owned[name]
+            self._on_due(owner, name)
 
     def close(self) -> None:
         """Stop calling back."""
@@ -89,7 +103,7 @@ class TimerHeap:
             self._handle.cancel()
 
     def _push(self, key: TimerId, due_ms: float) -> None:
-        if len(self._heap) > 2 * len(self._due_ms) + _STALE_ENTRIES_MIN:
+        if len(self._heap) > 2 * len(self) + _STALE_ENTRIES_MIN:
             self._drop_stale()
         self._heap_due_ms[key] = due_ms
         heapq.heappush(self._heap, (due_ms, next(self._order), key))
@@ -99,11 +113,13 @@ class TimerHeap:
 
         Their keys contain group and member names, which may be large, and they might not be due for half an hour.
         """
-        self._heap_due_ms = {key: due_ms for key, due_ms in self._heap_due_ms.items() if key in self._due_ms}
+        self._heap_due_ms = {
+            key: due_ms for key, due_ms in self._heap_due_ms.items() if key[1] in self._due_ms.get(key[0], {})
+        }
         self._heap = [(due_ms, next(self._order), key) for key, due_ms in self._heap_due_ms.items()]
         heapq.heapify(self._heap)
 
-    def _arm(self) -> None:
+    def _arm(self, pause_min_s: float = _PAUSE_MIN_S) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -111,14 +127,16 @@ class TimerHeap:
             return
         self._handle_due_ms = self._heap[0][0]
         pause_s = (self._handle_due_ms - self._clock.monotonic_ms()) / 1000
-        self._handle = self._loop.call_later(min(max(pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S), self._tick)
+        self._handle = self._loop.call_later(min(max(pause_s, pause_min_s), _PAUSE_MAX_S), self._tick)
 
     def _tick(self) -> None:
         self._handle = None
         try:
-            self.run_due()
+            self.run_due(SLICE_S)
         finally:
-            self._arm()
+            # What is still due did not fit into this turn of the loop.
+            is_behind = self._heap and self._heap[0][0] <= self._clock.monotonic_ms()
+            self._arm(0.0 if is_behind else _PAUSE_MIN_S)
 
     def _wake(self) -> None:
         # A test may advance a virtual clock from its own thread.

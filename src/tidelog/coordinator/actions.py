@@ -7,7 +7,7 @@ before anything else reaches the coordinator. An exchange is answered once; an a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 TimerKey = tuple[object, ...]
@@ -102,7 +102,19 @@ class AllocateProducerId(NamedTuple):
     token: int
 
 
-Action = Answer | Append | AppendInTransaction | SetTimer | CancelTimer | SendMarkers | AllocateProducerId
+class Work(NamedTuple):
+    """Long work: take these steps with pauses, in which others are served, and carry out what each of them returns.
+
+    A step takes less than a millisecond. Requests, timers and outcomes reach the coordinator between two steps, so each
+    step has to look at what it finds. The remaining steps are dropped once this broker is no longer the coordinator.
+    """
+
+    steps: ActionSteps
+
+
+Action = Answer | Append | AppendInTransaction | SetTimer | CancelTimer | SendMarkers | AllocateProducerId | Work
+
+ActionSteps = Generator[list[Action], None, None]
 
 Prepared = Callable[[Now, int], list[Action]]
 """A request that was prepared in steps, to be carried out once; the number is the exchange that gets the answer."""

@@ -17,7 +17,7 @@ Outcome = Callable[[ErrorCode, Now], list[Action]]
 
 _BATCH_BYTES_MAX: Final = 256 * 1024
 """Where records that need not be one batch are split: far below any max.message.bytes that people set."""
-_RECORD_OVERHEAD_BYTES: Final = 24
+RECORD_OVERHEAD_BYTES: Final = 24
 
 
 class Appends:
@@ -67,11 +67,11 @@ def split_batches(records: Sequence[GroupRecord]) -> Iterator[tuple[GroupRecord,
     """As many batches as these records take when none may grow large."""
     start = size_bytes = 0
     for index, (key, value) in enumerate(records):
-        size_bytes += len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
+        size_bytes += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
         if size_bytes > _BATCH_BYTES_MAX and index > start:
             yield tuple(records[start:index])
             start = index
-            size_bytes = len(key) + len(value or b"") + _RECORD_OVERHEAD_BYTES
+            size_bytes = len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
     if start < len(records):
         yield tuple(records[start:])
 

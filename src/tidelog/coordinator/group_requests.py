@@ -7,22 +7,28 @@ are committed before it is gone here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tidelog.coordinator.actions import Action, Answer, GroupRecord, Now
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.group import DEAD, EMPTY, GroupType
+from tidelog.coordinator.offset_requests import OffsetRequests
 from tidelog.coordinator.offsets import GroupOffsets, offset_tombstone
 from tidelog.coordinator.shard_state import ShardState
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k15_describe_groups import DescribedGroup
 from tidelog.protocol.messages.k16_list_groups import ListedGroup
 
+_AT_ONCE_MAX: Final = 256
+"""A group with more offsets than this is deleted in steps."""
+
 
 class GroupRequests:
     """Lists, descriptions and deletions in one shard."""
 
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, offsets: OffsetRequests) -> None:
         self._state = state
+        self._offsets = offsets
 
     def list_groups(self, states: Sequence[str], types: Sequence[str]) -> list[ListedGroup]:
         """The groups in these states and of these kinds, whatever the case of their letters; none given is all."""
@@ -78,7 +84,11 @@ class GroupRequests:
                 return [Answer(exchange, coordinator_error(error))]
             return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
 
-        tombstones = self._tombstones(group_id)
+        offsets, group = self._state.offsets.get(group_id), self._state.groups.get(group_id)
+        group_records = () if group is None else group.tombstones()
+        if offsets is not None and offsets.count_max > _AT_ONCE_MAX:
+            return [self._offsets.delete_all(group_id, group_records, finish)]
+        tombstones = [*_tombstones(group_id, offsets or GroupOffsets()), *group_records]
         if not tombstones:
             # All its offsets were deleted before, so the log holds nothing of the group any more.
             return [*self._forget(group_id), Answer(exchange, ErrorCode.NONE)]
@@ -87,20 +97,21 @@ class GroupRequests:
     def _check_delete(self, group_id: str) -> ErrorCode:
         if not self._state.is_known(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
+        if not self._state.may_remove_offsets(group_id):
+            # It would take back a commit that is about to be answered.
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         group = self._state.groups.get(group_id)
         return ErrorCode.NONE if group is None else group.check_delete()
-
-    def _tombstones(self, group_id: str) -> list[GroupRecord]:
-        """The records that delete a group, its offsets first, so that a crash between them leaves a group to delete."""
-        offsets = self._state.offsets.get(group_id) or GroupOffsets()
-        # What a transaction would commit later belongs to the group that is deleted now, too.
-        names = {(topic, partition) for topic, partition, _ in offsets} | offsets.pending_partitions()
-        records = [offset_tombstone(group_id, topic, partition) for topic, partition in sorted(names)]
-        group = self._state.groups.get(group_id)
-        return records if group is None else records + group.tombstones()
 
     def _forget(self, group_id: str) -> list[Action]:
         """The group's tombstones are committed."""
         self._state.drop_offsets(group_id)
         group = self._state.drop_group(group_id)
         return [] if group is None else group.on_deleted()
+
+
+def _tombstones(group_id: str, offsets: GroupOffsets) -> list[GroupRecord]:
+    """The records that delete the offsets of a group; they come first, so that a crash leaves a group to delete."""
+    # What a transaction would commit later belongs to the group that is deleted now, too.
+    names = {*offsets.partitions(), *offsets.pending_partitions()}
+    return [offset_tombstone(group_id, topic, partition) for topic, partition in sorted(names)]

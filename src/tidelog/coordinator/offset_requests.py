@@ -15,15 +15,18 @@ as one: the later record wins, as with two requests one after the other.
 
 from __future__ import annotations
 
+import itertools
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.steps import Steps
-from tidelog.coordinator.actions import Action, Answer, Client, GroupRecord, Now, Prepared
-from tidelog.coordinator.appends import coordinator_error, split_batches
+from tidelog.coordinator.actions import Action, ActionSteps, Answer, Client, GroupRecord, Now, Prepared, Work
+from tidelog.coordinator.appends import RECORD_OVERHEAD_BYTES, Outcome, coordinator_error, split_batches
 from tidelog.coordinator.config import GroupImage
+from tidelog.coordinator.group import Group
 from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue
 from tidelog.coordinator.offsets import (
     NO_EXPIRATION,
@@ -68,6 +71,7 @@ from tidelog.protocol.messages.k47_offset_delete import (
 _TOPIC_IDS_FROM: Final = 10
 _GROUP_ID_NOT_FOUND_FROM: Final = 9
 _NO_OFFSET: Final = -1
+_TOPIC_BYTES_MAX: Final = 249
 _TIMESTAMP_MS_MAX: Final = 2**63 - 1
 NO_PRODUCER_ID: Final = -1
 _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
@@ -75,6 +79,17 @@ _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIS
 
 _STEP_PARTITIONS: Final = 32
 """After so many partitions of a topic a step ends: they take a tenth of a millisecond."""
+
+_AT_ONCE_MAX: Final = 256
+"""So many offsets of a transaction are applied at once, which takes a quarter of a millisecond."""
+
+_BATCH_PARTITIONS_MAX: Final = 256
+_BATCH_BYTES_MAX: Final = 256 * 1024
+"""How much one write deletes: that takes half a millisecond. Names may be long, so bytes count as well."""
+
+FoundOffset = tuple[str, int, CommittedOffset]
+Found = Iterator[FoundOffset | None]
+"""Offsets to delete, one by one; None for one that stays."""
 
 AnswerT = TypeVar("AnswerT", OffsetCommitResponsePartition, TxnOffsetCommitResponsePartition)
 
@@ -165,11 +180,16 @@ class Commits:
         if self._growth_bytes > 0 and not self._has_room(self._growth_bytes):
             return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         self._state.offsets_memory.add(self._growth_bytes)
+        self._state.undecided_commits[self.group_id] += 1
         return ErrorCode.NONE
 
     def release(self) -> None:
         """Their write is decided; what counts from now on is what is kept."""
         self._state.offsets_memory.add(-self._growth_bytes)
+        undecided = self._state.undecided_commits
+        undecided[self.group_id] -= 1
+        if not undecided[self.group_id]:
+            del undecided[self.group_id]
 
 
 class OffsetRequests:
@@ -204,14 +224,37 @@ class OffsetRequests:
         self._state.offsets_of(commits.group_id).put_all_pending(producer_id, commits.pending, first_offset, size_bytes)
         self._groups_in_transactions.setdefault(producer_id, set()).add(commits.group_id)
 
-    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+    def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
+        """Apply the marker of a producer's transaction."""
+        for group_id in self._groups_in_transactions.pop(producer_id, ()):
+            for _ in self._end_transaction(producer_id, group_id, committed=committed):
+                pass
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> list[Action]:
         """The marker of a producer's transaction is in the log: apply its pending offsets, or drop them."""
+        actions: list[Action] = []
         for group_id in self._groups_in_transactions.pop(producer_id, ()):
             offsets = self._state.offsets.get(group_id)
-            if offsets is not None:
-                offsets.end_transaction(producer_id, committed=committed)
-                if not offsets:
-                    self._state.drop_offsets(group_id)
+            steps = self._end_transaction(producer_id, group_id, committed=committed)
+            if offsets is None or offsets.pending_count(producer_id) <= _AT_ONCE_MAX:
+                for _ in steps:
+                    pass
+            else:
+                self._state.begin_change(group_id)
+                actions.append(Work(self._changed_in_steps(group_id, steps)))
+        return actions
+
+    def _end_transaction(self, producer_id: int, group_id: str, *, committed: bool) -> ActionSteps:
+        offsets = self._state.offsets.get(group_id)
+        if offsets is not None:
+            for _ in offsets.end_transaction(producer_id, committed=committed):
+                yield []
+            if not offsets:
+                self._state.drop_offsets(group_id)
+
+    def _changed_in_steps(self, group_id: str, steps: ActionSteps) -> ActionSteps:
+        yield from steps
+        self._state.end_change(group_id)
 
     def _forget(self, group_id: str, partitions: Iterable[tuple[str, int]], *, keep_group: bool = False) -> None:
         offsets = self._state.offsets.get(group_id)
@@ -341,16 +384,21 @@ class OffsetRequests:
             topics = yield from self._all_topics(offsets, require_stable)
         else:
             topics = yield from self._named_topics(group.topics, offsets, require_stable)
+        if group.group_id in self._state.changing:
+            # Some of these offsets are older than others.
+            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
     def _all_topics(self, offsets: GroupOffsets, require_stable: bool) -> Steps[list[OffsetFetchResponseTopics]]:
         topics = []
         for name in offsets.topics:
             topic = OffsetFetchResponseTopics(name=name, topic_id=self._state.image.topic_id(name) or ZERO_UUID)
-            for index in tuple(offsets.of_topic(name)):
-                topic.partitions.append(_fetched(offsets, name, index, require_stable))
+            for index, offset in tuple(offsets.of_topic(name).items()):
+                if self._has_topic(name, offset):
+                    topic.partitions.append(self._fetched(offsets, name, index, require_stable))
                 yield 0
-            topics.append(topic)
+            if topic.partitions:
+                topics.append(topic)
         return topics
 
     def _named_topics(
@@ -373,8 +421,23 @@ class OffsetRequests:
                 if name is None:
                     answer.partitions.append(_no_offset(index, ErrorCode.UNKNOWN_TOPIC_ID))
                 else:
-                    answer.partitions.append(_fetched(offsets, name, index, require_stable))
+                    answer.partitions.append(self._fetched(offsets, name, index, require_stable))
         return list(topics.values())
+
+    def _fetched(
+        self, offsets: GroupOffsets, topic: str, partition: int, require_stable: bool
+    ) -> OffsetFetchResponsePartitions:
+        if require_stable and offsets.is_pending(topic, partition):
+            return _no_offset(partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        offset = offsets.get(topic, partition)
+        if offset is None or not self._has_topic(topic, offset):
+            return _no_offset(partition, ErrorCode.NONE)
+        return OffsetFetchResponsePartitions(
+            partition_index=partition,
+            committed_offset=offset.offset,
+            committed_leader_epoch=offset.leader_epoch,
+            metadata=offset.metadata,
+        )
 
     # Delete
 
@@ -449,75 +512,152 @@ class OffsetRequests:
 
     # What removes offsets without a request
 
-    def on_topics_deleted(self, old: GroupImage | None = None) -> list[Action]:
+    def on_topics_deleted(self, old: GroupImage | None = None) -> Work:
         """Delete the offsets of topics that no longer exist: those gone since an older image, or all in the records."""
-        image = self._state.image
-        actions: list[Action] = []
+        return Work(self._remove_of_deleted_topics(self._state.image, old))
+
+    def _remove_of_deleted_topics(self, image: GroupImage, old: GroupImage | None) -> ActionSteps:
         is_gone: dict[str, bool] = {}
         for group_id, offsets in tuple(self._state.offsets.items()):
-            gone = [name for name in offsets.pending_partitions() if image.topic_id(name[0]) is None]
             for topic in offsets.topics:
-                if old is None:
-                    gone += self._of_former_topics(topic, offsets)
-                    continue
                 if topic not in is_gone:
-                    is_gone[topic] = old.topic_id(topic) != image.topic_id(topic)
+                    is_gone[topic] = old is None or old.topic_id(topic) != image.topic_id(topic)
                 if is_gone[topic]:
-                    gone += [(topic, partition) for partition in offsets.of_topic(topic)]
-            actions += self._remove(group_id, gone)
-        return actions
+                    yield from self._remove(group_id, self._of_former_topic(topic, offsets))
+            yield from self._remove(group_id, self._pending_of_former_topics(offsets))
+            yield []
 
-    def _of_former_topics(self, topic: str, offsets: GroupOffsets) -> list[tuple[str, int]]:
+    def _of_former_topic(self, topic: str, offsets: GroupOffsets) -> Found:
         """The offsets under a topic name that belong to no topic, or to a deleted predecessor of the current one."""
-        topic_id = self._state.image.topic_id(topic)
-        return [
-            (topic, partition)
-            for partition, offset in offsets.of_topic(topic).items()
-            if topic_id is None or offset.topic_id not in (ZERO_UUID, topic_id)
-        ]
+        for partition, offset in tuple(offsets.of_topic(topic).items()):
+            yield None if self._has_topic(topic, offset) else (topic, partition, offset)
 
-    def expire(self, now: Now) -> list[Action]:
+    def _pending_of_former_topics(self, offsets: GroupOffsets) -> Found:
+        for topic, partition, offset in offsets.pending():
+            yield None if self._has_topic(topic, offset) else (topic, partition, offset)
+
+    def _has_topic(self, topic: str, offset: CommittedOffset) -> bool:
+        """Whether the offset belongs to the topic that has this name now, which old records do not say."""
+        topic_id = self._state.image.topic_id(topic)
+        return topic_id is not None and offset.topic_id in (ZERO_UUID, topic_id)
+
+    def expire(self, now: Now) -> Work:
         """Delete offsets that have been unused for offsets.retention.minutes, and groups that have none left."""
-        actions: list[Action] = []
+        return Work(self._expire(now))
+
+    def _expire(self, now: Now) -> ActionSteps:
         for group_id, offsets in tuple(self._state.offsets.items()):
             if offsets:
-                actions += self._remove(group_id, self._expired(group_id, offsets, now))
-            else:
+                yield from self._remove(group_id, self._expired(group_id, offsets, now))
+            elif self._state.offsets.get(group_id) is offsets and self._state.may_remove_offsets(group_id):
                 self._state.drop_offsets(group_id)
+            yield []
         for group_id, group in tuple(self._state.groups.items()):
-            if group_id not in self._state.offsets and group.is_empty and not group.check_delete():
-                actions += self._remove_group(group_id)
-        return actions
+            yield self._remove_unused_group(group_id, group)
 
-    def _expired(self, group_id: str, offsets: GroupOffsets, now: Now) -> list[tuple[str, int]]:
+    def _remove_unused_group(self, group_id: str, group: Group) -> list[Action]:
+        is_unused = (
+            self._state.groups.get(group_id) is group
+            and group_id not in self._state.offsets
+            and self._state.may_remove_offsets(group_id)
+            and group.is_empty
+            and not group.check_delete()
+        )
+        return self._remove_group(group_id) if is_unused else []
+
+    def _expired(self, group_id: str, offsets: GroupOffsets, now: Now) -> Found:
         group = self._state.groups.get(group_id)
-        expired = []
+        retention_ms = self._state.config.offsets_retention_ms
         for topic in offsets.topics:
-            if group is not None and group.is_subscribed_to(topic):
-                continue
-            for partition, offset in offsets.of_topic(topic).items():
+            is_subscribed = group is not None and group.is_subscribed_to(topic)
+            for partition, offset in tuple(offsets.of_topic(topic).items()):
+                if not self._has_topic(topic, offset):
+                    # Its topic was deleted while the group was being changed.
+                    yield topic, partition, offset
+                    continue
                 from_ms = offset.commit_timestamp_ms if group is None else group.expires_from_ms(offset)
-                if from_ms is None or offsets.is_pending(topic, partition):
+                if is_subscribed or from_ms is None or offsets.is_pending(topic, partition):
+                    yield None
                     continue
                 due_ms = offset.expire_timestamp_ms
                 if due_ms == NO_EXPIRATION:
-                    due_ms = from_ms + self._state.config.offsets_retention_ms
-                if now.wall_ms >= due_ms:
-                    expired.append((topic, partition))
-        return expired
+                    due_ms = from_ms + retention_ms
+                yield (topic, partition, offset) if now.wall_ms >= due_ms else None
 
-    def _remove(self, group_id: str, partitions: list[tuple[str, int]]) -> list[Action]:
-        if not partitions:
+    def _remove(self, group_id: str, found: Found) -> ActionSteps:
+        """Delete what is found, unless it has changed meanwhile; in several batches if it is much."""
+        size = _batch_size(group_id)
+        removing: list[FoundOffset] = []
+        for number, row in enumerate(found, 1):
+            if row is not None:
+                removing.append(row)
+            if len(removing) == size:
+                yield self._remove_batch(group_id, removing)
+                removing = []
+            elif not number % _STEP_PARTITIONS:
+                yield []
+        if removing:
+            yield self._remove_batch(group_id, removing)
+
+    def _remove_batch(self, group_id: str, rows: list[FoundOffset]) -> list[Action]:
+        offsets = self._state.offsets.get(group_id)
+        if offsets is None or not self._state.may_remove_offsets(group_id):
+            # The next check finds them again.
+            return []
+        names = [(topic, partition) for topic, partition, offset in rows if offsets.holds(topic, partition, offset)]
+        if not names:
             return []
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             # After an error they stay, and the next check finds them again.
             if not error:
-                self._forget(group_id, partitions)
+                self._forget(group_id, names)
             return []
 
-        records = [offset_tombstone(group_id, topic, partition) for topic, partition in partitions]
-        return self._state.appends.start_all(records, finish)
+        return [self._write_tombstones(group_id, names, (), finish)]
+
+    # Deleting a group
+
+    def delete_all(self, group_id: str, last: Sequence[GroupRecord], outcome: Outcome) -> Work:
+        """Delete all offsets of a group, which must have some, then write the `last` records.
+
+        Nobody reads or changes the group meanwhile. What a write deletes from the log is gone from memory as well once
+        it is committed, so a write that fails leaves the same in both. `outcome` gets the first error of all writes.
+        """
+        self._state.begin_change(group_id)
+        offsets = self._state.offsets[group_id]
+        # What a transaction would commit later belongs to the group that is deleted now, too. It may move to the
+        # committed ones at any time, so it is listed first.
+        names = itertools.chain(offsets.pending_partitions(), offsets.partitions())
+        return Work(self._delete_all(group_id, names, last, outcome))
+
+    def _delete_all(
+        self, group_id: str, names: Iterable[tuple[str, int]], last: Sequence[GroupRecord], outcome: Outcome
+    ) -> ActionSteps:
+        first_error = ErrorCode.NONE
+
+        def written(names: Sequence[tuple[str, int]], error: ErrorCode) -> None:
+            nonlocal first_error
+            first_error = first_error or error
+            if not error:
+                self._forget(group_id, names, keep_group=True)
+
+        def finish_last(error: ErrorCode, now: Now) -> list[Action]:
+            written(batch, error)
+            self._state.end_change(group_id)
+            return outcome(first_error, now)
+
+        batch: Sequence[tuple[str, int]] = ()
+        for following in _batches(names, _batch_size(group_id)):
+            if batch:
+                yield [self._write_tombstones(group_id, batch, (), partial(_then, written, batch))]
+            batch = following
+        yield [self._write_tombstones(group_id, batch, last, finish_last)]
+
+    def _write_tombstones(
+        self, group_id: str, names: Sequence[tuple[str, int]], last: Sequence[GroupRecord], outcome: Outcome
+    ) -> Action:
+        return self._state.appends.start([*(offset_tombstone(group_id, *name) for name in names), *last], outcome)
 
     def _remove_group(self, group_id: str) -> list[Action]:
         group = self._state.groups[group_id]
@@ -532,18 +672,26 @@ class OffsetRequests:
         return self._state.appends.start_all(records, finish)
 
 
-def _fetched(offsets: GroupOffsets, topic: str, partition: int, require_stable: bool) -> OffsetFetchResponsePartitions:
-    if require_stable and offsets.is_pending(topic, partition):
-        return _no_offset(partition, ErrorCode.UNSTABLE_OFFSET_COMMIT)
-    offset = offsets.get(topic, partition)
-    if offset is None:
-        return _no_offset(partition, ErrorCode.NONE)
-    return OffsetFetchResponsePartitions(
-        partition_index=partition,
-        committed_offset=offset.offset,
-        committed_leader_epoch=offset.leader_epoch,
-        metadata=offset.metadata,
-    )
+def _batch_size(group_id: str) -> int:
+    """How many offsets of a group are deleted by one write."""
+    record_bytes_max = len(group_id.encode()) + _TOPIC_BYTES_MAX + RECORD_OVERHEAD_BYTES
+    return max(1, min(_BATCH_PARTITIONS_MAX, _BATCH_BYTES_MAX // record_bytes_max))
+
+
+def _batches(names: Iterable[tuple[str, int]], size: int) -> Iterator[list[tuple[str, int]]]:
+    rest = iter(names)
+    while batch := list(itertools.islice(rest, size)):
+        yield batch
+
+
+def _then(
+    written: Callable[[Sequence[tuple[str, int]], ErrorCode], None],
+    names: Sequence[tuple[str, int]],
+    error: ErrorCode,
+    now: Now,
+) -> list[Action]:
+    written(names, error)
+    return []
 
 
 def _no_offset(partition: int, error: ErrorCode) -> OffsetFetchResponsePartitions:

@@ -13,8 +13,9 @@ from sys import getsizeof
 from typing import NamedTuple
 
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.steps import Steps
 from tidelog.coordinator.actions import GroupRecord
-from tidelog.coordinator.group_records import OffsetCommitKey, OffsetCommitValue, encode_record
+from tidelog.coordinator.group_records import OffsetCommitValue
 from tidelog.coordinator.memory import (
     OFFSET_BYTES,
     OFFSETS_BYTES,
@@ -63,10 +64,7 @@ class CommittedOffset(NamedTuple):
         Its bytes are assembled here, in the declared format, because every commit of every consumer comes through here:
         this takes a quarter of the time that messages and their codec would.
         """
-        group, name, metadata = group_id.encode(), topic.encode(), self.metadata.encode()
-        key = b"".join(
-            (_KEY_START.pack(_OFFSET_COMMIT, len(group)), group, _INT16.pack(len(name)), name, _INT32.pack(partition))
-        )
+        key, metadata = _key(group_id, topic, partition), self.metadata.encode()
         if self.expire_timestamp_ms != NO_EXPIRATION:
             return GroupRecord(key, self._expiring_value(metadata))
         value = b"".join(
@@ -105,7 +103,14 @@ class CommittedOffset(NamedTuple):
 
 def offset_tombstone(group_id: str, topic: str, partition: int) -> GroupRecord:
     """The record that deletes a committed offset."""
-    return encode_record(OffsetCommitKey(group=group_id, topic=topic, partition=partition), None)
+    return GroupRecord(_key(group_id, topic, partition), None)
+
+
+def _key(group_id: str, topic: str, partition: int) -> bytes:
+    group, name = group_id.encode(), topic.encode()
+    return b"".join(
+        (_KEY_START.pack(_OFFSET_COMMIT, len(group)), group, _INT16.pack(len(name)), name, _INT32.pack(partition))
+    )
 
 
 class PendingOffset:
@@ -158,11 +163,28 @@ class GroupOffsets:
         """Whether there is any reason to keep the group."""
         return bool(self._committed or self._pending)
 
+    @property
+    def count_max(self) -> int:
+        """About how many offsets there are, and never fewer; known without looking at them."""
+        return self.footprint.size_bytes // OFFSET_BYTES
+
     def __iter__(self) -> Iterator[tuple[str, int, CommittedOffset]]:
         """Topic, partition and offset of all committed offsets."""
         for topic, partitions in self._committed.items():
             for partition, offset in partitions.items():
                 yield topic, partition, offset
+
+    def partitions(self) -> Iterator[tuple[str, int]]:
+        """Topic and partition of all committed offsets; they may change meanwhile."""
+        for topic in self.topics:
+            for partition in tuple(self.of_topic(topic)):
+                yield topic, partition
+
+    def pending(self) -> Iterator[tuple[str, int, CommittedOffset]]:
+        """Topic, partition and offset of all that open transactions may commit; they may change meanwhile."""
+        for held in tuple(self._pending.values()):
+            for (topic, partition), pending in tuple(held.items()):
+                yield topic, partition, pending.offset
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -215,9 +237,17 @@ class GroupOffsets:
 
     # Transactions
 
-    def pending_partitions(self) -> set[tuple[str, int]]:
+    def pending_partitions(self) -> list[tuple[str, int]]:
         """Topic and partition of all offsets that open transactions may commit."""
-        return {name for pending in self._pending.values() for name in pending}
+        return [name for pending in self._pending.values() for name in pending]
+
+    def holds(self, topic: str, partition: int, offset: CommittedOffset) -> bool:
+        """Whether this very offset is still the committed one, or may become it."""
+        return self.get(topic, partition) is offset or any(
+            held.offset is offset
+            for pending in self._pending.values()
+            if (held := pending.get((topic, partition))) is not None
+        )
 
     def put_pending(self, producer_id: int, topic: str, partition: int, offset: CommittedOffset) -> None:
         """Hold an offset whose record offset is known."""
@@ -244,13 +274,18 @@ class GroupOffsets:
         """Whether an open transaction may change this offset, so that its reader should wait (KIP-447)."""
         return any((topic, partition) in pending for pending in self._pending.values())
 
-    def end_transaction(self, producer_id: int, *, committed: bool) -> None:
+    def pending_count(self, producer_id: int) -> int:
+        """How many offsets the open transaction of this producer may commit."""
+        return len(self._pending.get(producer_id, ()))
+
+    def end_transaction(self, producer_id: int, *, committed: bool) -> Steps[None]:
         """Apply a transaction's offsets, except where a later one was committed, or drop them."""
         ended = self._pending.pop(producer_id, {})
-        self.footprint.add(-sum(pending.size_bytes for pending in ended.values()))
-        if not committed:
-            return
-        for (topic, partition), pending in ended.items():
-            other = self.get(topic, partition)
-            if other is pending.before or other is None or other.record_offset < pending.record_offset:
-                self.put(topic, partition, pending.written())
+        while ended:
+            (topic, partition), pending = ended.popitem()
+            self.footprint.add(-pending.size_bytes)
+            if committed:
+                other = self.get(topic, partition)
+                if other is pending.before or other is None or other.record_offset < pending.record_offset:
+                    self.put(topic, partition, pending.written())
+            yield 0

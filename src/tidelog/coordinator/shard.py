@@ -22,7 +22,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidelog.common.steps import Steps
-from tidelog.coordinator.actions import Action, Client, GroupRecord, Now, Prepared, SetTimer, TimerKey
+from tidelog.coordinator.actions import (
+    Action,
+    ActionSteps,
+    Client,
+    GroupRecord,
+    Now,
+    Prepared,
+    SetTimer,
+    TimerKey,
+    Work,
+)
 from tidelog.coordinator.classic_in_consumer import ClassicInConsumer
 from tidelog.coordinator.classic_requests import ClassicRequests
 from tidelog.coordinator.config import GroupConfig, GroupConfigs, GroupImage
@@ -69,7 +79,7 @@ class GroupShard:
         self.state = ShardState(partition, config, image, memory, configs)
         self._offsets = OffsetRequests(self.state)
         self._txn_offsets = TxnOffsetRequests(self.state, self._offsets)
-        self._groups = GroupRequests(self.state)
+        self._groups = GroupRequests(self.state, self._offsets)
         self._writer = GroupWriter(self.state)
         self._classic = ClassicRequests(self.state, ClassicInConsumer(self.state, self._writer))
         self._consumer = ConsumerRequests(self.state, self._writer)
@@ -96,18 +106,16 @@ class GroupShard:
 
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         """Apply the marker that ends a transaction."""
-        self._offsets.end_transaction(producer_id, committed=committed)
+        self._offsets.replay_transaction_end(producer_id, committed=committed)
 
-    def on_loaded(self, now: Now) -> list[Action]:
+    def on_loaded(self, now: Now) -> ActionSteps:
         """All records have been replayed: start the timers."""
         self.state.memory.count()
         self.state.offsets_memory.count()
         self.state.pending_ids.count()
-        actions = self._offsets.on_topics_deleted()
         for group in tuple(self.state.groups.values()):
-            actions += group.on_loaded(now)
-        actions.append(self._next_expiration(now))
-        return actions
+            yield group.on_loaded(now)
+        yield [self._offsets.on_topics_deleted(), self._next_expiration(now)]
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
         """This broker is no longer the coordinator: answer all waiting requests; nothing may be called after this."""
@@ -133,14 +141,14 @@ class GroupShard:
         """A write in a transaction is committed (NONE), from this offset on, or refused."""
         return self._txn_offsets.finish(token, error, first_offset)
 
-    def on_txn_marker(self, producer_id: int, *, committed: bool) -> None:
+    def on_txn_marker(self, producer_id: int, *, committed: bool) -> list[Action]:
         """A marker that ends a producer's transaction in this partition is committed."""
-        self._offsets.end_transaction(producer_id, committed=committed)
+        return self._offsets.end_transaction(producer_id, committed=committed)
 
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
         """A timer is due; the first part of its key is the group's id."""
         if key == _EXPIRATION:
-            return [*self._offsets.expire(now), self._next_expiration(now)]
+            return [self._offsets.expire(now), self._next_expiration(now)]
         group = self.state.groups.get(str(key[0]))
         if isinstance(group, ConsumerGroup):
             return self._consumer.on_timer(group, key, now)
@@ -151,10 +159,9 @@ class GroupShard:
     def on_topics_changed(self, image: GroupImage, now: Now) -> list[Action]:
         """Topics were created, deleted or given more partitions."""
         old, self.state.image = self.state.image, image
-        actions = self._offsets.on_topics_deleted(old)
-        for group in tuple(self.state.groups.values()):
-            actions += group.on_topics_changed(image, now)
-        return actions
+        groups = tuple(self.state.groups.values())
+        changes = (group.on_topics_changed(image, now) for group in groups)
+        return [self._offsets.on_topics_deleted(old), Work(changes)]
 
     def _next_expiration(self, now: Now) -> SetTimer:
         return SetTimer(_EXPIRATION, now.monotonic_ms + self.state.config.offsets_retention_check_interval_ms)

@@ -1,10 +1,12 @@
 """The state that all requests to one partition of __consumer_offsets share: groups, offsets, unfinished writes.
 
-What always holds: a group id is known when it has a group object, or offsets, or both.
+What always holds: a group id is known when it has a group object, or offsets, or both. While the offsets of a group
+change in steps, requests about the group are refused, so nobody sees them half changed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tidelog.coordinator.appends import Appends
@@ -40,6 +42,10 @@ class ShardState:
         self.groups: dict[str, Group] = {}
         # Offsets outlive group objects: a group may be loaded after its offsets, or become one of another kind.
         self.offsets: dict[str, GroupOffsets] = {}
+        # Groups whose offsets are being changed in steps. Clients wait and ask again, as while the shard is loading.
+        self.changing: Counter[str] = Counter()
+        # How many commits of offsets each group has in the log that are not decided yet.
+        self.undecided_commits: Counter[str] = Counter()
         self.appends = Appends()
         shared = memory or group_memory(config)
         self.shared_memory = shared
@@ -86,6 +92,19 @@ class ShardState:
         offsets = self.offsets.pop(group_id, None)
         if offsets is not None:
             offsets.footprint.charge_to(None)
+
+    def begin_change(self, group_id: str) -> None:
+        """The group's offsets are changed in steps from now on."""
+        self.changing[group_id] += 1
+
+    def end_change(self, group_id: str) -> None:
+        self.changing[group_id] -= 1
+        if not self.changing[group_id]:
+            del self.changing[group_id]
+
+    def may_remove_offsets(self, group_id: str) -> bool:
+        """Whether a deletion that is written now can't undo a commit: one that is undecided is in the log, too."""
+        return group_id not in self.changing and group_id not in self.undecided_commits
 
     def is_known(self, group_id: str) -> bool:
         return group_id in self.groups or group_id in self.offsets

@@ -20,8 +20,16 @@ from math import inf
 from operator import itemgetter
 from typing import Final
 
-from tidelog.coordinator.actions import Action, GroupRecord, Now, SetTimer, TimerKey, TopicPartition
-from tidelog.coordinator.appends import split_batches
+from tidelog.coordinator.actions import (
+    Action,
+    ActionSteps,
+    GroupRecord,
+    Now,
+    SetTimer,
+    TimerKey,
+    TopicPartition,
+    Work,
+)
 from tidelog.coordinator.group_records import UnknownRecords
 from tidelog.coordinator.memory import MemoryBudget
 from tidelog.coordinator.transaction import NO_PRODUCER_ID, ProducerIdentity, Transaction, TransactionState
@@ -46,6 +54,10 @@ _EXPIRATION: Final[TimerKey] = ("", "expiration")
 
 _UNUSED_MS_MAX: Final = 600_000
 """How long an id that had no transaction yet is kept when memory is short."""
+
+_FORGOTTEN_AT_ONCE_MAX: Final = 64
+_FORGOTTEN_CHARACTERS_MAX: Final = 64 * 1024
+"""How many expired ids are forgotten by one write, and how long they may be together."""
 
 
 class TransactionShard:
@@ -79,16 +91,17 @@ class TransactionShard:
     def replay_transaction_end(self, producer_id: int, *, committed: bool) -> None:
         raise ProtocolError(f"__transaction_state-{self.state.partition} holds a marker of producer {producer_id}")
 
-    def on_loaded(self, now: Now) -> list[Action]:
+    def on_loaded(self, now: Now) -> ActionSteps:
         """All records have been replayed: complete decided transactions, and start the timers."""
         self.state.memory.count()
-        actions: list[Action] = [self._next_expiration(now)]
+        yield [self._next_expiration(now)]
         for held, transaction in self._written():
+            actions: list[Action] = []
             if transaction.state.is_prepared:
                 actions += self._completion.start(held, now)
             elif transaction.state is TransactionState.ONGOING:
                 actions += self.state.watch(transaction, now)
-        return actions
+            yield actions
 
     def on_unloaded(self, error: ErrorCode) -> list[Action]:
         """This broker is no longer the coordinator: answer all waiting requests; nothing may be called after this."""
@@ -116,12 +129,12 @@ class TransactionShard:
     def on_timer(self, key: TimerKey, now: Now) -> list[Action]:
         """A timer is due; the first part of its key is the transactional id."""
         if key == _EXPIRATION:
-            return [*self._expire(now), self._next_expiration(now)]
+            return [Work(self._expire(now)), self._next_expiration(now)]
         if key == MAKE_ROOM:
-            return self._expire(now, unused_for_ms=_UNUSED_MS_MAX)
+            return [Work(self._expire(now, unused_for_ms=_UNUSED_MS_MAX))]
         if key == TIME_OUTS:
             self.state.is_watching = False
-            return self._abort_timed_out(now)
+            return [Work(self._abort_timed_out(now))]
         held = self.state.held.get(str(key[0]))
         return [] if held is None else self._completion.on_timer(held, now)
 
@@ -171,13 +184,14 @@ class TransactionShard:
 
     # Timers
 
-    def _abort_timed_out(self, now: Now) -> list[Action]:
-        actions: list[Action] = []
-        for held, transaction in self._written():
-            if transaction.state is not TransactionState.ONGOING or transaction.is_two_phase:
+    def _abort_timed_out(self, now: Now) -> ActionSteps:
+        for held, _ in self._written():
+            transaction = held.transaction
+            if transaction is None or transaction.state is not TransactionState.ONGOING or transaction.is_two_phase:
+                yield []
                 continue
             # Also for one that is aborted now: that may fail, and is retried then.
-            actions += self.state.watch(transaction, now)
+            actions = self.state.watch(transaction, now)
             if not held.is_busy and transaction.start_ms + transaction.timeout_ms < now.wall_ms:
                 logger.info(
                     "aborting transaction %s of producer %d, which exceeded its timeout of %d ms",
@@ -188,29 +202,43 @@ class TransactionShard:
                 actions += self._completion.decide(
                     held, transaction.fence(now.wall_ms), on_decided=lambda decided: [], on_refused=lambda error: []
                 )
-        return actions
+            yield actions
 
-    def _expire(self, now: Now, unused_for_ms: float = inf) -> list[Action]:
+    def _expire(self, now: Now, unused_for_ms: float = inf) -> ActionSteps:
         """Forget ids that have been unused for long, and those without a transaction within the given time."""
         last_use_ms = now.wall_ms - self.state.config.transactional_id_expiration_ms
         last_init_ms = now.wall_ms - unused_for_ms
-        expired = {}
+        expired: list[str] = []
+        characters = 0
         for held, transaction in self._written():
-            is_idle = transaction.state is TransactionState.EMPTY or transaction.state.is_complete
-            is_past = transaction.last_update_ms <= last_use_ms or (
-                # An id at its first epoch fences nobody: there was no producer before it.
-                transaction.state is TransactionState.EMPTY
-                and transaction.producer_epoch == 0
-                and transaction.previous_producer_id == NO_PRODUCER_ID
-                and transaction.last_update_ms <= last_init_ms
-            )
-            if is_idle and not held.is_busy and is_past:
+            # It may have been used, or be gone, since the first step.
+            if held.transaction is transaction and self._is_expired(held, transaction, last_use_ms, last_init_ms):
                 held.is_busy = True
-                expired[transaction.transactional_id] = encode_tombstone(transaction.transactional_id)
-        ids = iter(expired)
-        return [self._forget([next(ids) for _ in batch], batch) for batch in split_batches(tuple(expired.values()))]
+                expired.append(transaction.transactional_id)
+                characters += len(transaction.transactional_id)
+            if len(expired) == _FORGOTTEN_AT_ONCE_MAX or characters > _FORGOTTEN_CHARACTERS_MAX:
+                yield [self._forget(expired)]
+                expired, characters = [], 0
+            else:
+                yield []
+        if expired:
+            yield [self._forget(expired)]
 
-    def _forget(self, transactional_ids: list[str], tombstones: tuple[GroupRecord, ...]) -> Action:
+    def _is_expired(
+        self, held: HeldTransaction, transaction: Transaction, last_use_ms: float, last_init_ms: float
+    ) -> bool:
+        is_idle = transaction.state is TransactionState.EMPTY or transaction.state.is_complete
+        is_past = transaction.last_update_ms <= last_use_ms or (
+            # An id at its first epoch fences nobody: there was no producer before it.
+            transaction.state is TransactionState.EMPTY
+            and transaction.producer_epoch == 0
+            and transaction.previous_producer_id == NO_PRODUCER_ID
+            and transaction.last_update_ms <= last_init_ms
+        )
+        is_known = self.state.held.get(transaction.transactional_id) is held
+        return is_idle and not held.is_busy and is_past and is_known
+
+    def _forget(self, transactional_ids: list[str]) -> Action:
         def finish(error: ErrorCode, now: Now) -> list[Action]:
             for transactional_id in transactional_ids:
                 if error:
@@ -219,7 +247,7 @@ class TransactionShard:
                     self.state.drop(transactional_id)
             return []
 
-        return self.state.appends.start(tombstones, finish)
+        return self.state.appends.start(map(encode_tombstone, transactional_ids), finish)
 
     def _next_expiration(self, now: Now) -> SetTimer:
         interval_ms = self.state.config.transaction_remove_expired_transaction_cleanup_interval_ms

@@ -21,7 +21,7 @@ from simulated_clock import SimulatedClock
 from simulated_kill import KillSwitch
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import SimulatedNetwork
-from tidelog.broker import half_closed, turns
+from tidelog.broker import coordinator_service, group_timers, half_closed, turns
 from tidelog.broker.handlers import k00_produce
 from tidelog.common import steps
 from tidelog.controller.requests import NewTopic
@@ -129,6 +129,8 @@ class SimulatedBroker:
             # How long work takes on this machine must not decide when it pauses for others.
             mock.patch.object(turns, "SLICE_S", _FOR_EVER_S),
             mock.patch.object(turns, "FRESH_WORK_S", _FOR_EVER_S),
+            mock.patch.object(coordinator_service, "SLICE_S", _FOR_EVER_S),
+            mock.patch.object(group_timers, "SLICE_S", _FOR_EVER_S),
             mock.patch.object(turns, "SHORT_WORK_S", _FOR_EVER_S),
             mock.patch.object(steps, "_PAUSE_AFTER_S", _FOR_EVER_S),
             mock.patch.object(k00_produce, "_LOOP_S_MAX", _FOR_EVER_S),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from tidelog.broker.group_loading import load_shard
 from tidelog.broker.partition import Partition
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.controller.requests import ConfigAlteration
+from tidelog.coordinator.actions import ActionSteps, Work
 from tidelog.coordinator.shard import GroupShard
 from tidelog.protocol.config_values import AlterOperation, ConfigChange, ConfigResource, ResourceType
 from tidelog.protocol.messages.k08_offset_commit import (
@@ -33,6 +35,7 @@ from tidelog.protocol.messages.k10_find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
+from tidelog.protocol.messages.k12_heartbeat import HEARTBEAT, HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.k15_describe_groups import (
     DESCRIBE_GROUPS,
     DescribeGroupsRequest,
@@ -127,6 +130,78 @@ def test_a_broken_partition_takes_only_its_own_groups_out_of_service(
     assert commit(again, 6) == 16
     other = OffsetFetchRequest(group_id="other", topics=None)
     assert again.ask(OFFSET_FETCH, other, OffsetFetchResponse, 7).error_code == 0
+
+
+def test_while_the_offsets_of_a_group_change_in_steps_its_requests_are_refused(
+    broker: Broker, client: RawClient
+) -> None:
+    assert commit(client, 5) == 0
+
+    async def begin(server: BrokerServer) -> None:
+        server.services.groups.shard_of("g").state.begin_change("g")
+
+    async def end(server: BrokerServer) -> None:
+        for shard in server.services.groups.shards():
+            if shard.state.changing:
+                shard.state.end_change("g")
+
+    broker.call(begin)
+    assert fetch(client) == (14, None)
+    assert commit(client, 6) == 14
+    heartbeat = HeartbeatRequest(group_id="g", member_id="m")
+    # Members go on, as while the group is loaded.
+    assert client.ask(HEARTBEAT, heartbeat, HeartbeatResponse, 3).error_code == 0
+    other = OffsetFetchRequest(group_id="other", topics=None)
+    assert client.ask(OFFSET_FETCH, other, OffsetFetchResponse, 7).error_code == 0
+    broker.call(end)
+    assert fetch(client) == (0, 5)
+    assert commit(client, 6) == 0
+
+
+def test_long_work_takes_turns_and_fails_alone(broker: Broker, client: RawClient, wait_until: WaitUntil) -> None:
+    steps: list[str] = []
+
+    def work(name: str, count: int) -> ActionSteps:
+        for _ in range(count):
+            steps.append(name)
+            time.sleep(0.001)
+            yield []
+
+    def failing() -> ActionSteps:
+        yield []
+        raise RuntimeError("a bug")
+
+    async def begin(server: BrokerServer) -> None:
+        groups = server.services.groups
+        held = groups._find("g")
+        groups._run(held, [Work(work("a", 30)), Work(failing()), Work(work("b", 3))])
+
+    broker.call(begin)
+    assert commit(client, 5) == 0
+    wait_until(lambda: len(steps) == 33, "all work is done")
+    assert steps.index("b") < 29, "the shorter work waited for the longer"
+
+
+def test_long_work_ends_with_its_shard(broker: Broker, client: RawClient, wait_until: WaitUntil) -> None:
+    steps: list[int] = []
+
+    def work() -> ActionSteps:
+        try:
+            while True:
+                steps.append(1)
+                yield []
+        finally:
+            steps.append(0)
+
+    async def begin(server: BrokerServer) -> None:
+        groups = server.services.groups
+        groups._run(groups._find("g"), [Work(work())])
+
+    broker.call(begin)
+    wait_until(lambda: bool(steps), "it has begun")
+    deletion = DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=10_000)
+    assert client.ask(DELETE_TOPICS, deletion, DeleteTopicsResponse, 4).responses[0].error_code == 0
+    wait_until(lambda: steps[-1] == 0, "it has ended")
 
 
 def test_a_commit_is_answered_after_the_flush_that_its_topic_asks_for(broker: Broker, client: RawClient) -> None:

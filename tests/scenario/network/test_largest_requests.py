@@ -10,16 +10,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
 
 from tidelog.broker.registry import Handler, registered_handlers
-from tidelog.protocol import Api, ErrorCode, Message, decode, decode_response_header, request_class, response_class
+from tidelog.common.clock import VirtualClock
+from tidelog.protocol import (
+    Api,
+    ErrorCode,
+    Message,
+    decode,
+    decode_response_header,
+    request_class,
+    response_class,
+)
 from tidelog.protocol.messages.k08_offset_commit import (
     OFFSET_COMMIT,
     OffsetCommitRequest,
@@ -32,17 +41,29 @@ from tidelog.protocol.messages.k10_find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
+from tidelog.protocol.messages.k20_delete_topics import (
+    DELETE_TOPICS,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
 from tidelog.protocol.messages.k22_init_producer_id import (
     INIT_PRODUCER_ID,
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
+from tidelog.protocol.messages.k26_end_txn import END_TXN, EndTxnRequest, EndTxnResponse
 from tidelog.protocol.messages.k28_txn_offset_commit import (
     TXN_OFFSET_COMMIT,
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
     TxnOffsetCommitResponse,
+)
+from tidelog.protocol.messages.k42_delete_groups import (
+    DELETE_GROUPS,
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
 )
 from tidelog.protocol.messages.k47_offset_delete import (
     OFFSET_DELETE,
@@ -56,6 +77,8 @@ from tidelog.protocol.wire import ELEMENTS_MAX
 from tidelog.testing import broker as testing_broker
 from tidelog.testing.broker import Broker
 from tidelog.testing.raw_client import RawClient
+
+T = TypeVar("T")
 
 PARTITIONS = 1000
 GROUPS = 1000
@@ -268,3 +291,150 @@ def test_large_requests_that_are_carried_out(crowded: tuple[Broker, Holds]) -> N
         asked_briefly(txn_offset_commit(TOO_LARGE, producer_id), {ErrorCode.INVALID_COMMIT_OFFSET_SIZE})
         # What is in the transaction is deleted with the rest.
         asked_briefly(offset_delete(TOO_LARGE), {ErrorCode.NONE})
+
+
+# Offsets of one group: as many as it takes for their deletion, their expiry and the end of their transaction to hold
+# the loop for longer than it may, if any of them were done in one go.
+WIDE_TOPICS = 3
+WIDE_PARTITIONS = 10_000
+
+
+class Wide:
+    """A broker with many partitions, on a clock that the test moves."""
+
+    def __init__(self, broker: Broker, clock: VirtualClock, client: RawClient, holds: Holds) -> None:
+        self.broker = broker
+        self.clock = clock
+        self.client = client
+        self.holds = holds
+
+    def committed(self) -> int | None:
+        """How many offsets the group has; None while they are being changed."""
+
+        async def count(server: Any) -> int | None:
+            [shard] = server.services.groups.shards()
+            if "wide" in shard.state.changing:
+                return None
+            offsets = shard.state.offsets.get("wide")
+            return 0 if offsets is None else sum(1 for _ in offsets)
+
+        return self.broker.call(count)
+
+    def wait_for_offsets(self, count: int) -> None:
+        deadline_s = time.monotonic() + 60
+        while self.committed() != count:
+            assert time.monotonic() < deadline_s, f"the group has other offsets than {count}"
+            time.sleep(0.01)
+
+    def commit(self) -> None:
+        rows = [OffsetCommitRequestPartition(partition_index=i, committed_offset=1) for i in range(WIDE_PARTITIONS)]
+        for number in range(WIDE_TOPICS):
+            topics = [OffsetCommitRequestTopic(name=f"wide-{number}", partitions=rows)]
+            asked = OFFSET_COMMIT, OffsetCommitRequest(group_id="wide", topics=topics), OffsetCommitResponse, 8
+            assert codes(self.client.ask(*asked)) == {ErrorCode.NONE}
+
+    def commit_in_transaction(self) -> InitProducerIdResponse:
+        init = InitProducerIdRequest(transactional_id="wide", transaction_timeout_ms=60_000)
+        producer = self.client.ask(INIT_PRODUCER_ID, init, InitProducerIdResponse, 4)
+        rows = [TxnOffsetCommitRequestPartition(partition_index=i, committed_offset=2) for i in range(WIDE_PARTITIONS)]
+        for number in range(WIDE_TOPICS):
+            request = TxnOffsetCommitRequest(
+                transactional_id="wide",
+                group_id="wide",
+                producer_id=producer.producer_id,
+                producer_epoch=producer.producer_epoch,
+                topics=[TxnOffsetCommitRequestTopic(name=f"wide-{number}", partitions=rows)],
+            )
+            answer = self.client.ask(TXN_OFFSET_COMMIT, request, TxnOffsetCommitResponse, 5)
+            assert codes(answer) == {ErrorCode.NONE}
+        return producer
+
+    def end_transaction(self, producer: InitProducerIdResponse, *, committed: bool) -> None:
+        request = EndTxnRequest(
+            transactional_id="wide",
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            committed=committed,
+        )
+        assert self.client.ask(END_TXN, request, EndTxnResponse, 4).error_code == ErrorCode.NONE
+
+    def delete_group(self) -> None:
+        request = DeleteGroupsRequest(groups_names=["wide"])
+        while True:
+            [result] = self.client.ask(DELETE_GROUPS, request, DeleteGroupsResponse, 2).results
+            if result.error_code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                assert result.error_code == ErrorCode.NONE
+                return
+
+    def delete_group_if_any(self) -> None:
+        if self.committed():
+            self.delete_group()
+
+    def delete_topic(self, name: str) -> None:
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=30_000)
+        [result] = self.client.ask(DELETE_TOPICS, request, DeleteTopicsResponse, 6).responses
+        assert result.error_code == ErrorCode.NONE
+
+    def done_briefly(self, prepare: Callable[[], T], act: Callable[[T], object], offsets: int) -> None:
+        """Prepare, then act until the group has that many offsets; a pause that comes again each time is a failure."""
+        for _ in range(ATTEMPTS):
+            prepared = prepare()
+            self.holds.clear()
+            act(prepared)
+            self.wait_for_offsets(offsets)
+            if self.holds.longest_s < HOLD_S_MAX:
+                return
+        raise AssertionError(f"{self.holds.longest_s * 1000:.0f} ms in {self.holds.longest}")
+
+
+@pytest.fixture(scope="module")
+def wide() -> Iterator[Wide]:
+    clock = VirtualClock()
+    settings = {"transaction.state.log.num.partitions": 1, "offsets.topic.num.partitions": 1}
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        watched_loop(monkeypatch) as holds,
+        Broker(clock, settings=settings) as broker,
+        RawClient(broker.port) as client,
+    ):
+        for kind in (0, 1):
+            found = FindCoordinatorRequest(key_type=kind, coordinator_keys=["wide"])
+            client.ask(FIND_COORDINATOR, found, FindCoordinatorResponse, 4)
+        for number in range(WIDE_TOPICS):
+            broker.create_topic(f"wide-{number}", WIDE_PARTITIONS)
+        gc.disable()
+        try:
+            yield Wide(broker, clock, client, holds)
+        finally:
+            gc.enable()
+
+
+def test_a_group_with_many_offsets_is_deleted(wide: Wide) -> None:
+    wide.done_briefly(wide.commit, lambda _: wide.delete_group(), 0)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_with_many_offsets_ends(wide: Wide, committed: bool) -> None:
+    wide.delete_group_if_any()
+    count = WIDE_TOPICS * WIDE_PARTITIONS if committed else 0
+    wide.done_briefly(
+        wide.commit_in_transaction, lambda producer: wide.end_transaction(producer, committed=committed), count
+    )
+    wide.delete_group_if_any()
+
+
+def test_many_offsets_expire(wide: Wide) -> None:
+    wide.done_briefly(wide.commit, lambda _: wide.clock.advance(days=8), 0)
+
+
+def test_a_topic_with_many_offsets_is_deleted(wide: Wide) -> None:
+    wide.commit()
+    left = iter(range(WIDE_TOPICS - 1, -1, -1))
+    names = iter(f"wide-{number}" for number in range(WIDE_TOPICS))
+    for _ in range(ATTEMPTS):
+        wide.holds.clear()
+        wide.delete_topic(next(names))
+        wide.wait_for_offsets(next(left) * WIDE_PARTITIONS)
+        if wide.holds.longest_s < HOLD_S_MAX:
+            return
+    raise AssertionError(f"{wide.holds.longest_s * 1000:.0f} ms in {wide.holds.longest}")

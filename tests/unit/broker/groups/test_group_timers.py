@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Hashable
 
@@ -49,6 +50,28 @@ def test_keys_of_cancelled_timers_are_forgotten(run: Callable[[Callable[[Fixture
         assert [key for _, key in fixture.advance(2_000_000)] == list(range(0, 2_000, 10))
 
     run(check)
+
+
+def test_timers_that_are_due_together_do_not_hold_the_loop() -> None:
+    async def main() -> None:
+        clock, due, turns = VirtualClock(start_ms=0), [], 0
+
+        def on_due(owner: int, key: Hashable) -> None:
+            due.append(key)
+            time.sleep(0.001)
+
+        heap = TimerHeap(clock, on_due)
+        for number in range(40):
+            heap.set((0, number), 1_000.0)
+        clock.advance(ms=1_000)
+        while len(due) < 40:
+            turns += 1
+            await asyncio.sleep(0)
+        heap.close()
+        assert due == list(range(40))
+        assert turns > 10
+
+    asyncio.run(main())
 
 
 class Name:

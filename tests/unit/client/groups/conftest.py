@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tidelog.coordinator.actions import (
     Now,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
@@ -106,9 +108,12 @@ class SimulatedGroup:
     def _now(self) -> Now:
         return Now(self.now_ms, START_MS + int(self.now_ms))
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Work(steps):
+                    for step in steps:
+                        self._carry_out(step)
                 case Answer(exchange, response):
                     self._answers[exchange] = response
                 case Append():
@@ -138,7 +143,7 @@ class SimulatedGroup:
         self.shard = self._new_shard()
         for offset, record in enumerate(self._log):
             self.shard.replay(record, offset)
-        self._carry_out(self.shard.on_loaded(self._now))
+        self._carry_out(chain.from_iterable(self.shard.on_loaded(self._now)))
         for each in self.members:
             self.fail_request(each)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from struct import pack
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from tidelog.coordinator.actions import (
     Now,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.config import GroupConfig
@@ -81,7 +83,7 @@ class Coordinator:
         self.holds_writes = False
         self._exchange = 0
         self.shard = GroupShard(0, self.config, self.image)
-        self._carry_out(self.shard.on_loaded(self.now))
+        self._carry_out(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     @property
     def now(self) -> Now:
@@ -245,7 +247,7 @@ class Coordinator:
         self.shard = GroupShard(0, self.config, self.image)
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
-        self._carry_out(self.shard.on_loaded(self.now))
+        self._carry_out(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     def abandon(self, exchange: int) -> None:
         """The connection of a request that waits is closed."""
@@ -262,9 +264,12 @@ class Coordinator:
         self._carry_out(hand_in(exchange))
         return exchange
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                for step in action.steps:
+                    self._carry_out(step)
+            elif isinstance(action, Answer):
                 # One that was cut off is gone; nobody may be answered twice.
                 if action.exchange in self.waiting:
                     self.waiting.remove(action.exchange)

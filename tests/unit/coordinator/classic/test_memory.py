@@ -132,7 +132,7 @@ def test_shards_share_the_memory_and_give_it_back(new_coordinator: type[Coordina
         for offset, record in enumerate(coordinator.log):
             shard.replay(record, offset)
         assert memory.groups.used_bytes == number * shard.state.memory.used_bytes, "it is loaded in a thread"
-        shard.on_loaded(coordinator.now)
+        list(shard.on_loaded(coordinator.now))
     assert memory.groups.used_bytes == 2 * shard.state.memory.used_bytes > 0
     shard.on_unloaded(ErrorCode.NOT_COORDINATOR)
     assert memory.groups.used_bytes == shard.state.memory.used_bytes

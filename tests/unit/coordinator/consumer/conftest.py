@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 
@@ -18,6 +19,7 @@ from tidelog.coordinator.actions import (
     Now,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
@@ -76,15 +78,18 @@ class Bench:
         self.fails_with = ErrorCode.NONE
         self._exchange = 0
         self.shard = GroupShard(0, config, topics.copy())
-        self.run(self.shard.on_loaded(self.now))
+        self.run(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     @property
     def now(self) -> Now:
         return Now(self.monotonic_ms, START_MS + int(self.monotonic_ms))
 
-    def run(self, actions: list[Action]) -> None:
+    def run(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Work(steps):
+                    for step in steps:
+                        self.run(step)
                 case Answer(exchange, response):
                     assert exchange not in self.answers, "answered twice"
                     assert isinstance(response, ConsumerGroupHeartbeatResponse)
@@ -140,7 +145,7 @@ class Bench:
         self.shard = GroupShard(0, self.config, self.topics.copy())
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
-        self.run(self.shard.on_loaded(self.now))
+        self.run(chain.from_iterable(self.shard.on_loaded(self.now)))
 
 
 class Consumer:

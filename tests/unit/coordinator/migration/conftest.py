@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from struct import pack
 from typing import Any
 
@@ -20,6 +21,7 @@ from tidelog.coordinator.actions import (
     Now,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
@@ -87,9 +89,12 @@ class Bench:
     def now(self) -> Now:
         return Now(self.ms, START_MS + int(self.ms))
 
-    def run(self, actions: list[Action]) -> None:
+    def run(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
+                case Work(steps):
+                    for step in steps:
+                        self.run(step)
                 case Answer(exchange, response):
                     assert exchange not in self.answers, "answered twice"
                     self.answers[exchange] = response
@@ -123,7 +128,7 @@ class Bench:
         self.shard = GroupShard(0, self.config, self.topics)
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
-        self.run(self.shard.on_loaded(self.now))
+        self.run(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     @property
     def kind(self) -> str:

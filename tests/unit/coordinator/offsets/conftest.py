@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from itertools import chain
 from typing import TypeVar
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from tidelog.common.steps import Steps, run_through
 from tidelog.coordinator.actions import (
     Action,
+    ActionSteps,
     Answer,
     Append,
     AppendInTransaction,
@@ -22,6 +24,7 @@ from tidelog.coordinator.actions import (
     Prepared,
     SetTimer,
     TimerKey,
+    Work,
 )
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.shard import GroupShard
@@ -80,21 +83,28 @@ class Offsets:
         # While set, writes are neither committed nor refused until the test says so.
         self.holds_writes = False
         self.writes: deque[Append] = deque()
+        # While set, long work goes on only when the test takes a step of it.
+        self.holds_work = False
+        self.works: deque[ActionSteps] = deque()
         self.timers: dict[TimerKey, float] = {}
         self.answers: dict[int, object] = {}
         self._exchange = 0
         self.shard = GroupShard(0, self.config, self.image)
-        self._carry_out(self.shard.on_loaded(self.now))
+        self._carry_out(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     @property
     def now(self) -> Now:
         return Now(self.now_ms, WALL_START_MS + round(self.now_ms))
 
-    def _carry_out(self, actions: list[Action]) -> None:
+    def _carry_out(self, actions: Iterable[Action]) -> None:
         queue = deque(actions)
         while queue:
             action = queue.popleft()
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                self.works.append(action.steps)
+                if not self.holds_work:
+                    self.finish_work()
+            elif isinstance(action, Answer):
                 assert action.exchange not in self.answers
                 self.answers[action.exchange] = action.response
             elif isinstance(action, Append):
@@ -110,6 +120,20 @@ class Offsets:
             elif isinstance(action, CancelTimer):
                 self.timers.pop(action.key, None)
 
+    def step(self) -> bool:
+        """Take one step of the oldest long work; False when there is none left."""
+        while self.works:
+            actions = next(self.works[0], None)
+            if actions is not None:
+                self._carry_out(actions)
+                return True
+            self.works.popleft()
+        return False
+
+    def finish_work(self) -> None:
+        while self.step():
+            pass
+
     def _decide(self, error: ErrorCode) -> list[Action]:
         write = self.writes.popleft()
         if not error:
@@ -124,11 +148,12 @@ class Offsets:
     def crash(self) -> None:
         """Start over with what is in the log."""
         self.writes.clear()
+        self.works.clear()
         self.timers.clear()
         self.shard = GroupShard(0, self.config, self.image)
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
-        self._carry_out(self.shard.on_loaded(self.now))
+        self._carry_out(chain.from_iterable(self.shard.on_loaded(self.now)))
 
     def change_topics(self, image: Topics) -> None:
         self.image = image

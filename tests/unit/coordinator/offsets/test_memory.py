@@ -166,7 +166,7 @@ def test_a_shard_counts_from_its_loading_to_its_end(commit_request: MakeRequest,
     for position, record in enumerate(offsets.log):
         shard.replay(record, position)
     assert memory.offsets.used_bytes == 0, "it is loaded in a thread"
-    shard.on_loaded(offsets.now)
+    list(shard.on_loaded(offsets.now))
     assert memory.offsets.used_bytes == used_bytes(offsets) > 0
     shard.on_unloaded(ErrorCode.NOT_COORDINATOR)
     assert memory.offsets.used_bytes == 0

@@ -7,7 +7,9 @@ A world of one shard, its log and its partitions is driven by random steps. What
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -26,6 +28,7 @@ from tidelog.coordinator.actions import (
     SetTimer,
     TimerKey,
     TopicPartition,
+    Work,
 )
 from tidelog.coordinator.transaction import (
     EPOCH_MAX,
@@ -133,11 +136,14 @@ class Transactions(RuleBasedStateMachine):
             id_: replace(transaction, last_producer_epoch=NO_PRODUCER_EPOCH)
             for id_, transaction in self.written.items()
         }
-        self._run(self.shard.on_loaded(self._now()))
+        self._run(chain.from_iterable(self.shard.on_loaded(self._now())))
 
-    def _run(self, actions: list[Action], *, is_unloaded: bool = False) -> None:
+    def _run(self, actions: Iterable[Action], *, is_unloaded: bool = False) -> None:
         for action in actions:
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                for step in action.steps:
+                    self._run(step)
+            elif isinstance(action, Answer):
                 self._answered(action)
             elif is_unloaded:
                 continue

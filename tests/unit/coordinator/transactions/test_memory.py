@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Append, GroupRecord, Now, SetTimer, TimerKey
+from collections.abc import Iterable
+from itertools import chain
+
+from tidelog.coordinator.actions import (
+    Action,
+    AllocateProducerId,
+    Answer,
+    Append,
+    GroupRecord,
+    Now,
+    SetTimer,
+    TimerKey,
+    Work,
+)
 from tidelog.coordinator.memory import MemoryBudget
 from tidelog.coordinator.transaction import ProducerIdentity
 from tidelog.coordinator.txn_init import InitProducerId
@@ -31,11 +44,14 @@ class Bench:
         self.shard = TransactionShard(0, 1, TransactionConfig(), self.budget)
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
-        self.run(self.shard.on_loaded(self.now))
+        self.run(chain.from_iterable(self.shard.on_loaded(self.now)))
 
-    def run(self, actions: list[Action]) -> None:
+    def run(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                for step in action.steps:
+                    self.run(step)
+            elif isinstance(action, Answer):
                 self.answer = action.response
             elif isinstance(action, Append):
                 self.log += action.records

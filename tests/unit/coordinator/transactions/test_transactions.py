@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 
 import pytest
 
-from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Append, GroupRecord, Now, SendMarkers
+from tidelog.coordinator.actions import Action, AllocateProducerId, Answer, Append, GroupRecord, Now, SendMarkers, Work
 from tidelog.coordinator.transaction import EPOCH_MAX, ProducerIdentity, Transaction, TransactionState
 from tidelog.coordinator.txn_init import InitProducerId
 from tidelog.coordinator.txn_records import decode_transaction, encode_transaction
@@ -44,11 +46,14 @@ class Bench:
             last_update_ms=NOW.wall_ms,
         )
         self.shard.replay(encode_transaction(transaction), 0)
-        self.run(self.shard.on_loaded(NOW))
+        self.run(chain.from_iterable(self.shard.on_loaded(NOW)))
 
-    def run(self, actions: list[Action]) -> None:
+    def run(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                for step in action.steps:
+                    self.run(step)
+            elif isinstance(action, Answer):
                 self.answers.append(action.response)
             elif isinstance(action, Append):
                 self.run(self.shard.on_appended(action.token, self.append_error, NOW))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 
 import pytest
 
@@ -18,6 +19,7 @@ from tidelog.coordinator.actions import (
     SendMarkers,
     SetTimer,
     TopicPartition,
+    Work,
 )
 from tidelog.coordinator.transaction import (
     EPOCH_MAX,
@@ -83,7 +85,7 @@ class World:
         for offset, record in enumerate(self.log):
             self.shard.replay(record, offset)
         self.timers.clear()
-        self.run(self.shard.on_loaded(NOW))
+        self.run(chain.from_iterable(self.shard.on_loaded(NOW)))
 
     @property
     def transaction(self) -> Transaction:
@@ -99,12 +101,15 @@ class World:
         self.steps += 1
         return self.steps == self.dies_at
 
-    def run(self, actions: list[Action], now: Now = NOW) -> list[object]:
+    def run(self, actions: Iterable[Action], now: Now = NOW) -> list[object]:
         answers: list[object] = []
         waiting = deque(actions)
         while waiting:
             action = waiting.popleft()
-            if isinstance(action, Answer):
+            if isinstance(action, Work):
+                for step in action.steps:
+                    waiting.extend(step)
+            elif isinstance(action, Answer):
                 # It may die before the answer is on its way.
                 if self._step():
                     raise Died

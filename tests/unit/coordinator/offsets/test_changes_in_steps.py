@@ -1,0 +1,239 @@
+"""Many offsets change in steps: between two of them others are served, and what they do is neither lost nor undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tidelog.common.steps import run_through
+from tidelog.protocol import ErrorCode
+from tidelog.protocol.messages.k08_offset_commit import OffsetCommitRequest
+from tidelog.protocol.messages.k09_offset_fetch import OffsetFetchRequestGroup
+from tidelog.protocol.messages.k28_txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+
+if TYPE_CHECKING:
+    from tests.unit.coordinator.offsets.conftest import Offsets, Topics
+
+    MakeRequest = Callable[..., OffsetCommitRequest]
+
+MANY = 2_000
+PRODUCER_ID = 7
+ASK_AGAIN = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+@pytest.fixture
+def offsets(make_offsets: type[Offsets], make_topics: type[Topics]) -> Offsets:
+    offsets = make_offsets()
+    offsets.change_topics(make_topics({"t": MANY, "u": 1}))
+    offsets.holds_work = True
+    return offsets
+
+
+def commit_many(offsets: Offsets, commit_request: MakeRequest, group_id: str = "g") -> None:
+    assert set(offsets.commit(commit_request(group_id, "t", dict.fromkeys(range(MANY), 5)))) == {0}
+
+
+def commit_many_in_transaction(offsets: Offsets) -> None:
+    rows = [TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=9) for index in range(MANY)]
+    request = TxnOffsetCommitRequest(
+        group_id="g", producer_id=PRODUCER_ID, topics=[TxnOffsetCommitRequestTopic(name="t", partitions=rows)]
+    )
+    offsets.submit_prepared(offsets.shard.txn_offset_commit(request, None, offsets.now))
+
+
+def start_deletion(offsets: Offsets, group_id: str = "g") -> int:
+    return offsets.submit(lambda exchange: offsets.shard.delete_group(group_id, exchange))
+
+
+def reloaded(offsets: Offsets, group_id: str = "g") -> dict[tuple[str, int], int]:
+    offsets.holds_work = False
+    offsets.crash()
+    return offsets.fetch_all(group_id)
+
+
+# Deleting a group
+
+
+def test_a_group_is_deleted_in_steps(offsets: Offsets, commit_request: MakeRequest) -> None:
+    commit_many(offsets, commit_request)
+    exchange = start_deletion(offsets)
+    batches = offsets.batches
+    steps = 0
+    while offsets.step():
+        steps += 1
+        assert offsets.batches - batches <= steps  # one write a step at most
+    assert steps > 5
+    assert offsets.answer(ErrorCode, exchange) is ErrorCode.NONE
+    assert offsets.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+    assert offsets.shard.state.offsets_memory.used_bytes == 0
+    assert reloaded(offsets) == {}
+
+
+def test_nobody_sees_half_a_group(offsets: Offsets, commit_request: MakeRequest) -> None:
+    commit_many(offsets, commit_request)
+    commit_many(offsets, commit_request, "other")
+    exchange = start_deletion(offsets)
+    while exchange not in offsets.answers:
+        assert set(offsets.shard.state.changing) == {"g"}
+        assert offsets.delete_group("g") is ASK_AGAIN
+        assert offsets.step()
+    assert not offsets.shard.state.changing
+    assert len(offsets.fetch_all("other")) == MANY
+
+
+def test_a_fetch_that_saw_both_sides_of_a_change_is_refused(offsets: Offsets, commit_request: MakeRequest) -> None:
+    commit_many(offsets, commit_request)
+    steps = offsets.shard.offset_fetch(OffsetFetchRequestGroup(group_id="g", topics=None), require_stable=False)
+    next(steps)
+    start_deletion(offsets)
+    answer = run_through(steps)
+    assert (answer.error_code, answer.topics) == (ASK_AGAIN, [])
+
+
+def test_a_deletion_that_fails_half_way(offsets: Offsets, commit_request: MakeRequest) -> None:
+    """What is in memory is what the log holds, and the group can be deleted again."""
+    commit_many(offsets, commit_request)
+    exchange = start_deletion(offsets)
+    offsets.step()
+    offsets.holds_writes = True
+    while offsets.step():
+        pass
+    offsets.decide(ErrorCode.NOT_ENOUGH_REPLICAS)
+    while offsets.writes:
+        assert exchange not in offsets.answers
+        offsets.decide()
+    assert offsets.answer(ErrorCode, exchange) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert not offsets.shard.state.changing
+    left = offsets.fetch_all("g")
+    assert 0 < len(left) < MANY
+    assert reloaded(offsets) == left
+    offsets.holds_writes = False
+    assert offsets.delete_group("g") is ErrorCode.NONE
+    assert reloaded(offsets) == {}
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+def test_a_commit_that_is_undecided_is_not_lost(offsets: Offsets, commit_request: MakeRequest, count: int) -> None:
+    assert set(offsets.commit(commit_request("g", "t", dict.fromkeys(range(count), 5)))) == {0}
+    offsets.holds_writes = True
+    exchange = offsets.send_commit(commit_request("g", "t", {0: 6}))
+    assert offsets.delete_group("g") is ASK_AGAIN
+    offsets.decide()
+    assert exchange in offsets.answers
+    assert offsets.fetch("g", "t", 0) == [(6, 0)]
+    offsets.holds_writes = False
+    offsets.holds_work = False
+    assert offsets.delete_group("g") is ErrorCode.NONE
+
+
+def test_what_a_transaction_commits_meanwhile_goes_with_its_group(offsets: Offsets) -> None:
+    commit_many_in_transaction(offsets)
+    exchange = start_deletion(offsets)
+    offsets.step()
+    offsets._carry_out(offsets.shard.on_txn_marker(PRODUCER_ID, committed=True))
+    offsets.finish_work()
+    assert offsets.answer(ErrorCode, exchange) is ErrorCode.NONE
+    assert not offsets.shard.state.changing
+    assert offsets.fetch_all("g") == {}
+    assert offsets.shard.state.offsets_memory.used_bytes == 0
+
+
+# The end of a transaction
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transaction_ends_in_steps(offsets: Offsets, commit_request: MakeRequest, committed: bool) -> None:
+    commit_many(offsets, commit_request)
+    commit_many_in_transaction(offsets)
+    offsets._carry_out(offsets.shard.on_txn_marker(PRODUCER_ID, committed=committed))
+    assert set(offsets.shard.state.changing) == {"g"}
+    offsets.finish_work()
+    assert not offsets.shard.state.changing
+    assert set(offsets.fetch_all("g").values()) == {9 if committed else 5}
+    assert offsets.fetch("g", "t", 0, require_stable=True) == [(9 if committed else 5, 0)]
+
+
+def test_a_short_transaction_ends_at_once(offsets: Offsets) -> None:
+    rows = [TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=9)]
+    topic = TxnOffsetCommitRequestTopic(name="t", partitions=rows)
+    request = TxnOffsetCommitRequest(group_id="g", producer_id=PRODUCER_ID, topics=[topic])
+    offsets.submit_prepared(offsets.shard.txn_offset_commit(request, None, offsets.now))
+    assert offsets.shard.on_txn_marker(PRODUCER_ID, committed=True) == []
+    assert not offsets.shard.state.changing
+    assert offsets.fetch("g", "t", 0) == [(9, 0)]
+
+
+# Time and topics
+
+
+def test_offsets_that_are_committed_meanwhile_do_not_expire(offsets: Offsets, commit_request: MakeRequest) -> None:
+    commit_many(offsets, commit_request)
+    offsets.advance(days=8)
+    offsets.step()
+    for partition in (0, MANY - 1):
+        assert offsets.commit(commit_request("g", "t", {partition: 6})) == [0]
+    offsets.finish_work()
+    assert offsets.fetch_all("g") == {("t", 0): 6, ("t", MANY - 1): 6}
+    assert reloaded(offsets) == {("t", 0): 6, ("t", MANY - 1): 6}
+
+
+def test_a_commit_that_is_undecided_keeps_its_offset(offsets: Offsets, commit_request: MakeRequest) -> None:
+    """The deletion would come after it in the log."""
+    commit_many(offsets, commit_request)
+    offsets.holds_writes = True
+    offsets.send_commit(commit_request("g", "t", {0: 6}))
+    offsets.advance(days=8)
+    offsets.finish_work()
+    while offsets.writes:
+        offsets.decide()
+    assert offsets.fetch("g", "t", 0) == [(6, 0)]
+    assert reloaded(offsets)["t", 0] == 6
+
+
+def test_a_topic_of_the_same_name_does_not_inherit(
+    offsets: Offsets, commit_request: MakeRequest, make_topics: type[Topics]
+) -> None:
+    commit_many(offsets, commit_request)
+    offsets.change_topics(make_topics({"t": MANY}, 1))
+    assert offsets.fetch("g", "t", 0, 1) == [(-1, 0), (-1, 0)]
+    assert offsets.fetch_all("g") == {}
+    offsets.step()
+    assert offsets.commit(commit_request("g", "t", {1: 6})) == [0]
+    offsets.finish_work()
+    assert offsets.fetch_all("g") == {("t", 1): 6}
+    assert reloaded(offsets) == {("t", 1): 6}
+
+
+def test_offsets_of_a_deleted_topic_are_found_later(
+    offsets: Offsets, commit_request: MakeRequest, make_topics: type[Topics]
+) -> None:
+    """While the group was being changed, they could not be deleted."""
+    commit_many(offsets, commit_request)
+    offsets.shard.state.begin_change("g")
+    offsets.change_topics(make_topics({"u": 1}))
+    offsets.finish_work()
+    offsets.shard.state.end_change("g")
+    assert offsets.shard.state.offsets_memory.used_bytes > 0
+    offsets.advance(minutes=11)
+    offsets.finish_work()
+    offsets.advance(minutes=11)
+    offsets.finish_work()
+    assert offsets.shard.state.offsets_memory.used_bytes == 0
+    assert "g" not in offsets.shard.state.offsets
+
+
+def test_many_groups_expire_in_steps(offsets: Offsets, commit_request: MakeRequest) -> None:
+    for number in range(50):
+        assert offsets.commit(commit_request(f"g{number}", "u", {0: 1})) == [0]
+    offsets.advance(days=8)
+    batches = offsets.batches
+    offsets.step()
+    assert offsets.batches - batches <= 1
+    offsets.finish_work()
+    assert offsets.shard.state.offsets == {}
