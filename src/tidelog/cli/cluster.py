@@ -438,7 +438,7 @@ def _check_brokers(drained: Iterable[int], described: ClusterDescription) -> Non
     for node_id in drained:
         if node_id not in known:
             listed = ", ".join(map(str, sorted(known)))
-            report(f"broker {node_id} does not answer (brokers: {listed}); its replicas are made anew from the others")
+            report(f"broker {node_id} does not answer (brokers: {listed}); its replicas are copied from the others")
 
 
 def _read_plan(path: Path, topics: Iterable[TopicMetadata]) -> list[Move]:
@@ -510,7 +510,7 @@ def _ids(node_ids: Iterable[int]) -> str:
 
 
 def _wait(admin: Admin, moves: Sequence[Move], sizes: Mapping[TopicPartition, int], interruption: Interruption) -> None:
-    """Show how much has been copied, until all partitions have moved. Moves go on when this is interrupted."""
+    """Show how much has been copied, until all partitions have moved. Interrupting this does not stop the moves."""
     wanted = [move.partition for move in moves]
     total = sum(sizes.get(move.partition, 0) * len(move.adding) for move in moves)
     is_shown = is_watched()
@@ -593,7 +593,7 @@ def move_replica(
 
 
 def _wait_for_replica(admin: Admin, key: TopicPartition, broker: int, interruption: Interruption) -> str | None:
-    """Show how much has been copied until the replica moves no more; returns the directory that it is in."""
+    """Show how much has been copied until the move has ended; returns the directory of the replica."""
     is_shown = is_watched()
     with progress("moving the replica", None, shown=is_shown, in_bytes=True) as advance:
         while True:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tidelog.records.kernel_consume import ConsumerRecord
 
 DEFAULT_FORMAT = "%v"
-# So many records are printed with one write, if so many are there.
+# How many records are printed with one write, if that many are there.
 RECORDS_AT_ONCE = 2000
 # How often a wait for records is interrupted to see whether the end is reached.
 POLL_S = 0.5

@@ -153,7 +153,7 @@ def _prepare(
 
 # Writing and reading
 
-# Record N goes to partition N modulo PARTITIONS, so that what a partition must hold can be told without keeping it.
+# Record N goes to partition N modulo PARTITIONS, so that what a partition must hold is known without keeping it.
 
 
 def _key(number: int) -> bytes:
@@ -166,7 +166,7 @@ def _value(number: int) -> bytes:
 
 
 class _Deliveries:
-    """The first error of a delivery, told on the producer's own thread."""
+    """The first error of a delivery, reported on the producer's own thread."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

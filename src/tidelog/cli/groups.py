@@ -109,7 +109,7 @@ def describe(
     lag: Annotated[bool, typer.Option("--lag", help="Show committed offsets and lag.")] = False,
     history: Annotated[
         bool,
-        typer.Option("--history", help="Show the last rebalances: why, caused by whom, and how long they took."),
+        typer.Option("--history", help="Show the last rebalances: why, who caused them, and how long they took."),
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every few seconds until Ctrl-C.")] = False,
     interval: Annotated[

@@ -100,7 +100,7 @@ def remove_throttle(admin: Admin) -> Throttle | None:
         return None
     topics = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in admin.list_topics(include_internal=True)]
     described = admin.describe_configs(topics, _LISTS)
-    # A topic that was deleted since it was listed has no settings any more.
+    # A topic that was deleted since it was listed no longer has settings.
     _ = described.errors
     changes: dict[ConfigResource, Mapping[str, str | None]] = {}
     for resource, entries in described.succeeded.items():
@@ -113,6 +113,6 @@ def remove_throttle(admin: Admin) -> Throttle | None:
             changes[resource] = dict.fromkeys(listed)
     if changes:
         admin.incremental_alter_configs(changes).raise_for_errors()
-    # Last: whoever is interrupted before finds the rates, and removes the rest the next time.
+    # Last: if this is interrupted before, the next run finds the rates, and removes the rest.
     admin.incremental_alter_configs(dict.fromkeys(throttle.brokers, dict.fromkeys(_RATES))).raise_for_errors()
     return throttle

@@ -1,7 +1,7 @@
 """`tidelog replay`: a range of a topic's events, once more, into another topic.
 
 What always holds: Spark is imported only when there is something to replay; the command can be stopped and killed at
-any time, and the same command goes on where it was.
+any time, and the same command resumes where it stopped.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _start_cluster(arguments: ServeArguments, brokers: str) -> int:
         raise SettingError(str(error)) from error
     if arguments.node_id is not None:
         raise SettingError("--brokers numbers the brokers by itself; leave out --node-id")
-    # Mistakes are told once, and not by every broker.
+    # Mistakes are reported once, not by every broker.
     options: dict[str, object] = {} if arguments.listen is None else {"listeners": arguments.listen}
     listeners = load(arguments.config, os.environ, arguments.overrides, options=options)["listeners"]
     endpoints = [parse_endpoint(text) for text in listeners]

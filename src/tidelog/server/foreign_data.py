@@ -23,7 +23,7 @@ _KAFKA_ID = "broker.id"
 def foreign_data_problem(data_dir: Path, log_dirs: Sequence[Path], metadata_file: Path | None) -> str | None:
     """Why a broker must not start in these directories; None if it may. `metadata_file` is None for metadata elsewhere.
 
-    What can't be read is no reason: whoever opens it says more about it.
+    What can't be read is no reason: the code that opens it can say more about it.
     """
     for directory in dict.fromkeys((data_dir, *log_dirs)):
         try:

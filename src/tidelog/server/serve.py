@@ -80,13 +80,13 @@ def _end_without_background_task(loop: asyncio.AbstractEventLoop, context: dict[
         loop.default_exception_handler(context)
         return
     # Everything acknowledged is where a crash leaves it, too; nothing that is still running can be trusted to stop.
-    logger.critical("this broker can't go on without its task %r, and ends", context[BACKGROUND_TASK])
+    logger.critical("the broker stops because its task %r has failed", context[BACKGROUND_TASK])
     logging.shutdown()
     os._exit(_EXIT_FAILED)
 
 
 async def _stop_without_supervisor(stop: asyncio.Event) -> None:
-    """A broker of a supervised cluster does not outlive its supervisor: nobody would know of it any more."""
+    """A broker of a supervised cluster ends with its supervisor, or nobody would know about it."""
     supervisor_pid = os.environ.get(SUPERVISOR_PID)
     while supervisor_pid is not None:
         if os.getppid() != int(supervisor_pid):

@@ -85,7 +85,7 @@ class BrokerServer:
         self.node_id = settings.get_int("node.id")
         # The first address that clients can connect to, with the port that was taken.
         self.endpoint = Endpoint("", "", 0)
-        # What other brokers and clients are told, one address a listener.
+        # The addresses for other brokers and clients, one for each listener.
         self._endpoints: tuple[Endpoint, ...] = ()
         self._services: BrokerServices | None = None
         self._dispatcher: Dispatcher | None = None
@@ -131,7 +131,7 @@ class BrokerServer:
         for listener in self._listeners:
             listener.close()
         await self.connections.drain(_DRAIN_DEADLINE_S)
-        # The cluster goes on without this broker while it flushes.
+        # The cluster carries on without this broker while it flushes.
         await services.registration.close()
         await services.controller.close()
         await services.controller.membership.close()
@@ -186,7 +186,7 @@ class BrokerServer:
         return sockets
 
     def _advertised(self, bound: Endpoint) -> Endpoint:
-        """What those are told who should come in by this listener."""
+        """The address for those who should connect to this listener."""
         for text in self.settings["advertised.listeners"] or ():
             endpoint = parse_endpoint(text)
             if endpoint.listener_name == bound.listener_name:

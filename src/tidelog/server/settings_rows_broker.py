@@ -86,7 +86,7 @@ def _identity_rows() -> Iterator[Setting]:
         SettingType.LIST,
         ["PLAINTEXT://127.0.0.1:9092"],
         "Addresses to listen on, comma-separated: HOST:PORT or NAME://HOST:PORT. Port 0 picks a free one. With several "
-        "names, as for a private network and for clients outside, clients are told the addresses of the listener that "
+        "names, as for a private network and for clients outside, clients get the addresses of the listener that "
         "they came in by. Kafka listens on all interfaces by default; Tidelog only on loopback, since it has no "
         "authentication yet.",
         _endpoints,

@@ -5,4 +5,4 @@ from __future__ import annotations
 from typing import Final
 
 SUPERVISOR_PID: Final = "TIDELOG_SUPERVISOR_PID"
-"""The environment variable by which a broker knows that it is not to outlive its supervisor."""
+"""The environment variable that tells a broker not to outlive its supervisor."""
