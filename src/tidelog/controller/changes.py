@@ -402,7 +402,7 @@ def _reassigned(state: PartitionState, rules: Rules, target: Sequence[int]) -> P
 def unregister_broker(node_id: int, image: ClusterImage) -> Change[None]:
     """The change of UnregisterBroker: the broker is forgotten, save as a replica of its partitions. Raises KafkaError.
 
-    A broker that is alive is refused: it would go on without knowing, and nobody would lead what it leads.
+    A broker that is alive is refused: it would carry on without knowing, and nobody would lead what it leads.
     """
     broker = image.brokers.get(node_id)
     if broker is None:

@@ -52,7 +52,7 @@ class ClusterView:
             subscriber(old, image)
 
     async def wait_for(self, is_wanted: Callable[[ClusterImage], bool], timeout_s: float | None = None) -> bool:
-        """Wait for an image of which this holds; False when none came in time."""
+        """Wait for an image for which this holds; False if none came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._image.wait_for(is_wanted)

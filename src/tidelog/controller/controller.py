@@ -151,7 +151,7 @@ class Controller:
         await self.location.wait_for(lambda location: self.is_active)
 
     async def wait_until_resigned(self) -> None:
-        """Wait until this broker is the controller no more."""
+        """Wait until this broker is no longer the controller."""
         await self.location.wait_for(lambda location: not self.is_active)
 
     async def start(self) -> None:
@@ -222,7 +222,7 @@ class Controller:
         *,
         timeout_s: float = ELECTION_WAIT_S,
     ) -> list[ElectionResult]:
-        """Elect the leaders of these partitions (None: of all) anew; raises KafkaError if that can't be written.
+        """Elect new leaders for these partitions (None: for all); raises KafkaError if that can't be written.
 
         One result each, in the order asked; when asked for all, those that need no election have none.
         """
@@ -330,7 +330,7 @@ class Controller:
     ) -> list[_Result]:
         """Carry out a change with a result an item; items that could not be written are refused, not raised.
 
-        `partitions` is how many are to be made.
+        `partitions` is how many will be created.
         """
         if validate_only:
             return await self._results(plan, partitions)
@@ -412,7 +412,7 @@ class Controller:
 
         In a thread where the image is large, as a change may go through all of it, or where many partitions are made.
 
-        Whoever writes the change has the lock, so that nothing else changes the image meanwhile.
+        The caller that writes the change has the lock, so nothing else changes the image meanwhile.
         """
         image = self._image
         if max(image.partitions_count, partitions) >= PARTITIONS_IN_THREAD_MIN:
@@ -452,7 +452,7 @@ class Controller:
                 await asyncio.sleep(_RECOVERY_PAUSE_S)
 
     async def _wait_for_loss(self) -> None:
-        """Wait until this broker is the controller no more, by its own decision or by the end of its session."""
+        """Wait until this broker is no longer the controller, by its own decision or because its session ended."""
         member = self._elected
         assert member is not None
         losses = [asyncio.ensure_future(member.wait_until_lost()), asyncio.ensure_future(self.wait_until_resigned())]

@@ -132,7 +132,7 @@ def decide_new_partitions(new: NewPartitions, topic: TopicImage, image: ClusterI
         if len(replicas) != added:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{added} partition(s) are to be added, but {len(replicas)} assignment(s) are given.",
+                f"{added} partition(s) would be added, but {len(replicas)} assignment(s) are given.",
             )
         _check_same_length(replicas, topic.replication_factor)
     return replace(topic, partitions=topic.partitions + _new_partitions(replicas, image))

@@ -176,7 +176,7 @@ EMPTY_IMAGE: Final = ClusterImage()
 
 
 def stages(old: ClusterImage, new: ClusterImage, topics_max: int) -> Iterator[ClusterImage]:
-    """Images that lead from one to the other, none of which changes more topics than these; `new` is the last.
+    """Images that lead from one to the other, none of which changes more topics than this; `new` is the last.
 
     The others have the old one's revision, since what that of the new one stands for is not all in them.
     """

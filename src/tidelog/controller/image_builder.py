@@ -3,7 +3,7 @@
 What always holds: whatever a change does not touch is the same object in the image before and after it, down to single
 partition states, so that those who follow images find what changed by comparing objects; a topic is in the image if its
 `topics/` record says so, whatever chunks there are (see `layout`). An election and its results are not records: the
-image's controller is whoever the caller says it is.
+image's controller is the one that the caller names.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class ImageBuilder:
             image = replace(image, brokers=brokers)
         changed, deleted = yield from self._changed_topics(image)
         if deleted:
-            # First: a topic that was deleted and created anew has the same name.
+            # First: a topic that was deleted and recreated has the same name.
             image = image.with_topics((), deleted)
         if changed:
             image = image.with_topics(changed)

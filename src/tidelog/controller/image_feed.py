@@ -1,9 +1,9 @@
 """What the controller tells other brokers about the image: changes since the revision they have, or all of it in pages.
 
-What always holds: a broker that applies what it is told, in order, has the controller's image of the revision that it
-is told with it. Changes are handed out whole, as they were committed. The history is bounded: whoever is further behind
-gets a snapshot. A snapshot is of one revision, however many pages it takes; a broker that asks for another page than
-the next one starts over. Nothing is remembered before the first broker asks, so a cluster of one broker pays nothing.
+What always holds: a broker that applies what it gets, in order, has the controller's image of the revision that comes
+with it. Changes are handed out whole, as they were committed. The history is bounded: a broker that is further behind
+gets a snapshot. A snapshot is of one revision, however many pages it takes; a broker that asks for a page other than
+the next starts over. Nothing is remembered before the first broker asks, so a cluster of one broker pays nothing.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Page(NamedTuple):
 
 
 SNAPSHOTS_MAX: Final = 100
-"""How many brokers may be in the middle of a snapshot, each of which keeps its image in memory; others begin anew."""
+"""How many brokers may be in the middle of a snapshot, each of which keeps its image in memory; others start over."""
 
 
 SNAPSHOT_IS_GONE: Final = Page(-1, True, False, ())
-"""For a broker in the middle of a snapshot that is kept no more. No image has this revision: it has to begin anew."""
+"""For a broker in the middle of a snapshot that is no longer kept. No image has this revision: it has to start over."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class _Snapshot:
 
 
 class ImageFeed:
-    """Feeds the brokers that follow one controller; every election starts it anew."""
+    """Feeds the brokers that follow one controller; every election starts a new one."""
 
     def __init__(self, history_bytes_max: int = HISTORY_BYTES_MAX) -> None:
         self._history_bytes_max = history_bytes_max
@@ -111,7 +111,7 @@ class ImageFeed:
     async def read(
         self, node_id: int, revision: int, position: int, *, is_same_epoch: bool, max_bytes: int, max_wait_s: float
     ) -> Page | None:
-        """What a broker that has this revision is to be told next, after waiting for news; None without a controller.
+        """What a broker that has this revision needs next, after waiting for news; None without a controller.
 
         With a position, it has so many records of the snapshot of that revision. `is_same_epoch` says whether it got
         what it has from this very election.

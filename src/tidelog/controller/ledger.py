@@ -92,7 +92,7 @@ class Ledger:
     async def elect(cls, store: Store, session: Session, location: ControllerLocation) -> Ledger | None:
         """Try to become controller, at that location (its epoch is decided here); None if another session is.
 
-        A session that holds the role already, such as by an election whose outcome was unknown, gets it anew under
+        A session that holds the role already, such as by an election whose outcome was unknown, gets it again under
         the next epoch. Raises NotControllerError if the session has ended or the store gives no clear answer.
         """
         for attempt in range(_ELECTION_ATTEMPTS_MAX):

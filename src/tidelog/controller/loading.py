@@ -2,8 +2,8 @@
 
 What always holds: `topics/<name>` decides whether a topic exists; partition chunks that belong to no topic were left by
 an interrupted creation or deletion and count as garbage, and so do the tombstones of deleted topics once no broker may
-need them, and the records of groups that have no settings of their own any more. Removing them is safe only now, at the
-start of a new controller epoch, when no write that compares an old token can succeed any more. A topic with missing
+need them, and the records of groups that no longer have their own settings. Removing them is safe only now, at the
+start of a new controller epoch, when no write that compares an old token can still succeed. A topic with missing
 chunks means damage, and stops the controller.
 """
 
@@ -22,7 +22,7 @@ from tidelog.controller.ledger import Ledger
 from tidelog.metadata.store import MetadataStoreError
 
 TOMBSTONES_MAX: Final = 10_000
-"""Tombstones that several brokers keep. One that was down needs them to know which of its files nobody needs any more;
+"""Tombstones that several brokers keep. One that was down needs them to know which of its files nobody needs;
 without them it keeps the files aside."""
 
 
@@ -36,7 +36,7 @@ class Loaded:
 
 
 async def load(ledger: Ledger, controller_id: int) -> Loaded:
-    """Everything in the store, with pauses: the broker that was elected goes on serving its clients."""
+    """Everything in the store, with pauses: the elected broker keeps serving its clients."""
     cluster = (await ledger.read(layout.CLUSTER)).get(layout.CLUSTER, {})
     if cluster.get("version", layout.LAYOUT_VERSION) > layout.LAYOUT_VERSION:
         raise MetadataStoreError(

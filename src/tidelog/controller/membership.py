@@ -2,7 +2,7 @@
 
 What always holds: a broker has one session at a time, and owns `live/<node id>` by it, so no two brokers of one id are
 members at once, and the key is gone once the broker is. Each session is an incarnation of the broker with an id of its
-own: a session that is lost ends all that was registered under it, and the next one registers anew (KAFKA-2729).
+own: a session that is lost ends all that was registered under it, and the next one registers again (KAFKA-2729).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Membership:
         self._ttl_ms = ttl_ms
         # The present member, None while there is no session, or why there can't be one at the moment.
         self._state: Observable[Member | MetadataStoreError | None] = Observable(None)
-        # A session that is to be closed, whatever becomes of it.
+        # A session that will be closed, whatever happens to it.
         self._session: Session | None = None
         self._keeper: asyncio.Task[None] | None = None
 
