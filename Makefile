@@ -34,14 +34,14 @@ LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(
 lint: setup
 	$(LINT)
 
-# A test that hangs where its own time limit can't end it ends its process, with the stacks of all threads.
+# If a test hangs where its own time limit can't stop it, its process ends and prints the stacks of all threads.
 WATCHDOG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 
 # Tests wait for timers, sessions and processes as well as for the processor, so there are more workers than processors.
 WORKERS ?= $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 
 # Where /dev/shm has room and lets programs run, the tests' files are there: waiting for flushes of brokers' files would
-# take minutes. Tests about disks make disks of their own. Linting goes on beside the tests, and is told of at the end.
+# take minutes. Tests about disks create their own. Linting runs beside the tests, and its result is shown at the end.
 test: setup
 	@room=$$(df --output=avail -m /dev/shm 2>/dev/null | tail -n 1); \
 	place=$$([ "$${room:-0}" -ge 4096 ] && mktemp -d /dev/shm/tidelog-tests-XXXXXX); \

@@ -44,7 +44,7 @@ def report(what: str, call: Callable[[], object]) -> None:
 
 
 def map_of_every(step: int) -> OffsetMap:
-    """A map in which every so many keys were written later, so that their records go."""
+    """A map in which one key in so many was written later, so that its earlier record goes."""
     offset_map = OffsetMap(128 * 1024 * 1024)
     for index in range(0, RECORDS_COUNT, step):
         offset_map.put(b"key-%012d" % index, RECORDS_COUNT + index)

@@ -99,7 +99,7 @@ def group_name(number: int) -> str:
 
 
 def _spread(partitions: int) -> list[tuple[str, range]]:
-    """So many partitions, by topic."""
+    """This many partitions, by topic."""
     return [(topic_name(number), range(partitions // TOPICS)) for number in range(TOPICS)]
 
 

@@ -184,7 +184,7 @@ def _latency(samples_us: list[float]) -> Latency:
 def produce_batches(
     broker: BrokerProcess, topic: str, record_bytes: int, count: int, *, acks: int, batch_bytes: int = BATCH_BYTES
 ) -> Throughput:
-    """The same batch again and again, until so many are acknowledged."""
+    """The same batch again and again, until this many are acknowledged."""
     records = batch_bytes // (record_bytes + RECORD_OVERHEAD_BYTES)
     request = produce_frame(topic, bytes(record_bytes), records, acks)
     with closing(BareConnection(broker.port)) as connection:
@@ -201,7 +201,7 @@ def produce_batches(
 
 
 def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, end_offset: int, count: int) -> Throughput:
-    """So many fetches, from the first offset to the last and over again, opening nothing but the batches' headers."""
+    """This many fetches, from the first offset to the last and over again, opening nothing but the batches' headers."""
     request = bytearray(frame(FETCH, _fetch_from(topic, _SOME_OFFSET), FETCH_VERSION))
     offset_at = request.index(_OFFSET.pack(_SOME_OFFSET))
     records = 0
@@ -227,7 +227,7 @@ def fetch_batches(broker: BrokerProcess, topic: str, record_bytes: int, end_offs
 
 
 def produce_frame(topic: str, value: bytes, records: int, acks: int, partition: int = 0) -> bytes:
-    """A request with one batch of so many records of the same value."""
+    """A request with one batch of this many records of the same value."""
     batch = encode_batch([(None, value, (), None)] * records, now_ms=time.time_ns() // 1_000_000)
     data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)])
     return frame(PRODUCE, ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[data]), PRODUCE_VERSION)

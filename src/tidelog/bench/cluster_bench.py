@@ -201,7 +201,7 @@ def _measure_failover(cluster: Cluster, plan: Plan, samples: Samples) -> None:
 
 
 def _wait_for_acknowledgement(cluster: Cluster, topic: str, request: bytes) -> BrokerProcess:
-    """What a producer does: look for the leader, send, and begin anew when that fails. Returns the leader."""
+    """What a producer does: look for the leader, send, and start over when that fails. Returns the leader."""
     deadline_s = time.monotonic() + _FAILOVER_DEADLINE_S
     with Admin(bootstrap_servers=cluster.bootstrap) as admin:
         while time.monotonic() < deadline_s:

@@ -123,7 +123,7 @@ def _receive_produced(broker: BrokerProcess, connection: BareConnection) -> None
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    """One batch at a time, as a produce request may hold no more of one partition."""
+    """One batch at a time, because a produce request may hold only one per partition."""
     with path.open("rb") as file:
         while header := file.read(BATCH_HEADER_SIZE):
             yield header + file.read(parse_header(header, whole_batch=False).size_bytes - BATCH_HEADER_SIZE)

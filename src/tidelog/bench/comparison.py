@@ -68,7 +68,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One row of a table: what samples call it, what readers are told, and what is to be reached."""
+    """One row of a table: its name in samples, the text for readers, and the goal."""
 
     name: str
     what: str

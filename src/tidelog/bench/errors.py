@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class MeasurementError(Exception):
-    """A measurement can't go on; the text says why."""
+    """A measurement can't continue; the text says why."""
 
 
 class PlanError(MeasurementError, ValueError):

@@ -231,7 +231,7 @@ class Crowd:
         while not until():
             elapsed_s = time.perf_counter() - began_s
             if elapsed_s > deadline_s:
-                raise MeasurementError(f"waited {deadline_s:.0f} s in vain: {what}")
+                raise MeasurementError(f"gave up after {deadline_s:.0f} s: {what}")
             while turns < elapsed_s * rate:
                 turns += 1
                 self._beat_next()

@@ -83,7 +83,7 @@ class Plan(comparison.Plan):
 
     @property
     def usual_rate(self) -> float:
-        """Heartbeats a second of so many members with clients' default interval."""
+        """Heartbeats a second of this many members with clients' default interval."""
         return self.members / HEARTBEAT_INTERVAL_S
 
 

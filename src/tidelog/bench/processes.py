@@ -50,7 +50,7 @@ def touch_memory(size_bytes: int) -> None:
     """Write to that much free memory once.
 
     A virtual machine gets a page of memory when it first uses it, which costs about ten times as much as later uses.
-    Whoever writes files first would pay for it.
+    The side that writes files first would pay for it.
     """
     content = bytes([1]) * _TOUCH_BYTES
     with mmap.mmap(-1, size_bytes) as memory:

@@ -114,7 +114,7 @@ def send_records(broker: BrokerProcess, topic: str, records: int) -> None:
             producer.send_arrow(topic, batch, value="value", timestamp="at", partition=number % PARTITIONS)
         producer.flush()
         if producer.metrics().records_failed:
-            raise MeasurementError("not all records could be written that shall be read")
+            raise MeasurementError("not all records to be read could be written")
 
 
 # Reading

@@ -132,7 +132,7 @@ class TransactionalProducer:
         return made
 
     def make_version_2_frames(self, transactions: int) -> list[list[bytes]]:
-        """A record for each partition, for each of so many transactions; each has an epoch, which numbers anew."""
+        """A record for each partition and transaction; every transaction has its own epoch and sequence."""
         # Its epoch is that of the transactions before, which have numbered on.
         self.producer_id, self.epoch = self._init()
         made = []

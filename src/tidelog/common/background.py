@@ -1,8 +1,8 @@
 """Tasks that run as long as their owner does, and must not end unseen.
 
-What always holds: a task that fails, which is a bug, is in the log at once, and the loop's exception handler is told
-with `BACKGROUND_TASK` in its context. A broker's process ends then: a broker that goes on without one of its parts
-could lead for ever with what it knew when that part ended.
+What always holds: a task that fails, which is a bug, is logged at once, and the loop's exception handler is called with
+`BACKGROUND_TASK` in its context. A broker's process ends then: a broker that keeps running without one of its parts
+could lead for ever with outdated knowledge.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class VirtualClock:
     def advance(
         self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, ms: float = 0
     ) -> None:
-        """Move time forward, then tell whoever waits for it."""
+        """Move time forward, then notify everyone who waits for it."""
         step_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000 + ms
         if step_ms < 0:
             raise ValueError("a clock can only be advanced forward")

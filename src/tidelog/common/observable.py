@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Observable(Generic[T]):
-    """A value; whoever waits sees the newest one, and may miss those in between."""
+    """A value; those who wait see the newest one, and may miss some in between."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -27,7 +27,7 @@ class Observable(Generic[T]):
                 waiting.set_result(value)
 
     async def wait_for(self, is_wanted: Callable[[T], bool]) -> T:
-        """The first value of which this holds, beginning with the present one."""
+        """The first value for which this holds, beginning with the current one."""
         if is_wanted(self._value):
             return self._value
         waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()

@@ -1,7 +1,7 @@
 """Recurring work of a broker, on the event loop, by the broker's clock.
 
 What always holds: a task never overlaps itself; a task that raises is logged and runs again at its next time; with a
-virtual clock nothing runs until the clock is advanced; after `close` no task runs any more. One timer serves all tasks,
+virtual clock nothing runs until the clock is advanced; after `close` no task runs. One timer serves all tasks,
 however many partitions there are, and an idle broker sleeps until the next one is due.
 """
 

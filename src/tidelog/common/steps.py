@@ -1,6 +1,6 @@
 """Long work that can stop anywhere in between: a generator that yields after each small piece of it.
 
-Whoever runs the steps decides when to go on, so that work of seconds never holds up an event loop for more than a few
+The caller decides when to continue, so that work of seconds never holds up an event loop for more than a few
 milliseconds. A step yields how many bytes of output it added, which is 0 where it only prepared some; the generator's
 return value is the result. What one step does must take well under a millisecond.
 """
@@ -48,7 +48,7 @@ async def run_with_pauses(steps: Steps[T]) -> T:
 
 async def with_pauses(items: Iterable[T]) -> AsyncIterator[T]:
     """The same items, for a coroutine that does some work for each: others have a turn every few milliseconds."""
-    import asyncio  # whoever only encodes messages, as a client's import does, should not pay for it
+    import asyncio  # importing a client only encodes messages, and should not pay for it
 
     resumed_s = time.perf_counter()
     for item in items:

@@ -26,7 +26,7 @@ USERS = 20_000
 EVENTS_PER_BROKEN_ONE = 50_000
 BROKEN_MIN = 4  # so that a small demo shows each kind once
 
-# What stands in the place of an event: half a line, another protocol, nothing, and a number that is none.
+# What replaces an event: half a line, another protocol, nothing, and something that is not a number.
 BROKEN_VALUES = (
     b'{"order_id":17,"user":"u1","category":"bo',
     b"GET /health HTTP/1.1",
@@ -73,7 +73,7 @@ def last_whole_hour(now: datetime) -> datetime:
 
 
 def open_shop(events: int, seed: int, start: datetime) -> Shop:
-    """Make up so many events, orders and clicks together, in the hour from `start` on."""
+    """Make up this many events, orders and clicks together, in the hour from `start` on."""
     import numpy as np
 
     random = np.random.default_rng(seed)
@@ -150,7 +150,7 @@ def _categories(random: Random, count: int) -> Array:
 
 
 def _with_broken(random: Random, values: pa.Array, broken: int, first_kind: int) -> pa.Array:
-    """Replace so many values, spread at random, by broken ones, each kind in turn."""
+    """Replace this many values, spread at random, with broken ones, each kind in turn."""
     import pyarrow as pa
 
     places = sorted(int(place) for place in random.choice(len(values), broken, replace=False))

@@ -69,7 +69,7 @@ class Wishes:
 
 
 def tell_story(wishes: Wishes) -> dict[str, Any]:
-    """Tell it; gives what a JSON document says of it. DemoError when it can't go on or a check fails."""
+    """Tell it; gives what a JSON document says of it. DemoError when it can't continue or a check fails."""
     check_pieces()
     _check_chart(wishes.chart)
     teller = Teller(quietly=wishes.quietly)

@@ -1,4 +1,4 @@
-"""Tells a slow machine from one where nothing happens any more."""
+"""Tells a slow machine from one where nothing is happening."""
 
 from __future__ import annotations
 

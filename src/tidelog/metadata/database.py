@@ -169,7 +169,7 @@ class Database:
         """Prepare the file, also while other brokers of a new cluster do the same.
 
         SQLite does not wait for the others where two connections would wait for each other, as when both turn on the
-        write-ahead log: one of them has to begin anew.
+        write-ahead log: one of them has to start over.
         """
         deadline_s = time.monotonic() + BUSY_TIMEOUT_MS / 1000
         while True:

@@ -400,7 +400,7 @@ class ZooKeeperStore:
         except NoNodeError:
             if on_event is None:
                 return []
-            # To be told of its first key, the level has to be there.
+            # A watch for its first key needs the level to exist.
             await self._ensure_directories([f"{first}/"])
             return await self._keys_in(client, first, on_event)
         return [f"{first}/{unquote(name)}" for name in names]

@@ -3,7 +3,7 @@
 What always holds: a version has at most one run at a time (it holds a lock); each version has its own checkpoint, in
 `<state>/<name>/v<version>/checkpoint/main`, and however a run ended, the next one resumes exactly after the last
 finished batch; progress is written to the registry after each batch. A stop takes effect between two batches: the
-source is told to offer nothing more, and the query is stopped once it is idle.
+source offers nothing more, and the query is stopped once it is idle.
 """
 
 from __future__ import annotations

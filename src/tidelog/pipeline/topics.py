@@ -1,6 +1,6 @@
 """The topics of a pipeline: those that it reads must exist, and those that it writes are created.
 
-What always holds: an existing topic is never changed; if its settings don't suit its use, the user is told. A shadow's
+What always holds: an existing topic is never changed; if its settings don't suit its use, a warning says so. A shadow's
 topic has the same number of partitions as the live one.
 """
 

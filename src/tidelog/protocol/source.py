@@ -33,7 +33,7 @@ class Source:
         return f"{prefix}{self._names}"
 
     def constant(self, prefix: str, value: object) -> str:
-        """The name by which the function refers to this object."""
+        """The name that the function uses for this object."""
         for name, known in self.namespace.items():
             if known is value:
                 return name

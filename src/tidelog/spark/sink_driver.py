@@ -254,7 +254,7 @@ class _Batch:
             await self._abort_orphans(orphans, [], {self._identity.run})
             return
         # The previous commit may have decided without getting the response. If it was only interrupted, it may even
-        # still be running; from here on, it can't decide any more.
+        # still be running; from here on, it can no longer decide.
         orphans = await self._take_over()
         decision = await self._decisions.read(stable=True)
         winners: list[HandedOver] = []

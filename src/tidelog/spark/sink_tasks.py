@@ -251,7 +251,7 @@ def _transactional_producer(process: _Process, settings: SinkSettings) -> Handov
 
 
 def _discard(process: _Process, key: _Key) -> None:
-    """Close a producer that can't be used any more; the next task creates a new one."""
+    """Close a producer that can no longer be used; the next task creates a new one."""
     producer = process.producers.pop(key, None)
     if producer is not None:
         producer.close(timeout=0)

@@ -215,7 +215,7 @@ class Cluster(Closing):
         async def wait_on(server: BrokerServer) -> ClusterImage:
             view = server.services.cluster
             if not await view.wait_for(is_wanted, _DEADLINE_S):
-                raise TimeoutError(f"waited {_DEADLINE_S:g} s in vain for {what}: {view.image}")
+                raise TimeoutError(f"gave up after waiting {_DEADLINE_S:g} s for {what}: {view.image}")
             return view.image
 
         running = self.running

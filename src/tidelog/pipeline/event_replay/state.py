@@ -2,7 +2,7 @@
 
 What always holds: `replay.json` is replaced atomically and synced to disk before a chunk starts and after it is done,
 so after any crash it names the one chunk that may or may not have been written. That chunk is written again under the
-same number, by which the sink recognizes it. What a replay does is fixed when it starts; how fast, when and on which
+same number, so the sink recognizes it. What a replay does is fixed when it starts; how fast, when and on which
 cluster it runs is not.
 """
 

@@ -105,7 +105,7 @@ class SwitchOutputs:
         for reader in [*self._live.values(), *self._next.values()]:
             reader.read_to_end()
         for reader in self._live.values():
-            reader.contents.make_durable()  # soon it can't be read from the topic any more
+            reader.contents.make_durable()  # soon it can no longer be read from the topic
         changes = []
         for output in keyed_topics(self._new):
             live, new = self._live[output.name], self._next[output.name]

@@ -2,7 +2,7 @@
 
 Only Tidelog's brokers send it, to each other; Kafka has no such API. Its key is far from those that Kafka counts up.
 
-The request says what the broker has: a revision that it heard of in a controller epoch, or so many records of the
+The request says what the broker has: a revision that it heard of in a controller epoch, or a number of records of the
 snapshot of that revision. The answer has changes since, or a page of a snapshot of all there is. The broker has the
 answer's revision once it has applied an answer that is complete.
 """
