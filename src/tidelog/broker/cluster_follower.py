@@ -114,7 +114,7 @@ class ClusterFollower:
             while not response.is_complete:
                 response = await self._ask(connection, epoch, revision, position)
                 if not self._is_from_controller(response) or response.revision != revision:
-                    return  # another controller, or the snapshot began anew: begin anew as well
+                    return  # another controller, or the snapshot was restarted: start over as well
                 await _add(builder, response)
                 position += len(response.changes)
             if position:

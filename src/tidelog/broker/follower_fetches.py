@@ -4,7 +4,7 @@ What always holds: an offset that a follower names is taken as the end of its lo
 compared with this leader's (KIP-595); a fetch costs as much as there are partitions that it names or that have
 changed, however many the session has; a partition with new records, a new start or another leader ends the wait of a
 fetch; what was sent of a partition is not sent again until the follower names the partition again, and what it did not
-take it asks for that way. A new high watermark alone is told after a moment, so that it usually goes with new records.
+take it asks for that way. A new high watermark alone is sent after a moment, so that it usually goes with new records.
 Only registered brokers have sessions, each in its current epoch (KIP-903).
 """
 
@@ -29,7 +29,7 @@ _EPOCH_MAX: Final = 2**31 - 1
 _SESSION_ID_MAX: Final = 2**31 - 1
 
 NEWS_DELAY_S: Final = 0.02
-"""How long a new high watermark waits to be told together with new records. Only readers of followers wait for it."""
+"""How long a new high watermark waits to be sent together with new records. Only readers of followers wait for it."""
 
 SESSIONS_PER_BROKER_MAX: Final = 64
 """More than any num.replica.fetchers in use; each session may hold all partitions of this broker."""
@@ -43,7 +43,7 @@ class FollowerFetch(PartitionFetch):
 
     # Records were sent, and the follower has not said yet what became of them.
     is_sent: bool = False
-    # What is wrong with it, to be told with the next answer.
+    # What is wrong with it, for the next answer.
     refusal: PartitionRead | None = None
 
 
@@ -170,18 +170,18 @@ class FollowerFetches:
                 session.mark(key, is_urgent=True)
 
     def on_high_watermark(self, partition: Partition) -> None:
-        """Followers are told with the next answer, soon."""
+        """Followers learn about it with the next answer, soon."""
         for session, key in self._followers.get(partition, {}).items():
             session.mark(key, is_urgent=False)
 
     def forget(self, partition: Partition) -> None:
-        """The partition is gone; its followers are told, and look it up again by themselves."""
+        """The partition is gone; its followers learn that, and look it up again by themselves."""
         for session, key in self._followers.pop(partition, {}).items():
             session.partitions.pop(key, None)
             session.mark(key, is_urgent=True)
 
     def on_brokers_changed(self) -> None:
-        """End the sessions of brokers that are gone or have started anew."""
+        """End the sessions of brokers that are gone or have restarted."""
         for session in tuple(self._sessions.values()):
             if self._terms.epoch_of(session.replica_id) != session.replica_epoch:
                 self._close(session)

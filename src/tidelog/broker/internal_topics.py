@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _REMEMBERED_CHARACTERS_MAX: Final = 128
 
 _CREATION_S_MAX: Final = 5.0
-"""How long a client waits for the topic to be made before it is told to ask again."""
+"""How long a client waits for the topic to be created before it has to retry."""
 
 
 def java_hash(text: str) -> int:

@@ -1,6 +1,6 @@
 """Asks the controller for changes of ISRs, by AlterPartition (KIP-497).
 
-What always holds: one request is under way at a time, and carries all changes that have gathered by then, so a broker
+What always holds: one request is in flight at a time, and carries all changes that have gathered by then, so a broker
 that falls behind in a thousand partitions costs its leaders a few requests; a change whose outcome is unknown is asked
 for again until the controller, or an image, has decided it. What is asked for, and what an answer means, is up to each
 `partition`. It runs on the event loop.
@@ -44,7 +44,7 @@ _RETRY: Final = Backoff(0.05, 1.0)
 
 
 class IsrManager:
-    """The changes that wait to be sent, and the one request that is under way."""
+    """The changes that wait to be sent, and the one request in flight."""
 
     def __init__(
         self,

@@ -225,7 +225,7 @@ class Partition:
     def fence(self, *, keep_sole: bool = False) -> None:
         """Stop leading until the controller confirms it in a new epoch: another broker may lead by now.
 
-        `keep_sole`: a sole replica goes on; nobody else has its records, so nobody else can be elected.
+        `keep_sole`: a sole replica keeps its leader; nobody else has its records, so nobody else can be elected.
         """
         if self.is_leader and not (keep_sole and self._is_sole_replica):
             self._fenced_epoch = self.leader_epoch
@@ -427,7 +427,7 @@ class Partition:
         return True
 
     def propose_resignation(self) -> bool:
-        """Ask for another leader, once this replica can't be used any more; True if there is a change to send now.
+        """Ask for another leader, once this replica can no longer be used; True if there is a change to send now.
 
         Only where others are in sync: nobody else has all that is committed.
         """
@@ -540,7 +540,7 @@ class Partition:
         return None
 
     def describe(self, diverging_epoch: tuple[int, int] | None = None) -> PartitionRead:
-        """What a fetch is told besides records."""
+        """What a fetch gets besides records."""
         log = self.log
         return PartitionRead(
             high_watermark=log.high_watermark,

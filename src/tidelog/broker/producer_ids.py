@@ -1,7 +1,7 @@
 """Producer ids for idempotent producers, out of blocks that the controller hands to this broker.
 
 What always holds: no id is given twice in a cluster, however often brokers restart (the rest of a block is lost then);
-one request for a block is under way at most, and it starts before the block in hand is used up, so that a producer
+at most one request for a block is in flight, and it starts before the block in hand is used up, so that a producer
 seldom waits for it.
 """
 

@@ -16,7 +16,7 @@ KeyT = TypeVar("KeyT")
 KeyT_contra = TypeVar("KeyT_contra", contravariant=True)
 
 
-# An operation with more keys than these is parked in pieces of so many; one takes a fraction of a millisecond.
+# An operation with more keys than this is parked in pieces of this size, which take a fraction of a millisecond each.
 _KEYS_AT_ONCE_MAX = 256
 
 

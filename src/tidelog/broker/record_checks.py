@@ -88,7 +88,7 @@ class RecordChecks:
             else:
                 result.set_result(run.result())
         elif not run.cancelled():
-            run.exception()  # nobody waits for it any more, and asyncio complains about those that nobody looks at
+            run.exception()  # nobody waits for it now, and asyncio complains about exceptions that nobody looks at
         if not self._is_closed:
             self._run_next()
 

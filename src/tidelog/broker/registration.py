@@ -1,8 +1,8 @@
 """Keeps this broker registered with the controller, under the epoch that all of its requests to the controller carry.
 
 What always holds: a broker whose session was lost, or that the controller has fenced, serves nothing until it is
-registered anew under a new epoch (KAFKA-2729), unless it is the only one of its cluster. A broker registers after its
-logs are open, and says by which epoch it shut down cleanly, if it did (KIP-966).
+registered again under a new epoch (KAFKA-2729), unless it is the only one of its cluster. A broker registers after its
+logs are open, and says in which epoch it shut down cleanly, if it did (KIP-966).
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class Registration:
             self._set_serving(True)
 
     def _set_serving(self, is_serving: bool) -> None:
-        # A broker alone in its cluster has nobody who could take over, so it may go on while its metadata is away.
+        # A broker alone in its cluster has nobody who could take over, so it keeps serving without the store.
         others = any(node_id != self._node_id for node_id in self._cluster.image.brokers)
         self._replicas.is_fenced = others and not is_serving
 
     async def _wait_for_loss(self) -> None:
-        """Wait until the session is lost, or the image says that this registration counts no more."""
+        """Wait until the session is lost, or the image says that this registration is no longer valid."""
         assert self._member is not None
         losses = [
             asyncio.ensure_future(self._member.wait_until_lost()),

@@ -73,7 +73,7 @@ class Handler:
         object.__setattr__(self, "response_tags_from", self._first_version(has_tags))
 
     def _first_version(self, holds: Callable[[int], bool]) -> int:
-        """The first version of which something holds, as of all after it; past the last where it never does."""
+        """The first version for which something holds, as for all later ones; past the last if it never does."""
         last = self.version_max if self.unstable_version is None else self.unstable_version
         return next((version for version in range(self.version_min, last + 1) if holds(version)), last + 1)
 

@@ -1,7 +1,7 @@
 """Copies the partitions that this broker follows: one fetcher for each leader broker, over Kafka's Fetch.
 
 What always holds: a partition is fetched from the end of its log, with the epoch of its last record, so that its leader
-finds out where histories differ (KIP-595), anew in each leader epoch; what differs is truncated, and nothing else ever
+finds out where histories differ (KIP-595), again in each leader epoch; what differs is truncated, and nothing else ever
 is, no matter where the high watermark lies. Batches are checked and written as they came, with one write a run; the
 high watermark and the start of the log follow the leader's. A partition with a problem is tried again after a pause of
 its own, while the others go on. A fetcher holds one answer in memory, or two while one is on its way. All waiting for
@@ -188,7 +188,7 @@ class ReplicaFetching:
         self._is_closed = False
 
     def follow(self, partition: Partition) -> None:
-        """Copy the partition from its current leader; anew if its leader epoch has changed."""
+        """Copy the partition from its current leader; start over if its leader epoch has changed."""
         if self._is_closed:
             return
         place = partition.leader, (partition.topic_id.int + partition.partition) % self.config.fetchers_per_leader
@@ -224,7 +224,7 @@ class ReplicaFetching:
 
 
 class _SessionLostError(Exception):
-    """The leader does not know the session any more, or this broker has a new epoch."""
+    """The leader no longer knows the session, or this broker has a new epoch."""
 
 
 class ReplicaFetcher:
@@ -323,7 +323,7 @@ class ReplicaFetcher:
                 self._begin_session()
 
     def _begin_session(self) -> None:
-        """Name everything anew; answers that are on their way no longer count."""
+        """Name every partition again; answers that are on their way no longer count."""
         self._session_id, self._session_epoch = _NO_SESSION, _FIRST_SESSION_EPOCH
         self._in_flight.clear()
         self._to_forget.clear()
@@ -338,7 +338,7 @@ class ReplicaFetcher:
         if broker_epoch != self._broker_epoch:
             self._broker_epoch = broker_epoch
             if self._session_id != _NO_SESSION or self._in_flight:
-                raise _SessionLostError("this broker has registered anew")
+                raise _SessionLostError("this broker has a new registration")
         if self._may_send():
             self._send(connection)
         self._event.clear()
@@ -537,7 +537,7 @@ class ReplicaFetcher:
         if not followed.failures:
             logger.error("%s", error.message)
         self._owner.followers.check_storage(followed.partition)
-        # If the whole log went offline, it is not followed any more.
+        # If the whole log went offline, it is no longer followed.
         self._retry_later(followed)
 
     def _retry_later(self, followed: Followed) -> None:
@@ -608,7 +608,7 @@ class ReplicaFetcher:
         if end_offset < log.log_end_offset:
             # Only after an unclean election: what was committed was lost.
             logger.warning(
-                "%s ends at offset %d, that of its leader %d at %d; what lies behind is removed",
+                "%s ends at offset %d, but the log of its leader, broker %d, at %d; removing the rest",
                 log.name,
                 log.log_end_offset,
                 self._leader_id,

@@ -277,8 +277,8 @@ class ReplicaManager:
     def fence(self) -> None:
         """Stop leading and copying: this broker's session is over, and others may lead its partitions by now.
 
-        This broker has to register anew. Then it copies again, and leads what the controller gives it in a new epoch.
-        Where it still serves, because it is alone in its cluster, it leads on what nobody else has.
+        This broker has to register again. Then it copies again, and leads what the controller gives it in a new epoch.
+        Where it still serves, because it is alone in its cluster, it keeps leading what nobody else has.
         """
         self.on_registered(UNKNOWN_EPOCH)
         for partition in tuple(self._by_id.values()):
@@ -781,7 +781,7 @@ class ReplicaManager:
         self._resign_without_disk(partition)
 
     def _resign_without_disk(self, partition: Partition) -> None:
-        """Have another broker lead a partition that can't be used here any more."""
+        """Have another broker lead a partition that can no longer be used here."""
         if partition.propose_resignation() and self._isr_manager is not None:
             self._isr_manager.submit(partition)
 

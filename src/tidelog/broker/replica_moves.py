@@ -6,9 +6,9 @@ log had flushed, and once the copy has all that was appended meanwhile, it takes
 
 What always holds: as many replicas are copied at a time as there are data directories, the others wait in the order of
 their requests; a replica has at most one move, and a newer target replaces it; a copy follows every truncation and each
-new start of its log before it takes its place; what is not wanted any more, or fails, is removed, and the replica stays
+new start of its log before it takes its place; what is no longer wanted, or fails, is removed, and the replica stays
 where it is. The event loop looks up where to read, copies at most the last few hundred KiB, and renames; all else is
-done in threads. How a crash is survived is told in `log/moves.py`. It decides nothing about leaders.
+done in threads. `log/moves.py` explains how a crash is survived. It decides nothing about leaders.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHUNK_BYTES_MIN: Final = 16 * 1024
 _UNFLUSHED_BYTES_MAX: Final = 64 * 1024 * 1024
 # What the loop copies itself in the end; from memory, it takes a millisecond.
 _LAST_BYTES: Final = 256 * 1024
-# How often the end is chased while flushes are held, before they are let go and it is tried anew.
+# How often the copy tries to catch up while flushes are held, before they are released and it starts again.
 _CHASES_MAX: Final = 100
 _PAUSE_S: Final = 0.1
 _TRUNCATION_PAUSE_S: Final = 0.02
@@ -51,7 +51,7 @@ _ANY_EPOCH: Final = 2**31 - 1
 
 
 class _MoveEndedError(Exception):
-    """The move is not wanted any more."""
+    """The move is no longer wanted."""
 
 
 class MoveStatus(NamedTuple):
@@ -86,7 +86,7 @@ class ReplicaMove:
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """It is not wanted any more; what a thread does for it right now is finished first."""
+        """It is no longer wanted; what a thread is doing for it right now is finished first."""
         self._ended.set()
 
     def check(self) -> None:
@@ -184,7 +184,7 @@ class ReplicaMoves:
                     return  # the move before was about to end there
                 await self._move(move)
             except _MoveEndedError:
-                logger.info("%s is not moved to %s any more", log.name, move.target)
+                logger.info("the move of %s to %s was cancelled", log.name, move.target)
             except (KafkaError, OSError) as error:
                 logger.error("%s can't be moved to %s and stays where it is: %s", log.name, move.target, error)
 
@@ -212,7 +212,7 @@ class ReplicaMoves:
     # Copying
 
     async def _catch_up(self, move: ReplicaMove, copy: PartitionLog, *, is_throttled: bool) -> None:
-        """Copy until no more is left than what was appended during the last piece."""
+        """Copy until all that is left was appended during the last piece."""
         log = move.partition.log
         while True:
             self._check(move)

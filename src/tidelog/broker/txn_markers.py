@@ -2,7 +2,7 @@
 
 What always holds: a marker counts as written when it is committed, as with acks=all. A partition that no longer exists
 needs none. A partition whose leader can't be reached, or has changed, gives an error, and the coordinator tries again.
-One request a broker is under way at most; what comes up meanwhile goes out together in the next one, so many small
+Each broker has at most one request in flight; what comes up meanwhile goes out together in the next one, so many small
 transactions cost few requests.
 """
 
@@ -125,7 +125,7 @@ class ClusterMarkerWriter:
         self._senders: dict[int, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Send nothing more; what is under way fails, and its coordinator is gone as well."""
+        """Send nothing more; what is in flight fails, and its coordinator is gone as well."""
         senders = list(self._senders.values())
         for sender in senders:
             sender.cancel()

@@ -3,7 +3,7 @@
 Versions served: 2-10.
 - 2 to 4 may say how long to keep the offsets (KIP-211 ended that with 5). 3: throttle time. 4: throttled after the
   answer (KIP-219). 6: leader epoch of the committed offset (KIP-320). 7: static members (KIP-345). 8: flexible.
-- 9: members of the new consumer protocol (KIP-848), which may be told STALE_MEMBER_EPOCH. 10: topics by id.
+- 9: members of the new consumer protocol (KIP-848), which may get STALE_MEMBER_EPOCH. 10: topics by id.
 
 All partitions of a request are one batch in the log. A consumer that assigns partitions to itself commits without a
 member id and with generation -1, as long as its group has no members.

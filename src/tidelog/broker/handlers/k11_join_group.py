@@ -4,8 +4,8 @@ Versions served: 0-9.
 - 1: a time of its own to join again in a rebalance (KIP-62); before, it is the session's. 2: throttle time.
   3: throttled after the answer (KIP-219). 4: a member without an id gets one to join with (KIP-394). 5: static members
   (KIP-345).
-- 6: flexible. 7: the protocol type is told, and names may be null (KIP-559). 8: why the member joins (KIP-800). 9: a
-  leader that comes back is told to leave the assignment as it is (KIP-814).
+- 6: flexible. 7: has the protocol type, and names may be null (KIP-559). 8: why the member joins (KIP-800). 9: a
+  leader that comes back learns that it should keep the assignment (KIP-814).
 """
 
 from __future__ import annotations

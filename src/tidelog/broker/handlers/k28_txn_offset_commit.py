@@ -26,7 +26,7 @@ from tidelog.protocol.messages.k28_txn_offset_commit import (
 
 _ABORTABLE_FROM = 4
 
-# What producers of all versions ask again after, in the place of errors that they do not expect here.
+# Errors after which producers of all versions retry, instead of errors that they do not expect here.
 _TOLD = {
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,

@@ -4,7 +4,7 @@ Versions served: 0-1.
 - 0: the first. 1: can forbid that a move changes the replication factor (KIP-860).
 
 The answer says that a move has begun, or that it has ended where the new replicas were in sync already. New replicas
-first copy the partition; ListPartitionReassignments tells which moves go on.
+first copy the partition; ListPartitionReassignments shows those in progress.
 """
 
 from __future__ import annotations

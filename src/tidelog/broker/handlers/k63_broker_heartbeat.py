@@ -2,7 +2,7 @@
 
 Versions served: 0-2. For brokers only.
 
-That a broker is alive is told by its key in the metadata store, so it need not send this again and again. Of its
+A broker's key in the metadata store shows that it is alive, so it need not send this again and again. Of its
 directories only the registration tells.
 """
 
