@@ -144,7 +144,7 @@ class TransactionInit:
         if now.monotonic_ms >= self._state.make_room_from_ms:
             self._state.make_room_from_ms = now.monotonic_ms + _MAKE_ROOM_EVERY_MS
             logger.warning(
-                "transactional ids take %d bytes, as many as they may: producers with new ids are told to try again",
+                "transactional ids take %d bytes, which is the limit: producers with new ids have to retry",
                 self._state.memory.budget.used_bytes,
             )
             actions.append(SetTimer(MAKE_ROOM, now.monotonic_ms))

@@ -1,6 +1,6 @@
 """Whether a log may still be used, and what disk errors and damaged files turn into.
 
-What always holds: once offline, a log stays so until it is opened anew, and whoever holds the log is told of the error
+What always holds: once offline, a log stays so until it is reopened, and its users are notified of the error
 that took it offline, once; a disk that is full takes nothing offline where all that was begun could be undone; every
 OSError leaves as LogStorageError, and damage found while reading as LogCorruptionError that names the file and the
 place.
@@ -88,7 +88,7 @@ class LogHealth:
             raise self.refuse(action, error) if is_undone else self.go_offline(f"{action} failed: {error}") from error
 
     def refuse(self, action: str, error: OSError) -> LogStorageError:
-        """The error to raise for a change that left everything as it was: only a full disk lets the log go on."""
+        """The error to raise for a change that left everything as it was: after a full disk the log stays in use."""
         if is_out_of_room(error):
             return LogStorageError(f"{self.name}: {action} failed and was undone: {error}")
         return self.go_offline(f"{action} failed: {error}")

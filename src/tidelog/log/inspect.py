@@ -248,7 +248,7 @@ def flushed_offset_of(directory: Path) -> int:
 
 
 def _read_offsets(path: Path) -> dict[PartitionKey, int]:
-    """A checkpoint; one that can't be read tells nothing, and the broker makes it anew."""
+    """A checkpoint; one that can't be read holds nothing of use, and the broker rewrites it."""
     try:
         return read_offsets(path)
     except (CorruptCheckpointError, OSError):

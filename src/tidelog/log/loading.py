@@ -75,7 +75,7 @@ def _size(item: Openable) -> int:
     try:
         return bytes_to_check(item.path, item.known)
     except OSError:
-        # What is wrong with it is told when it is opened.
+        # What is wrong with it is reported when it is opened.
         return 0
 
 

@@ -77,7 +77,7 @@ class LogMove:
     retired: Path
     # Where the log starts according to the checkpoint of the new directory; -1: no checkpoint was written.
     checkpointed_start_offset: int = -1
-    # What the checkpoints of the old directory go on to say, until it is on disk that the log has left it.
+    # What the checkpoints of the old directory keep saying until the log's departure is on disk.
     left: LastKnown | None = None
 
 
@@ -532,7 +532,7 @@ class LogManager:
         return True
 
     def commit_move(self, move: LogMove) -> bool:
-        """Let the log go on with its copy, which has all its records; False if that isn't possible right now.
+        """Switch the log to its copy, which has all its records; False if that isn't possible right now.
 
         Called on the event loop, with flushes held and nothing else between the look at the logs' ends and this.
         """
@@ -585,7 +585,7 @@ class LogManager:
             self._moves.pop(move.key, None)
 
     def abandon_move(self, move: LogMove) -> None:
-        """Drop a copy that is not wanted any more, or can't be finished. Blocks."""
+        """Drop a copy that is no longer wanted, or can't be finished. Blocks."""
         self._moves.pop(move.key, None)
         # Checkpoints may name it.
         self._stale.add(move.key)
@@ -594,7 +594,7 @@ class LogManager:
         try:
             move.copy.retire(target)
         except OSError as error:
-            logger.warning("%s can't be removed: %s; the next start does", move.copy.directory, error)
+            logger.warning("%s can't be removed: %s; the next start will remove it", move.copy.directory, error)
             move.copy.close(clean=False)
         else:
             self._doom(self._clock.now_ms(), target)

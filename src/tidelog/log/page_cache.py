@@ -96,7 +96,7 @@ def bring_in(fd: int, position: int, size_bytes: int) -> None:
 
 
 def _check_counter(fd: int, position: int) -> None:
-    """Count no more where a page that was just read does not count, as in a file system that lies over another."""
+    """Stop counting if a page that was just read is not seen, as in a file system on top of another."""
     if _made_counter and _made_counter[0] is not None:
         count_pages = _make_counter()
         if count_pages is not None and not count_pages(fd, position // _PAGE_BYTES * _PAGE_BYTES, _PAGE_BYTES):
@@ -105,7 +105,7 @@ def _check_counter(fd: int, position: int) -> None:
 
 def _make_counter() -> Count | None:
     """cachestat, which Python has no function for: how many pages of a stretch are in memory, below 0 when unknown."""
-    # Here because it takes some milliseconds that a start shall not pay for.
+    # Here because it takes some milliseconds, which a start should not pay for.
     import ctypes
 
     class Range(ctypes.Structure):

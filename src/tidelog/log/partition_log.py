@@ -64,7 +64,7 @@ from tidelog.records import (
 logger = logging.getLogger(__name__)
 
 _FLUSHES = threading.Condition()
-"""How many flushes of each log are running. One for all logs, of which most are never flushed."""
+"""How many flushes of each log are running. One table for all logs, because most are never flushed."""
 
 
 @dataclass(slots=True)
@@ -546,7 +546,7 @@ class PartitionLog:
             self._write(records[start:end], batches, now_ms)
 
     def _forget_empty_epochs(self, contents: LogContents) -> None:
-        """Forget epochs in which this replica led the partition and wrote nothing: another leader may go on before."""
+        """Forget epochs in which this replica led the partition and wrote nothing: another leader may start earlier."""
         if contents.epochs.latest_start_offset >= self._log_end_offset:
             with self.health.storage("leader epoch checkpoint", is_undone=True):
                 contents.epochs.truncate_from_end(self._log_end_offset)
@@ -775,7 +775,7 @@ class PartitionLog:
         """The files of removed segments whose file.delete.delay.ms is over; the caller unlinks them, in a thread."""
         return [] if self._contents is None else self._contents.segments.take_removed_paths(now_ms)
 
-    # Cleaning: a thread writes what shall take the place of segments, the log lets it in
+    # Cleaning: a thread writes what will replace segments, the log takes it over
 
     def start_cleaning(self) -> LogCleaning:
         """Let segments be replaced, until the cleaning is ended or something else happens to the segments."""
@@ -1004,7 +1004,7 @@ class PartitionLog:
             self.settle()
             self.flush()
             with self.health.storage("close"):
-                # Where the machine goes down after a clean stop, they are not built anew.
+                # After a clean stop they are not rebuilt, even if the machine goes down later.
                 contents.segments.active.sync_indexes()
             # As it will be known to the next start.
             self._closed_end = self.log_end
@@ -1058,7 +1058,7 @@ class PartitionLog:
             _FLUSHES.notify_all()
 
     def take_epochs_of(self, other: PartitionLog) -> None:
-        """Know the epochs of a log with the same records, of which some may have none."""
+        """Take over the epochs of a log with the same records; some may have none."""
         if self._epochs.entries != other.epochs:
             with self.health.storage("leader epoch checkpoint", is_undone=True):
                 self._epochs.replace(other.epochs)

@@ -76,5 +76,5 @@ def _is_of(path: Path, topic_id: uuid.UUID | None) -> bool:
     try:
         return topic_id is not None and read_partition_metadata(path) == topic_id
     except (OSError, CorruptCheckpointError):
-        # It can't be told, which is not a yes; opening the log says why.
+        # Unknown, which is not a yes; opening the log reports why.
         return False

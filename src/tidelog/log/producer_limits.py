@@ -18,7 +18,7 @@ PER_PARTITION_MAX: Final = 20_000
 TOTAL_MAX: Final = 500_000
 
 _CROWDED: Final = 1_000
-"""From so many producers on, a partition is among those that give way when all partitions together have too many."""
+"""A partition with at least this many producers has to forget some when all partitions together have too many."""
 
 _SHARE_FORGOTTEN: Final = 16
 """The largest partition forgets this part of its producers at once, so that it is not looked for at every append."""
@@ -39,7 +39,7 @@ class ProducerLimits:
         return self._total
 
     def note(self, state: ProducerState, change: int) -> None:
-        """So many producers were added, or with a negative number forgotten. In any thread."""
+        """Producers were added, or forgotten if the number is negative. Callable from any thread."""
         with self._guard:
             self._total += change
             if len(state) >= _CROWDED:

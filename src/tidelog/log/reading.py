@@ -126,7 +126,7 @@ def offset_behind(read: LogRead, limit_offset: int) -> int:
     try:
         behind = read.segment.offset_index.offset_behind(end)
     except FileNotFoundError:
-        behind = None  # it is lost, and made anew when it is needed
+        behind = None  # it is lost, and rebuilt when it is needed
     return limit_offset if behind is None else min(behind, limit_offset)
 
 

@@ -252,7 +252,7 @@ class _Opening:
         # Its offsets have already been published, so the files must agree with them.
         self._is_rested = is_rested
         self._txn_indexes: dict[int, str] = {}
-        # From here on transaction indexes are written anew, if the log holds markers there.
+        # From here on transaction indexes are rewritten, if the log holds markers there.
         self._txn_indexes_doubtful_from: int | None = None
         self._has_markers = False
 
@@ -411,7 +411,7 @@ class _Opening:
     def _drop_empty_tail(self, segments: SegmentList, end_offset: int) -> None:
         """A segment that was begun but got no batch before the crash, though the log ends elsewhere, is dropped."""
         if not segments.size_bytes and not self._known.was_machine_down:
-            # A truncation was on its way to begin the log anew; the last one tells which offsets were given out.
+            # A truncation was about to start the log over; the last segment shows which offsets were assigned.
             segments.remove(0, len(segments) - 1, self._clock.now_ms())
         while len(segments) > 1 and not segments.active.size_bytes and segments.active.base_offset != end_offset:
             segments.remove(len(segments) - 1, len(segments), self._clock.now_ms())
@@ -481,7 +481,7 @@ class _Opening:
         return next_offset
 
     def _cut_off(self, segments: SegmentList, damage: _DamageError) -> None:
-        """End the log where the machine's end left a hole. What lies behind is kept beside the partition."""
+        """Cut the log at the hole that the machine's crash left. What follows is kept beside the partition."""
         damaged = segments[damage.index]
         keeps_start = damage.path == damaged.path and damage.position > 0
         aside = SetAside(self._directory)

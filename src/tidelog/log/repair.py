@@ -65,7 +65,7 @@ def examine(directory: Path) -> PartitionPlan:
         try:
             log_start_offset = read_offsets(directory.parent / LOG_START_OFFSET_FILE).get(key, 0)
         except (CorruptCheckpointError, OSError):
-            # Whether records were deleted can't be told, so nothing is missed at the start.
+            # Nobody can know whether records were deleted, so nothing counts as missing at the start.
             log_start_offset = None
     return plan_repair(directory, flushed_offset=flushed_offset_of(directory), log_start_offset=log_start_offset)
 

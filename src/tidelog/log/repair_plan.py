@@ -417,7 +417,7 @@ def _check_indexes(plan: PartitionPlan) -> None:
             problem = next(_index_problems(segment.path), None)
             if problem is not None:
                 segment.is_index_false = True
-                plan.actions.append(Action(segment.path.with_suffix(INDEX_SUFFIX), "write anew", problem))
+                plan.actions.append(Action(segment.path.with_suffix(INDEX_SUFFIX), "rewrite", problem))
         else:
             segment.is_index_false = True
 
@@ -446,7 +446,7 @@ def _check_epochs(plan: PartitionPlan) -> None:
         reason = str(error)
     if reason and (plan.epochs or path.exists()):
         plan.are_epochs_false = True
-        plan.actions.append(Action(path, "write anew", reason))
+        plan.actions.append(Action(path, "rewrite", reason))
 
 
 def _check_other_files(plan: PartitionPlan) -> None:

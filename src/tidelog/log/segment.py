@@ -272,7 +272,7 @@ class Segment:
         except OSError as error:
             # The records are in the log; without entries they are found more slowly, and the next start rebuilds them.
             self._index_failed = True
-            logger.warning("no more index entries for %s: %s", self.path, error)
+            logger.warning("%s gets no more index entries: %s", self.path, error)
         self._bytes_since_index_entry = 0
 
     def find(self, offset: int, *, in_memory: bool = False) -> BatchPosition | None:
@@ -326,7 +326,7 @@ class Segment:
         return self.headers(start, walk=walk, in_memory=in_memory)
 
     def headers_near(self, offset: int, size_bytes_max: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Headers from about so many bytes before an offset on."""
+        """Headers, starting about this many bytes before an offset."""
         start = self._indexed_position(offset)
         return self.headers(self.offset_index.position_before(start - size_bytes_max), walk=True)
 

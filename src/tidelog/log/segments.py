@@ -76,7 +76,7 @@ class SegmentList(Sequence[Segment]):
         return max(segment.txn_index.last_offset for segment in self)
 
     def oldest_timestamp(self) -> int:
-        """The largest timestamp of the first segment, which retention goes by; -1 where it can't be told. Blocks."""
+        """The largest timestamp of the first segment, which retention uses; -1 if it is unknown. Blocks."""
         first = self._segments[0]
         if not first.size_bytes:
             return -1
@@ -144,7 +144,7 @@ class SegmentList(Sequence[Segment]):
         return bool(self._deleted_paths)
 
     def drop_first(self, count: int) -> None:
-        """Take so many segments out at the start and leave their files as they are until `rename_dropped`."""
+        """Take this many segments out at the start and leave their files as they are until `rename_dropped`."""
         if count:
             self.abort_cleaning()
         self._dropped += self._segments[:count]
@@ -170,7 +170,7 @@ class SegmentList(Sequence[Segment]):
         self._cleaning = None
 
     def abort_cleaning(self) -> None:
-        """The segments change in another way: the clean that runs may replace none any more."""
+        """The segments change in another way: the clean that is running may no longer replace any."""
         if self._cleaning is not None:
             self._cleaning.abort()
         if self._swapping is not None:
@@ -184,7 +184,7 @@ class SegmentList(Sequence[Segment]):
         self._swapping = old[0].base_offset
 
     def swap(self, cleaning: LogCleaning, old: Sequence[Segment], cleaned: Segment, due_ms: int) -> None:
-        """Put the cleaned segment in the place of others, as decided; their files are unlinked from `due_ms` on."""
+        """Replace segments with the cleaned one, as decided; their files are unlinked from `due_ms` on."""
         first = self._find_run(cleaning, old)
         # Now it can't be taken back: should this fail in the middle, the next start finishes it.
         self._swapping = None

@@ -34,7 +34,7 @@ SWAP_SUFFIX: Final = ".swap"
 
 
 def cleaned_path(path: Path) -> Path:
-    """Where the file is written that shall take the place of this one."""
+    """Where the file that will replace this one is written."""
     return path.with_name(path.name + CLEANED_SUFFIX)
 
 
@@ -73,7 +73,7 @@ def _rename(path: Path, target: Path) -> None:
 
 
 def discard(directory: Path, base_offset: int) -> None:
-    """Remove what was written for a swap that shall not be; the old files are untouched."""
+    """Remove what was written for a swap that was given up; the old files are untouched."""
     for path in segment_paths(directory, base_offset):
         for written in (cleaned_path(path), swap_path(path)):
             written.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def finish_swaps(directory: Path) -> None:
         base_offset = _base_offset(name)
         if name.endswith(LOG_SUFFIX + SWAP_SUFFIX) and (undecided is None or base_offset < undecided):
             _finish(directory, base_offset)
-    # An index in `.swap` without its log may belong to what was never decided. It is cheaper to build it anew than to
+    # An index in `.swap` without its log may belong to what was never decided. It is cheaper to rebuild it than to
     # find out.
     for name in (*cleaned, *swapped):
         (directory / name).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ class TransactionGuard:
 
 
 NOT_ASKED: Final = TransactionGuard(-1, -1, -1)
-"""In the place of a guard where nobody is to be asked (transaction.partition.verification.enable=false)."""
+"""Stands for a guard if nobody has to be asked (transaction.partition.verification.enable=false)."""
 
 
 class TransactionGuards:

@@ -24,7 +24,7 @@ _VERSION = 0
 _ENTRY = struct.Struct(">hqqqq")  # version, producer id, first offset, last offset, last stable offset
 _LAST_OFFSET = struct.Struct(">q")
 _LAST_OFFSET_AT = 18
-# So many entries are read at a time: what a fetch needs lies close together.
+# How many entries are read at a time: what a fetch needs is close together.
 _CHUNK_ENTRIES = 256
 
 

@@ -31,7 +31,7 @@ def settle_txn_indexes(
     """Make the indexes match the log.
 
     `found`: the base offsets of those that are there. `doubtful_from`: from the segment of this offset on they are
-    written anew (None: no log was checked); `has_markers` says whether there are any to be written.
+    rewritten (None: no log was checked); `has_markers` says whether there is anything to write.
     """
     doubtful = len(segments) if doubtful_from is None else segments.index_of(doubtful_from)
     for index, segment in enumerate(segments):
