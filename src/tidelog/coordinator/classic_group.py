@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from tidelog.coordinator.shard_state import ShardState
 
 logger = logging.getLogger(__name__)
+
+LOGGED_MAX: Final = 20
+"""How many members are named in the log if they leave together; a line takes longer than all else about a member."""
 
 _JOIN: Final = "join"
 _SYNC: Final = "sync"
@@ -349,6 +352,14 @@ class ClassicGroup:
         self.members.remove(member)
         self.forget_session(member.member_id, out)
 
+    def _remove_late(self, late: Sequence[ClassicMember], what: str, out: list[Action]) -> None:
+        if len(late) > LOGGED_MAX:
+            logger.info("group %s: %d members %s", self.group_id, len(late), what)
+        for member in late:
+            if len(late) <= LOGGED_MAX:
+                logger.info("group %s: member %s %s", self.group_id, member.member_id, what)
+            self.remove_member(member, out)
+
     def after_removal(self, trigger: RebalanceTrigger, now: Now, out: list[Action], even_initial: bool = False) -> None:
         """Members are gone: the others rebalance, or wait for fewer."""
         if self.is_in(ClassicState.STABLE, ClassicState.COMPLETING_REBALANCE):
@@ -416,11 +427,9 @@ class ClassicGroup:
     def complete_join(self, now: Now, out: list[Action]) -> None:
         """The join phase ends: those who did not join are dropped, the others are a generation."""
         out.append(CancelTimer((self.group_id, _JOIN)))
-        for member in self.members:
-            # Static members are given until the end of their session: a bounce is not to move anything.
-            if member.joining is None and not member.is_static:
-                logger.info("group %s: member %s did not rejoin in time", self.group_id, member.member_id)
-                self.remove_member(member, out)
+        # Static members are given until the end of their session: a bounce is not to move anything.
+        late = [member for member in self.members if member.joining is None and not member.is_static]
+        self._remove_late(late, "did not rejoin in time", out)
         if not len(self.members) and self.generation_id == 0:
             # Nobody was ever told about this group, so there is nothing to write down.
             self._become(ClassicState.EMPTY, now)
@@ -544,9 +553,7 @@ class ClassicGroup:
         late = [member for member in self.members if member.member_id in self.members.pending_sync]
         if not late or not self.is_in(ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE):
             return
-        for member in late:
-            logger.info("group %s: member %s did not ask for its assignment in time", self.group_id, member.member_id)
-            self.remove_member(member, out)
+        self._remove_late(late, "did not ask for its assignment in time", out)
         self.prepare_rebalance(late[0].trigger(RebalanceCause.MEMBER_TIMED_OUT), now, out)
 
     def _become(self, state: ClassicState, now: Now) -> None:

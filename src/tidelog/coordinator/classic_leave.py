@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Final
 
 from tidelog.coordinator.actions import Action, Now
-from tidelog.coordinator.classic_group import ClassicGroup
+from tidelog.coordinator.classic_group import LOGGED_MAX, ClassicGroup
 from tidelog.coordinator.rebalance_history import RebalanceCause, RebalanceTrigger
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k13_leave_group import MemberIdentity
 
 logger = logging.getLogger(__name__)
 
-_LOGGED_MAX: Final = 20
-"""So many members of a request are named in the log; a line takes longer than all else about a member."""
-
 
 def leave(group: ClassicGroup, leaving: Sequence[MemberIdentity], now: Now, out: list[Action]) -> list[ErrorCode]:
     """Remove them; returns the answer for each."""
     triggers: list[RebalanceTrigger] = []
     errors = [_leave_one(group, identity, triggers, out) for identity in leaving]
-    if len(triggers) > _LOGGED_MAX:
+    if len(triggers) > LOGGED_MAX:
         logger.info("group %s: %d members leave together", group.group_id, len(triggers))
     if triggers:
         group.after_removal(triggers[0], now, out)
@@ -49,7 +45,7 @@ def _leave_one(
     member = group.members.find(member_id, identity.group_instance_id)
     if isinstance(member, ErrorCode):
         return member
-    if len(triggers) < _LOGGED_MAX:
+    if len(triggers) < LOGGED_MAX:
         logger.info("group %s: member %s leaves: %s", group.group_id, member_id, identity.reason or "no reason given")
     group.remove_member(member, out)
     triggers.append(member.trigger(RebalanceCause.MEMBER_LEFT, identity.reason))

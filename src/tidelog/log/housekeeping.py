@@ -58,7 +58,7 @@ class Housekeeping:
         self._clock = clock
 
     def tasks(self) -> list[BackgroundTask]:
-        """What the broker's scheduler shall run, with how often."""
+        """What the broker's scheduler should run, and how often."""
         config = self._config
         # Kafka never looks when the interval is not set, so that a topic's flush.ms alone has no effect there.
         is_set = config.flush_scheduler_interval_ms < FOREVER
@@ -90,8 +90,8 @@ class Housekeeping:
 
     async def _flush_due(self) -> None:
         now_ms = self._clock.now_ms()
-        logs = self._manager.open_logs()
-        await self._flush_all(log for log in logs if now_ms - log.last_flush_ms >= log.config.flush_ms)
+        logs = with_pauses(self._manager.open_logs())
+        await self._flush_all([log async for log in logs if now_ms - log.last_flush_ms >= log.config.flush_ms])
 
     async def _flush_rolled(self) -> None:
         await self._flush_all(log for log in self._manager.logs_with_work_behind() if log.has_unflushed_segments)
@@ -115,7 +115,7 @@ class Housekeeping:
             try:
                 log.maybe_roll(now_ms)
             except LogStorageError as error:
-                # A disk that fails says so for its whole directory; a full one lets the old segment go on.
+                # A disk that fails says so for its whole directory; on a full one the old segment stays in use.
                 if not log.is_offline:
                     logger.warning("%s", error.message)
 

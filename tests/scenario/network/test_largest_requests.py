@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -40,6 +41,18 @@ from tidelog.protocol.messages.k10_find_coordinator import (
     FIND_COORDINATOR,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
+)
+from tidelog.protocol.messages.k11_join_group import (
+    JOIN_GROUP,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from tidelog.protocol.messages.k14_sync_group import (
+    SYNC_GROUP,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
 )
 from tidelog.protocol.messages.k20_delete_topics import (
     DELETE_TOPICS,
@@ -295,8 +308,9 @@ def test_large_requests_that_are_carried_out(crowded: tuple[Broker, Holds]) -> N
 
 # Offsets of one group: as many as it takes for their deletion, their expiry and the end of their transaction to hold
 # the loop for longer than it may, if any of them were done in one go.
-WIDE_TOPICS = 3
-WIDE_PARTITIONS = 10_000
+WIDE_TOPICS = 10
+WIDE_PARTITIONS = 3_000
+TOPICS_DELETED_AT_ONCE = 3
 
 
 class Wide:
@@ -370,10 +384,10 @@ class Wide:
         if self.committed():
             self.delete_group()
 
-    def delete_topic(self, name: str) -> None:
-        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=30_000)
-        [result] = self.client.ask(DELETE_TOPICS, request, DeleteTopicsResponse, 6).responses
-        assert result.error_code == ErrorCode.NONE
+    def delete_topics(self, names: Iterable[str]) -> None:
+        request = DeleteTopicsRequest(topics=[DeleteTopicState(name=name) for name in names], timeout_ms=30_000)
+        results = self.client.ask(DELETE_TOPICS, request, DeleteTopicsResponse, 6).responses
+        assert {result.error_code for result in results} == {ErrorCode.NONE}
 
     def done_briefly(self, prepare: Callable[[], T], act: Callable[[T], object], offsets: int) -> None:
         """Prepare, then act until the group has that many offsets; a pause that comes again each time is a failure."""
@@ -427,14 +441,106 @@ def test_many_offsets_expire(wide: Wide) -> None:
     wide.done_briefly(wide.commit, lambda _: wide.clock.advance(days=8), 0)
 
 
-def test_a_topic_with_many_offsets_is_deleted(wide: Wide) -> None:
+def test_topics_with_many_offsets_are_deleted(wide: Wide) -> None:
     wide.commit()
-    left = iter(range(WIDE_TOPICS - 1, -1, -1))
-    names = iter(f"wide-{number}" for number in range(WIDE_TOPICS))
+    names = [f"wide-{number}" for number in range(WIDE_TOPICS)]
     for _ in range(ATTEMPTS):
+        deleted, names = names[:TOPICS_DELETED_AT_ONCE], names[TOPICS_DELETED_AT_ONCE:]
         wide.holds.clear()
-        wide.delete_topic(next(names))
-        wide.wait_for_offsets(next(left) * WIDE_PARTITIONS)
+        wide.delete_topics(deleted)
+        wide.wait_for_offsets(len(names) * WIDE_PARTITIONS)
         if wide.holds.longest_s < HOLD_S_MAX:
             return
     raise AssertionError(f"{wide.holds.longest_s * 1000:.0f} ms in {wide.holds.longest}")
+
+
+# Members of one classic group, each of which waits on a connection of its own.
+MEMBERS = 1500
+SUBSCRIPTION = b"\x00\x00\x00\x00\x00\x01\x00\x01t\xff\xff\xff\xff"
+REBALANCE_MS = 60_000
+SESSION_MS = 300_000
+
+
+def join_request(member_id: str = "", subscription: bytes = SUBSCRIPTION) -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id="crowd",
+        member_id=member_id,
+        session_timeout_ms=SESSION_MS,
+        rebalance_timeout_ms=REBALANCE_MS,
+        protocol_type="consumer",
+        protocols=[JoinGroupRequestProtocol(name="range", metadata=subscription)],
+    )
+
+
+def members_of(broker: Broker) -> tuple[int, int]:
+    """How many members the group has, and how many of them wait for the others to join."""
+
+    async def count(server: Any) -> tuple[int, int]:
+        group = server.services.groups.shard_of("crowd").state.groups.get("crowd")
+        return (0, 0) if group is None else (len(group.members), group.members.joining_count)
+
+    return broker.call(count)
+
+
+def wait_for_members(broker: Broker, expected: tuple[int, int]) -> None:
+    deadline_s = time.monotonic() + 60
+    while (found := members_of(broker)) != expected:
+        assert time.monotonic() < deadline_s, f"the group has {found} members, not {expected}"
+        time.sleep(0.01)
+
+
+def test_a_generation_of_thousands_of_members(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As a broker logs by default: lines take time, too.
+    caplog.set_level(logging.INFO, "tidelog")
+    clock = VirtualClock()
+    settings = {"group.initial.rebalance.delay.ms": 10_000, "offsets.topic.num.partitions": 1}
+    held: dict[str, float] = {}
+
+    def note(what: str) -> None:
+        held[what] = holds.longest_s
+        holds.clear()
+
+    with (
+        watched_loop(monkeypatch) as holds,
+        Broker(clock, settings=settings) as broker,
+        ExitStack() as connections,
+    ):
+        gc.disable()
+        connections.callback(gc.enable)
+        clients = [connections.enter_context(RawClient(broker.port)) for _ in range(MEMBERS)]
+        found = FindCoordinatorRequest(key_type=0, coordinator_keys=["crowd"])
+        clients[0].ask(FIND_COORDINATOR, found, FindCoordinatorResponse, 4)
+        # What is compiled once in a broker's life is not what this is about.
+        clients[0].ask(SYNC_GROUP, SyncGroupRequest(group_id="none"), SyncGroupResponse, 2)
+        for client in clients:
+            client.send(JOIN_GROUP, join_request(), 3)
+        wait_for_members(broker, (MEMBERS, MEMBERS))
+        holds.clear()
+        while members_of(broker) == (MEMBERS, MEMBERS):
+            clock.advance(seconds=10)
+        joined = [client.receive(JOIN_GROUP, JoinGroupResponse, 3)[1] for client in clients]
+        note("joining")
+        [leader] = [number for number, answer in enumerate(joined) if answer.member_id == answer.leader]
+        assert len(joined[leader].members) == MEMBERS
+        ids = [answer.member_id for answer in joined]
+        assignments = [SyncGroupRequestAssignment(member_id=member_id, assignment=b"x" * 40) for member_id in ids]
+        for number in sorted(range(MEMBERS), key=lambda number: number == leader):
+            sync = SyncGroupRequest(
+                group_id="crowd",
+                generation_id=joined[0].generation_id,
+                member_id=ids[number],
+                assignments=assignments if number == leader else [],
+            )
+            clients[number].send(SYNC_GROUP, sync, 2)
+        for client in clients:
+            assert client.receive(SYNC_GROUP, SyncGroupResponse, 2)[1].assignment == b"x" * 40
+        note("syncing")
+        # Only one rejoins; the others are dropped when the time to rejoin is over.
+        clients[0].send(JOIN_GROUP, join_request(ids[0], SUBSCRIPTION.replace(b"t", b"u")), 3)
+        wait_for_members(broker, (MEMBERS, 1))
+        clock.advance(ms=REBALANCE_MS)
+        assert clients[0].receive(JOIN_GROUP, JoinGroupResponse, 3)[1].error_code == ErrorCode.NONE
+        note("dropping those that do not rejoin")
+    assert {what: seconds for what, seconds in held.items() if seconds > HOLD_S_MAX} == {}, held

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,6 +160,31 @@ def test_flush_ms_counts_from_the_last_flush_and_can_be_altered(
     run(store.manager, "flush logs")
     run(store.manager, "flush logs")
     assert disk.flushed == {".log": 1}
+
+
+def test_looking_at_many_logs_leaves_time_for_others(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowLog:
+        """A log that takes a millisecond to look at, as thousands of them do together."""
+
+        config = LogConfig(flush_ms=500)
+
+        @property
+        def last_flush_ms(self) -> int:
+            time.sleep(0.001)
+            return store.clock.now_ms()
+
+    monkeypatch.setattr(store.manager, "open_logs", lambda: [SlowLog() for _ in range(20)])
+    tasks = {task.name: task.run for task in store.manager.background_tasks()}
+
+    async def turns_of_others() -> int:
+        looking = asyncio.ensure_future(tasks["flush logs"]())
+        turns = 0
+        while not looking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(turns_of_others()) >= 5
 
 
 @pytest.fixture
