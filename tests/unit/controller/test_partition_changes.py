@@ -68,6 +68,15 @@ def test_the_minimum_is_never_more_than_there_are_replicas() -> None:
     assert with_isr(state, (1, 2), RECOVERED, rules(1, 2, min_isr=3)).elr == ()
 
 
+def test_a_leader_from_the_elr_that_may_commit_alone_ends_the_elr() -> None:
+    """The others will lack what it commits, so they must not be elected after it."""
+    state = partition((1, 2, 3), (), NO_LEADER, elr=(2, 3))
+    after = reconsidered(state, rules(2, 3, min_isr=1))
+    assert (after.leader, after.isr, after.elr, epochs(after)) == (2, (2,), (), (6, 9))
+    after = without_brokers(after, {2}, rules(3, min_isr=1))
+    assert (after.leader, after.isr, after.elr) == (NO_LEADER, (), (2,))
+
+
 def test_an_eligible_replica_leads_when_the_last_in_sync_is_fenced() -> None:
     state = without_brokers(partition((1, 2, 3), (1,), 1, elr=(3,)), {1}, rules(2, 3, min_isr=2))
     assert (state.leader, state.isr, state.elr, epochs(state)) == (3, (3,), (1,), (6, 9))

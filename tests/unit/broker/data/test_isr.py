@@ -284,6 +284,44 @@ def test_below_min_insync_replicas_pending_members_do_not_count() -> None:
     assert leader.log.high_watermark == 1
 
 
+def test_the_low_watermark_counts_a_follower_that_may_have_joined() -> None:
+    """The controller may have agreed already, so records are deleted only once this replica has followed, too."""
+    leader = Leader((NODE, 2), log=CountingLog(log_end_offset=9, flushed_offset=9, high_watermark=9))
+    leader.log.log_start_offset = 5
+    leader.fetch(2, 9, log_start=5)
+    leader.fetch(3, 9, log_start=1)
+    assert leader.partition.low_watermark == 5
+    assert leader.partition.propose_expansion()
+    assert leader.partition.low_watermark == 1
+    assert leader.decide(ErrorCode.INELIGIBLE_REPLICA) is IsrOutcome.REFUSED
+    assert leader.partition.low_watermark == 5
+
+
+def test_the_high_watermark_waits_for_those_in_sync_and_about_to_join() -> None:
+    leader = Leader((NODE, 2))
+    leader.append(5)
+    assert leader.partition.waits_for(2)
+    assert not leader.partition.waits_for(3)
+    leader.fetch(3, 5)
+    assert leader.partition.waits_for(3)
+    leader.clock.advance(ms=LAG_MS + 1)
+    leader.append()
+    assert not leader.partition.waits_for(3)
+    leader.fetch(3, 6)
+    assert leader.partition.waits_for(3)
+    leader.change_broker(3, fenced=True)
+    assert not leader.partition.waits_for(3)
+    assert not leader.partition.waits_for(4)
+
+
+def test_markers_need_as_many_replicas_as_records() -> None:
+    log = CountingLog(config=LogConfig(min_insync_replicas=2))
+    leader = Leader((NODE,), log=log)
+    with fails(ErrorCode.NOT_ENOUGH_REPLICAS):
+        leader.partition.write_txn_marker(7, 0, 1, commit=True, epoch_is_bumped=False)
+    assert log.log_end_offset == 0
+
+
 def test_the_low_watermark_is_that_of_the_isr() -> None:
     leader = Leader((NODE, 2), log=CountingLog(log_end_offset=9, flushed_offset=9, high_watermark=9))
     leader.log.log_start_offset = 5

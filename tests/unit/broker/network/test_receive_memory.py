@@ -114,6 +114,18 @@ def test_the_privilege_passes_on_when_its_holder_goes_away() -> None:
     assert memory.try_hold(second, 150)
 
 
+def test_the_privilege_passes_on_before_its_holder_has_released_its_memory() -> None:
+    memory = _memory(100)
+    first, second = _Peer(), _Peer()
+    assert memory.try_hold(first, 150)
+    assert not memory.try_hold(second, 150)
+    memory.forget(first)
+    assert second.freed == 1
+    assert memory.try_hold(second, 150)
+    memory.release(first, 150)
+    assert memory.held_bytes == 150
+
+
 def test_the_request_past_the_bound_takes_no_room_from_others() -> None:
     memory = _memory(100)
     large, small = _Peer(), _Peer()

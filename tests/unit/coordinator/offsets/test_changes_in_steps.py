@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.common.steps import run_through
+from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.k09_offset_fetch import OffsetFetchRequestGroup
@@ -237,3 +238,39 @@ def test_many_groups_expire_in_steps(offsets: Offsets, commit_request: MakeReque
     assert offsets.batches - batches <= 1
     offsets.finish_work()
     assert offsets.shard.state.offsets == {}
+
+
+def test_writes_are_small_however_long_names_are(offsets: Offsets, commit_request: MakeRequest) -> None:
+    group_id = "g" * 8_000
+    commit_many(offsets, commit_request, group_id)
+    offsets.holds_writes = True
+    start_deletion(offsets, group_id)
+    offsets.finish_work()
+    sizes = [sum(len(record.key) for record in write.records) for write in offsets.writes]
+    assert len(sizes) > 50
+    assert max(sizes) < 300_000
+
+
+def test_offsets_in_transactions_go_with_their_topic(offsets: Offsets, make_topics: type[Topics]) -> None:
+    commit_many_in_transaction(offsets)
+    offsets.change_topics(make_topics({"u": 1}))
+    offsets.finish_work()
+    offsets._carry_out(offsets.shard.on_txn_marker(PRODUCER_ID, committed=True))
+    assert offsets.shard.state.offsets_memory.used_bytes == 0
+    assert "g" not in offsets.shard.state.offsets
+
+
+def test_a_group_is_not_removed_while_a_commit_for_it_is_undecided(
+    offsets: Offsets, commit_request: MakeRequest
+) -> None:
+    """Its tombstone would come after the commit in the log, and take the group from members that it has by then."""
+    state = offsets.shard.state
+    state.put_group(ConsumerGroup("g", state.configs))
+    offsets.holds_writes = True
+    exchange = offsets.send_commit(commit_request("g", "t", {0: 6}))
+    offsets.advance(minutes=11)
+    offsets.finish_work()
+    assert [write.records[0].value is None for write in offsets.writes] == [False]
+    offsets.decide()
+    assert exchange in offsets.answers
+    assert "g" in state.groups

@@ -10,7 +10,7 @@ import pytest
 
 from tidelog.coordinator.actions import Client
 from tidelog.coordinator.config import GroupConfig
-from tidelog.coordinator.memory import GroupMemory
+from tidelog.coordinator.memory import GroupMemory, MemoryBudget, ShardMemory
 from tidelog.coordinator.shard import GroupShard
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import (
@@ -197,3 +197,16 @@ def test_the_first_refusal_is_logged(
         f"committed offsets take {used_bytes(narrow)} bytes: offsets of further partitions are refused. "
         "Delete groups that nobody uses, or raise tidelog.group.offsets.max.bytes"
     ]
+
+
+def test_a_shard_that_was_given_up_counts_no_more() -> None:
+    """Something of it may still be on its way, such as the end of a write."""
+    budget = MemoryBudget(1_000)
+    given_up, other = ShardMemory(budget), ShardMemory(budget)
+    for memory in (given_up, other):
+        memory.add(100)
+        memory.count()
+    given_up.release()
+    given_up.add(50)
+    given_up.release()
+    assert budget.used_bytes == 100

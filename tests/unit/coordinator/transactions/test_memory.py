@@ -124,3 +124,51 @@ def test_an_id_that_could_not_be_written_takes_no_memory() -> None:
     assert bench.budget.used_bytes > before
     bench.shard.on_appended(append.token, ErrorCode.NOT_ENOUGH_REPLICAS, bench.now)
     assert bench.budget.used_bytes == before
+
+
+def test_an_id_that_is_used_while_others_expire_stays() -> None:
+    bench = Bench()
+    producers = {name: bench.init(name) for name in ("a", "b", "c")}
+    bench.now = Now(bench.now.monotonic_ms, bench.now.wall_ms + 8 * 24 * 60 * MINUTE_MS)
+    actions = bench.shard.on_timer(("", "expiration"), bench.now)
+    [steps] = [action.steps for action in actions if isinstance(action, Work)]
+    bench.run(next(steps))
+    bench.begin("b", producers["b"])
+    for step in steps:
+        bench.run(step)
+    assert sorted(transaction.transactional_id for transaction in bench.shard.transactions()) == ["b"]
+
+
+def test_an_id_that_was_replaced_while_others_expire_stays() -> None:
+    bench = Bench()
+    for name in ("a", "b"):
+        bench.init(name)
+    bench.now = Now(bench.now.monotonic_ms, bench.now.wall_ms + 8 * 24 * 60 * MINUTE_MS)
+    [steps] = [
+        action.steps for action in bench.shard.on_timer(("", "expiration"), bench.now) if isinstance(action, Work)
+    ]
+    bench.run(next(steps))
+    # Expired meanwhile for want of memory, and used again.
+    bench.shard.state.drop("b")
+    bench.init("b")
+    for step in steps:
+        bench.run(step)
+    assert [transaction.transactional_id for transaction in bench.shard.transactions()] == ["b"]
+
+
+def test_expired_ids_are_forgotten_in_small_writes() -> None:
+    """However many there are, and however long."""
+    bench = Bench()
+    bench.budget.limit_bytes = 10_000_000
+    for number in range(100):
+        bench.init(f"{number}-" + "x" * 8_000)
+    for number in range(100):
+        bench.init(f"short-{number}")
+    bench.now = Now(bench.now.monotonic_ms, bench.now.wall_ms + 8 * 24 * 60 * MINUTE_MS)
+    writes = []
+    for action in bench.shard.on_timer(("", "expiration"), bench.now):
+        if isinstance(action, Work):
+            writes += [write.records for step in action.steps for write in step if isinstance(write, Append)]
+    assert sum(map(len, writes)) == 200
+    assert max(map(len, writes)) == 64
+    assert max(sum(len(record.key) for record in records) for records in writes) < 100_000
