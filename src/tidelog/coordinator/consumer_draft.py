@@ -62,15 +62,15 @@ class GroupDraft:
         self._changes.clear()
         self._is_assigned = False
 
-    def take_over(self, now: Now) -> None:
-        """The records are written: apply them to the group."""
+    def take_over(self, image: GroupImage, now: Now) -> None:
+        """The records are written: apply them to the group; the image is the one by then."""
         group, history = self.group, self.group.history
         was_settled = bool(group.members) and group.is_settled
         if self.trigger is not None:
             history.needed(self.trigger, now)
         for key, value in self._changes:
             group.apply(key, value)
-        if self._looked_at_topics:
+        if self._looked_at_topics and image is self._image:
             group.topics_are_stale = False
         if self._is_assigned:
             group.assigned_at_ms = now.monotonic_ms

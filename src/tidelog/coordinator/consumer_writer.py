@@ -1,7 +1,8 @@
 """Writes the changes that requests make to groups of the new protocol, one request per group at a time.
 
 What always holds: a batch takes effect when it is committed; while one is in flight, the group's other requests wait
-for it, so each sees the state that the previous one left.
+for it, so each sees the state that the previous one left. Those that waited are then handled one by one, with pauses;
+any that come meanwhile wait behind them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidelog.coordinator.actions import Action, Answer, Now
+from tidelog.coordinator.actions import Action, ActionSteps, Answer, Now, Work
 from tidelog.coordinator.appends import coordinator_error
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.consumer_draft import GroupDraft
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from tidelog.coordinator.group import Group
     from tidelog.coordinator.shard_state import ShardState
 
-Work = Callable[[Now], list[Action]]
+Handle = Callable[[Now], list[Action]]
 Done = Callable[[ErrorCode, Now], list[Action]]
 
 
 class Waiting(NamedTuple):
     """Something that waits for the previous write; `refuse` answers it if this is no longer the coordinator."""
 
-    handle: Work
+    handle: Handle
     refuse: Callable[[ErrorCode], list[Action]]
 
 
@@ -37,7 +38,7 @@ class GroupWriter:
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
-        # Groups with a batch in flight, and what waits for it.
+        # Groups with a batch in flight, or with requests that waited for one, and what waits.
         self._waiting: dict[str, deque[Waiting]] = {}
 
     def in_turn(self, group_id: str, item: Waiting, now: Now) -> list[Action]:
@@ -59,18 +60,31 @@ class GroupWriter:
         waiting = self._waiting[group.group_id] = deque()
 
         def finish(error: ErrorCode, now: Now) -> list[Action]:
-            del self._waiting[group.group_id]
             actions: list[Action] = []
             if not error:
                 actions += self._place(instead or group, now)
-                draft.take_over(now)
+                draft.take_over(self._state.image, now)
             actions += done(coordinator_error(error), now)
-            while waiting:
-                # One of them may write something itself; the rest then waits for that.
-                actions += self.in_turn(group.group_id, waiting.popleft(), now)
+            if waiting:
+                actions.append(Work(self._handle_waiting(group.group_id, waiting, now)))
+            else:
+                del self._waiting[group.group_id]
             return actions
 
         return [self._state.appends.start(records, finish)]
+
+    def _handle_waiting(self, group_id: str, waiting: deque[Waiting], now: Now) -> ActionSteps:
+        while waiting:
+            del self._waiting[group_id]
+            actions = waiting.popleft().handle(now)
+            writing = self._waiting.setdefault(group_id, waiting)
+            if writing is not waiting:
+                # It writes something itself; the rest waits for that.
+                writing.extend(waiting)
+                yield actions
+                return
+            yield actions
+        del self._waiting[group_id]
 
     def _place(self, group: Group, now: Now) -> list[Action]:
         """Add the group, replacing the one of the other kind if there was one."""

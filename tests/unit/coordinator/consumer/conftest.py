@@ -11,6 +11,7 @@ import pytest
 
 from tidelog.coordinator.actions import (
     Action,
+    ActionSteps,
     Answer,
     Append,
     CancelTimer,
@@ -75,6 +76,9 @@ class Bench:
         self.answers: dict[int, ConsumerGroupHeartbeatResponse] = {}
         self.held: list[Append] = []
         self.holds_appends = False
+        # While set, long work goes on only when the test takes a step of it.
+        self.holds_work = False
+        self.works: list[ActionSteps] = []
         self.fails_with = ErrorCode.NONE
         self._exchange = 0
         self.shard = GroupShard(0, config, topics.copy())
@@ -88,8 +92,9 @@ class Bench:
         for action in actions:
             match action:
                 case Work(steps):
-                    for step in steps:
-                        self.run(step)
+                    self.works.append(steps)
+                    while not self.holds_work and self.step():
+                        pass
                 case Answer(exchange, response):
                     assert exchange not in self.answers, "answered twice"
                     assert isinstance(response, ConsumerGroupHeartbeatResponse)
@@ -102,6 +107,16 @@ class Bench:
                     self.timers[key] = due_ms
                 case CancelTimer(key):
                     self.timers.pop(key, None)
+
+    def step(self) -> bool:
+        """Take one step of the oldest long work; False when none is left."""
+        while self.works:
+            actions = next(self.works[0], None)
+            if actions is not None:
+                self.run(actions)
+                return True
+            self.works.pop(0)
+        return False
 
     def finish(self, append: Append) -> None:
         error, self.fails_with = self.fails_with, ErrorCode.NONE

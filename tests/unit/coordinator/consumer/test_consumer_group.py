@@ -102,6 +102,18 @@ def test_topics_that_grow_are_shared_out_anew(bench: Any, make_consumer: Any) ->
     assert [row.cause for row in history] == ["member joined", "partitions grew", "partitions grew"]
 
 
+def test_topics_that_grow_while_a_write_is_in_flight_are_noticed(bench: Any, make_consumer: Any) -> None:
+    one = make_consumer(bench, "one", ["orders"])
+    bench.holds_appends = True
+    first = bench.send(one.request())
+    bench.change_topics(lambda topics: topics.put("orders", 8))
+    bench.release()
+    bench.holds_appends = False
+    one.take(bench.answers[first])
+    _settle(one)
+    assert len(one.partitions) == 8
+
+
 def test_a_changed_subscription_takes_and_gives(bench: Any, make_consumer: Any) -> None:
     one = make_consumer(bench, "one", ["orders"])
     one.beat()
@@ -294,6 +306,36 @@ def test_requests_wait_for_the_write_before_them(bench: Any, make_consumer: Any)
     assert two.take(bench.answers[second]) is ErrorCode.NONE
     assert one.partitions == ORDERS
     assert two.partitions == set()
+
+
+def test_those_that_waited_are_handled_one_by_one(bench: Any, make_consumer: Any) -> None:
+    """In the order in which they came, also of those that come meanwhile; one that writes has the rest wait again."""
+    members = [make_consumer(bench, f"m{number}", ["orders"]) for number in range(4)]
+    bench.holds_appends = bench.holds_work = True
+    exchanges = [bench.send(member.request()) for member in members[:3]]
+    bench.release()
+    assert list(bench.answers) == exchanges[:1]
+    exchanges.append(bench.send(members[3].request()))
+    assert not bench.held
+    for number in range(1, 4):
+        assert list(bench.answers) == exchanges[:number]
+        bench.step()
+        assert len(bench.held) == 1
+        bench.release()
+    assert list(bench.answers) == exchanges
+    late = bench.send(members[0].request())
+    bench.release()
+    assert late in bench.answers, "nobody waits for anything any more"
+
+
+def test_those_that_waited_are_refused_when_the_coordinator_moves(bench: Any, make_consumer: Any) -> None:
+    members = [make_consumer(bench, f"m{number}", ["orders"]) for number in range(3)]
+    bench.holds_appends = bench.holds_work = True
+    exchanges = [bench.send(member.request()) for member in members]
+    bench.release()
+    bench.run(bench.shard.on_unloaded(ErrorCode.NOT_COORDINATOR))
+    answers = [bench.answers[exchange].error_code for exchange in exchanges]
+    assert answers == [ErrorCode.NONE, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR]
 
 
 def test_a_refused_write_changes_nothing(bench: Any, make_consumer: Any) -> None:
