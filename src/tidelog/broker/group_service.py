@@ -110,10 +110,7 @@ class GroupService(CoordinatorService[GroupShard]):
     def _find(self, key: str) -> Held[GroupShard]:
         if len(key) > KEY_CHARACTERS_MAX:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group id is too long to be stored")
-        held = super()._find(key)
-        if key in held.shard.state.changing:
-            raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the offsets of the group are being changed")
-        return held
+        return super()._find(key)
 
     def _new_topic(self, image: ClusterImage) -> NewTopic:
         return new_offsets_topic(self._settings, image)

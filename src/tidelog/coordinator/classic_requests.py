@@ -56,6 +56,9 @@ class ClassicRequests:
         shortest_ms, longest_ms = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
         if not shortest_ms <= request.session_timeout_ms <= longest_ms:
             return _join_refusal(exchange, ErrorCode.INVALID_SESSION_TIMEOUT, request.member_id)
+        if error := self._state.check_unchanging(request.group_id):
+            # It may be about to be deleted.
+            return _join_refusal(exchange, error, request.member_id)
         known = self._state.groups.get(request.group_id)
         if isinstance(known, ConsumerGroup) and not known.is_empty:
             return self._in_consumer_groups.join(known, request, client, now, exchange)

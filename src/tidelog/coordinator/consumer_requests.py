@@ -132,6 +132,8 @@ class ConsumerRequests:
         return self._writer.write(draft, now, done)
 
     def _draft(self, group_id: str, *, create: bool) -> GroupDraft:
+        if create and (error := self._state.check_unchanging(group_id)):
+            raise KafkaError(error, "The group is being changed.")
         group = self._state.groups.get(group_id)
         if isinstance(group, ConsumerGroup):
             return GroupDraft(group, self._state.image)

@@ -317,6 +317,8 @@ class OffsetRequests:
         return name, ErrorCode.UNKNOWN_TOPIC_ID if name is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def _check_commit(self, request: OffsetCommitRequest, api_version: int) -> ErrorCode:
+        if error := self._state.check_unchanging(request.group_id):
+            return error
         group = self._state.groups.get(request.group_id)
         if group is not None:
             return group.check_offset_commit(
@@ -375,18 +377,19 @@ class OffsetRequests:
     def fetch(self, group: OffsetFetchRequestGroup, *, require_stable: bool) -> Steps[OffsetFetchResponseGroup]:
         """The committed offsets of these topics, or of all topics if none are named."""
         known = self._state.groups.get(group.group_id)
-        if known is not None:
+        error = self._state.check_unchanging(group.group_id)
+        if known is not None and not error:
             error = known.check_offset_fetch(group.member_id, group.member_epoch)
-            if error:
-                return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+        if error:
+            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
         offsets = self._state.offsets.get(group.group_id) or GroupOffsets()
         if group.topics is None:
             topics = yield from self._all_topics(offsets, require_stable)
         else:
             topics = yield from self._named_topics(group.topics, offsets, require_stable)
-        if group.group_id in self._state.changing:
-            # Some of these offsets are older than others.
-            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        if error := self._state.check_unchanging(group.group_id):
+            # Some of these offsets may be older than others.
+            return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
         return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
 
     def _all_topics(self, offsets: GroupOffsets, require_stable: bool) -> Steps[list[OffsetFetchResponseTopics]]:
@@ -485,6 +488,8 @@ class OffsetRequests:
     def _check_delete(self, group_id: str) -> ErrorCode:
         if not self._state.is_known(group_id):
             return ErrorCode.GROUP_ID_NOT_FOUND
+        if error := self._state.check_unchanging(group_id):
+            return error
         group = self._state.groups.get(group_id)
         return ErrorCode.NONE if group is None else group.check_offset_delete()
 

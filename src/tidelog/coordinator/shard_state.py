@@ -1,7 +1,7 @@
 """The state that all requests to one partition of __consumer_offsets share: groups, offsets, unfinished writes.
 
 What always holds: a group id is known when it has a group object, or offsets, or both. While the offsets of a group
-change in steps, requests about the group are refused, so nobody sees them half changed.
+change in steps, requests about them are refused, so nobody sees them half changed, and nobody joins the group.
 """
 
 from __future__ import annotations
@@ -101,6 +101,10 @@ class ShardState:
         self.changing[group_id] -= 1
         if not self.changing[group_id]:
             del self.changing[group_id]
+
+    def check_unchanging(self, group_id: str) -> ErrorCode:
+        """The error for requests that must not see the group's offsets half changed."""
+        return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if group_id in self.changing else ErrorCode.NONE
 
     def may_remove_offsets(self, group_id: str) -> bool:
         """Whether a deletion that is written now can't undo a commit: one that is undecided is in the log, too."""

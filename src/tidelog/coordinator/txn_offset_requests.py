@@ -71,6 +71,8 @@ class TxnOffsetRequests:
         return carry_out
 
     def _check(self, request: TxnOffsetCommitRequest) -> ErrorCode:
+        if error := self._state.check_unchanging(request.group_id):
+            return error
         group = self._state.groups.get(request.group_id)
         if group is not None:
             return group.check_txn_offset_commit(request.member_id, request.group_instance_id, request.generation_id)

@@ -35,7 +35,6 @@ from tidelog.protocol.messages.k10_find_coordinator import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from tidelog.protocol.messages.k12_heartbeat import HEARTBEAT, HeartbeatRequest, HeartbeatResponse
 from tidelog.protocol.messages.k15_describe_groups import (
     DESCRIBE_GROUPS,
     DescribeGroupsRequest,
@@ -130,32 +129,6 @@ def test_a_broken_partition_takes_only_its_own_groups_out_of_service(
     assert commit(again, 6) == 16
     other = OffsetFetchRequest(group_id="other", topics=None)
     assert again.ask(OFFSET_FETCH, other, OffsetFetchResponse, 7).error_code == 0
-
-
-def test_while_the_offsets_of_a_group_change_in_steps_its_requests_are_refused(
-    broker: Broker, client: RawClient
-) -> None:
-    assert commit(client, 5) == 0
-
-    async def begin(server: BrokerServer) -> None:
-        server.services.groups.shard_of("g").state.begin_change("g")
-
-    async def end(server: BrokerServer) -> None:
-        for shard in server.services.groups.shards():
-            if shard.state.changing:
-                shard.state.end_change("g")
-
-    broker.call(begin)
-    assert fetch(client) == (14, None)
-    assert commit(client, 6) == 14
-    heartbeat = HeartbeatRequest(group_id="g", member_id="m")
-    # Members go on, as while the group is loaded.
-    assert client.ask(HEARTBEAT, heartbeat, HeartbeatResponse, 3).error_code == 0
-    other = OffsetFetchRequest(group_id="other", topics=None)
-    assert client.ask(OFFSET_FETCH, other, OffsetFetchResponse, 7).error_code == 0
-    broker.call(end)
-    assert fetch(client) == (0, 5)
-    assert commit(client, 6) == 0
 
 
 def test_long_work_takes_turns_and_fails_alone(broker: Broker, client: RawClient, wait_until: WaitUntil) -> None:

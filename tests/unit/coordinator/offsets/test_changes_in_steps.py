@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.common.steps import run_through
+from tidelog.coordinator.actions import Client
 from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k08_offset_commit import OffsetCommitRequest
 from tidelog.protocol.messages.k09_offset_fetch import OffsetFetchRequestGroup
+from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from tidelog.protocol.messages.k28_txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +93,47 @@ def test_nobody_sees_half_a_group(offsets: Offsets, commit_request: MakeRequest)
         assert offsets.step()
     assert not offsets.shard.state.changing
     assert len(offsets.fetch_all("other")) == MANY
+
+
+def test_while_offsets_change_requests_about_them_are_refused(offsets: Offsets, commit_request: MakeRequest) -> None:
+    commit_many(offsets, commit_request)
+    offsets.shard.state.begin_change("g")
+    assert offsets.commit(commit_request("g", "t", {0: 6})) == [ASK_AGAIN]
+    assert offsets.delete_offsets("g", "t", 0) == (ASK_AGAIN, [])
+    group = OffsetFetchRequestGroup(group_id="g", topics=None)
+    assert run_through(offsets.shard.offset_fetch(group, require_stable=False)).error_code == ASK_AGAIN
+    assert txn_commit_error(offsets) == ASK_AGAIN
+    assert join_error(offsets) == ASK_AGAIN
+    assert consumer_join_error(offsets) == ASK_AGAIN
+    assert offsets.commit(commit_request("other", "t", {0: 6})) == [0]
+    offsets.shard.state.end_change("g")
+    assert offsets.commit(commit_request("g", "t", {0: 6})) == [0]
+    assert txn_commit_error(offsets) == 0
+    assert consumer_join_error(offsets) == 0
+
+
+def txn_commit_error(offsets: Offsets) -> int:
+    topic = TxnOffsetCommitRequestTopic(name="t", partitions=[TxnOffsetCommitRequestPartition(committed_offset=1)])
+    request = TxnOffsetCommitRequest(group_id="g", producer_id=PRODUCER_ID, topics=[topic])
+    exchange = offsets.submit_prepared(offsets.shard.txn_offset_commit(request, None, offsets.now))
+    return offsets.answer(TxnOffsetCommitResponse, exchange).topics[0].partitions[0].error_code
+
+
+def join_error(offsets: Offsets) -> int:
+    protocols = [JoinGroupRequestProtocol(name="range", metadata=b"")]
+    request = JoinGroupRequest(group_id="g", session_timeout_ms=10_000, protocol_type="consumer", protocols=protocols)
+    client = Client("client", "/127.0.0.1", 5)
+    exchange = offsets.submit(lambda number: offsets.shard.join(request, client, offsets.now, number))
+    return offsets.answer(JoinGroupResponse, exchange).error_code
+
+
+def consumer_join_error(offsets: Offsets) -> int:
+    request = ConsumerGroupHeartbeatRequest(
+        group_id="g", member_id="m", rebalance_timeout_ms=1_000, subscribed_topic_names=["t"], topic_partitions=[]
+    )
+    client = Client("client", "/127.0.0.1", 1)
+    exchange = offsets.submit(lambda number: offsets.shard.consumer_heartbeat(request, client, offsets.now, number))
+    return offsets.answer(ConsumerGroupHeartbeatResponse, exchange).error_code
 
 
 def test_a_fetch_that_saw_both_sides_of_a_change_is_refused(offsets: Offsets, commit_request: MakeRequest) -> None:
