@@ -13,6 +13,7 @@ import logging
 import socket
 
 from tidelog.broker.connection_set import ConnectionSet
+from tidelog.common.congestion import prevent_pacing_on_loopback
 from tidelog.common.endpoint import Endpoint
 from tidelog.log.open_files import OPEN_FILES
 
@@ -40,6 +41,7 @@ def bind(endpoint: Endpoint, *, backlog: int, receive_buffer_bytes: int = -1) ->
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if receive_buffer_bytes > 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        prevent_pacing_on_loopback(sock, str(address[0]))
         sock.bind(address)
         sock.listen(backlog)
     except OSError:

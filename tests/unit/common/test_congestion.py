@@ -6,7 +6,9 @@ import socket
 
 import pytest
 
-from tidelog.common.congestion import stop_pacing_on_loopback
+from tidelog.broker.listener import bind
+from tidelog.common.congestion import prevent_pacing_on_loopback, stop_pacing_on_loopback
+from tidelog.common.endpoint import Endpoint
 
 
 class RecordedSocket:
@@ -44,6 +46,38 @@ def test_only_pacing_within_the_machine_is_stopped(
     sock = RecordedSocket(local_host, before)
     stop_pacing_on_loopback(sock, peer_host)  # type: ignore[arg-type]
     assert sock.congestion_control == after
+
+
+@pytest.mark.parametrize(
+    ("host", "before", "after"),
+    [
+        ("127.0.0.1", b"bbr", b"reno"),
+        ("127.8.0.3", b"bbr", b"reno"),
+        ("::1", b"bbr", b"reno"),
+        ("127.0.0.1", b"cubic", b"cubic"),
+        ("0.0.0.0", b"bbr", b"bbr"),
+        ("::", b"bbr", b"bbr"),
+        ("192.0.2.7", b"bbr", b"bbr"),
+    ],
+)
+def test_a_socket_that_can_reach_other_machines_may_pace(host: str, before: bytes, after: bytes) -> None:
+    sock = RecordedSocket(host, before)
+    prevent_pacing_on_loopback(sock, host)  # type: ignore[arg-type]
+    assert sock.congestion_control == after
+
+
+def test_a_connection_accepted_over_loopback_has_never_paced() -> None:
+    with (
+        bind(Endpoint("PLAINTEXT", "127.0.0.1", 0), backlog=1) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        server.setblocking(True)
+        accepted, _ = server.accept()
+        with accepted:
+            used = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert not used.startswith(b"bbr")
+            accepted.sendall(b"answer")
+            assert client.recv(6) == b"answer"
 
 
 def test_a_real_connection_works_on_and_a_broken_one_raises_nothing() -> None:

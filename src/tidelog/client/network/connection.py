@@ -35,7 +35,7 @@ from tidelog.client.errors import (
     error_code,
 )
 from tidelog.client.network.frames import FrameError, FrameReader
-from tidelog.common.congestion import stop_pacing_on_loopback
+from tidelog.common.congestion import prevent_pacing_on_loopback, stop_pacing_on_loopback
 from tidelog.protocol import (
     Api,
     ErrorCode,
@@ -528,6 +528,7 @@ async def _connect_to(
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         if receive_buffer_bytes >= 0:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        prevent_pacing_on_loopback(connected, target[0])
         await asyncio.get_running_loop().sock_connect(connected, target)
         stop_pacing_on_loopback(connected, target[0])
     except BaseException:
