@@ -36,6 +36,7 @@ WARM_UP_FETCHES = 12_000
 FETCH_ROUNDS = 8
 READY_MADE_ACKS = {"1": 1, "all": -1}
 _READ = "read"
+ROWS = ("start", "latency", "ready-made", "kcat")
 UNCHECKED_SETTINGS = {"tidelog.records.check": "none"}
 
 
@@ -48,6 +49,10 @@ class Plan(comparison.Plan):
     record_sizes: tuple[int, ...] = (100, 1000)
     compressions: tuple[str, ...] = ("none", "lz4")
 
+    @classmethod
+    def known_rows(cls) -> Sequence[str]:
+        return ROWS
+
     def loads(self) -> Iterator[Load]:
         """What kcat sends, with acks=all as clients do by default."""
         for size in self.record_sizes:
@@ -58,17 +63,24 @@ class Plan(comparison.Plan):
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
     """Measure everything the plan names; rows in the order of the docs' table."""
     prepare_kafka(progress)
-    with work_directory(directory) as work:
-        rows = _cold_starts(plan, work, progress)
+    rows: list[Row] = []
+    if "start" in plan.chosen:
+        with work_directory(directory) as work:
+            rows += _cold_starts(plan, work, progress)
+    if plan.chosen == ["start"]:
+        return rows
     with both_running(directory, progress) as (work, sides):
         _touch_free_memory(progress)
         for side in sides:
             _warm_up(side.broker, progress)
-        rows += _latencies(plan, sides, progress)
-        rows += _ready_made(plan, sides, progress)
-        _touch_free_memory(progress)
-        for load in plan.loads():
-            rows += _through_kcat(plan, load, sides, work, progress)
+        if "latency" in plan.chosen:
+            rows += _latencies(plan, sides, progress)
+        if "ready-made" in plan.chosen:
+            rows += _ready_made(plan, sides, progress)
+        if "kcat" in plan.chosen:
+            _touch_free_memory(progress)
+            for load in plan.loads():
+                rows += _through_kcat(plan, load, sides, work, progress)
     return rows
 
 

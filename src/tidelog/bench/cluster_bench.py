@@ -29,7 +29,7 @@ from tidelog.bench.bare import (
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.clusters import MEMBERS, Cluster, KafkaCluster, TidelogCluster
 from tidelog.bench.comparison import Progress, Quantity, Samples, in_turn, prepare_kafka, throughput
-from tidelog.bench.errors import MeasurementError, PlanError
+from tidelog.bench.errors import MeasurementError
 from tidelog.bench.report import Row
 from tidelog.bench.stage import work_directory
 from tidelog.bench.workload import Throughput
@@ -50,20 +50,17 @@ _FAILOVER_DEADLINE_S: Final = 120.0
 
 @dataclass(frozen=True)
 class Plan(comparison.Plan):
-    """How much is measured. `rows` are names of MEASUREMENTS; none: all."""
+    """How much is measured; rows are names of MEASUREMENTS."""
 
     runs: int = 2
     megabytes: int = 300
     round_trips: int = 3000
     failovers: int = 3
     partitions: int = 2000
-    rows: Sequence[str] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        unknown = [name for name in self.rows if name not in MEASUREMENTS]
-        if unknown:
-            raise PlanError(f"there are no rows called {', '.join(unknown)}; choose from {', '.join(MEASUREMENTS)}")
+    @classmethod
+    def known_rows(cls) -> Sequence[str]:
+        return tuple(MEASUREMENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
             progress(f"run {run + 1} of {plan.runs}: {kind.name}")
             with work_directory(directory) as work:
                 measure(kind(work / "cluster"), plan, samples, progress)
-    quantities = [each for name in _chosen(plan) for each in MEASUREMENTS[name].quantities]
+    quantities = [each for name in plan.chosen for each in MEASUREMENTS[name].quantities]
     return comparison.rows(quantities, ours, theirs)
 
 
@@ -98,15 +95,11 @@ def measure(cluster: Cluster, plan: Plan, samples: Samples, progress: Progress) 
         cluster.start()
         samples.add("idle memory", statistics.median(cluster.resident_bytes) / 1e6)
         _warm_up(cluster)
-        for name in _chosen(plan):
+        for name in plan.chosen:
             progress(f"  {name}")
             MEASUREMENTS[name].measure(cluster, plan, samples)
     finally:
         cluster.stop()
-
-
-def _chosen(plan: Plan) -> list[str]:
-    return [name for name in MEASUREMENTS if not plan.rows or name in plan.rows]
 
 
 def _warm_up(cluster: Cluster) -> None:

@@ -27,13 +27,27 @@ SideT = TypeVar("SideT")
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """How much is measured. `rows` are names of parts of the table; none: all of it."""
 
     runs: int = 4
+    rows: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.runs < 2 or self.runs % 2:
             raise PlanError(f"runs must be even, so that each side comes first equally often, not {self.runs}")
+        known = self.known_rows()
+        unknown = [name for name in self.rows if name not in known]
+        if unknown:
+            raise PlanError(f"there are no rows called {', '.join(unknown)}; choose from {', '.join(known)}")
+
+    @classmethod
+    def known_rows(cls) -> Sequence[str]:
+        """The parts of the table that can be measured without the others, in its order."""
+        return ()
+
+    @property
+    def chosen(self) -> list[str]:
+        return [name for name in self.known_rows() if not self.rows or name in self.rows]
 
 
 class Samples:

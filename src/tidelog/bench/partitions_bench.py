@@ -66,21 +66,33 @@ class Plan(comparison.Plan):
     runs: int = 2
     partitions: int = 5000
 
+    @classmethod
+    def known_rows(cls) -> Sequence[str]:
+        return tuple(QUANTITIES)
 
-QUANTITIES = (
-    Quantity("create", "create, until all answer", "s", GOAL),
-    Quantity("memory when created", "memory then", "MB"),
-    Quantity("first at once", "produce the first record to each, in one request", "s", GOAL),
-    Quantity("at once", f"produce another to each, in one request, median of {AGAIN}", "s", GOAL),
-    Quantity("singly", "produce another to each, a request each", "s", GOAL),
-    Quantity("memory when written", "memory then", "MB"),
-    Quantity("idle CPU", "CPU while idle", "% of a core"),
-    Quantity("stop", "clean stop", "s", GOAL),
-    Quantity("start", "start after it, until all answer", "s", GOAL),
-    Quantity("memory when started", "memory then", "MB"),
-    Quantity("start after a crash", "start after kill -9, until all answer", "s", GOAL),
-    Quantity("memory when recovered", "memory then", "MB"),
-)
+
+QUANTITIES: Final = {
+    "create": (
+        Quantity("create", "create, until all answer", "s", GOAL),
+        Quantity("memory when created", "memory then", "MB"),
+    ),
+    "produce": (
+        Quantity("first at once", "produce the first record to each, in one request", "s", GOAL),
+        Quantity("at once", f"produce another to each, in one request, median of {AGAIN}", "s", GOAL),
+        Quantity("singly", "produce another to each, a request each", "s", GOAL),
+        Quantity("memory when written", "memory then", "MB"),
+    ),
+    "idle": (Quantity("idle CPU", "CPU while idle", "% of a core"),),
+    "restart": (
+        Quantity("stop", "clean stop", "s", GOAL),
+        Quantity("start", "start after it, until all answer", "s", GOAL),
+        Quantity("memory when started", "memory then", "MB"),
+    ),
+    "crash": (
+        Quantity("start after a crash", "start after kill -9, until all answer", "s", GOAL),
+        Quantity("memory when recovered", "memory then", "MB"),
+    ),
+}
 
 
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
@@ -89,10 +101,12 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     def measure(broker: BrokerProcess, samples: Samples) -> None:
         _measure(broker, plan, samples, progress)
 
-    return comparison.rows(QUANTITIES, *measure_new_brokers(plan.runs, directory, progress, measure))
+    quantities = [each for name in plan.chosen for each in QUANTITIES[name]]
+    return comparison.rows(quantities, *measure_new_brokers(plan.runs, directory, progress, measure))
 
 
 def _measure(broker: BrokerProcess, plan: Plan, samples: Samples, progress: Progress) -> None:
+    """The steps that the plan asks for, each on what those before it left; the partitions are always created."""
     requests = _Requests(TOPIC, plan.partitions)
     broker.start()
     progress("  warm up with a few partitions")
@@ -102,7 +116,24 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: Samples, progress: Prog
         _create(broker, TOPIC, plan.partitions)
         _wait_until_all_answer(broker, requests)
     samples.add("memory when created", _resident_mb(broker))
-    progress("  produce to all")
+    records = 0
+    if "produce" in plan.chosen:
+        progress("  produce to all")
+        records += _measure_produce(broker, requests, samples)
+    if "idle" in plan.chosen:
+        progress("  idle")
+        samples.add("idle CPU", _idle_cpu_percent(broker))
+    if "restart" in plan.chosen:
+        progress("  stop and start")
+        _measure_restart(broker, requests, samples)
+    if "crash" in plan.chosen:
+        progress("  kill and start")
+        records += _measure_crash(broker, requests, samples)
+    _check_all_have(broker, requests, records)
+
+
+def _measure_produce(broker: BrokerProcess, requests: _Requests, samples: Samples) -> int:
+    """Gives the records that each partition got."""
     with samples.clock("first at once"):
         _produce(broker, [requests.produce_at_once])
     again = Samples()
@@ -113,23 +144,27 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: Samples, progress: Prog
     with samples.clock("singly"):
         _produce(broker, requests.produce_singly)
     samples.add("memory when written", _resident_mb(broker))
-    progress("  idle")
-    samples.add("idle CPU", _idle_cpu_percent(broker))
-    progress("  stop and start")
+    return 1 + AGAIN + 1
+
+
+def _measure_restart(broker: BrokerProcess, requests: _Requests, samples: Samples) -> None:
     with samples.clock("stop"):
         broker.stop(_DEADLINE_S)
     with samples.clock("start"):
         broker.start(_DEADLINE_S)
         _wait_until_all_answer(broker, requests)
     samples.add("memory when started", _resident_mb(broker))
-    progress("  kill and start")
+
+
+def _measure_crash(broker: BrokerProcess, requests: _Requests, samples: Samples) -> int:
+    """Gives the records that each partition got."""
     _produce(broker, [requests.produce_at_once])
     broker.kill()
     with samples.clock("start after a crash"):
         broker.start(_DEADLINE_S)
         _wait_until_all_answer(broker, requests)
     samples.add("memory when recovered", _resident_mb(broker))
-    _check_all_have(broker, requests, AGAIN + 3)
+    return 1
 
 
 def _warm_up(broker: BrokerProcess) -> None:

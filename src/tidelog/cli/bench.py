@@ -40,8 +40,12 @@ def group() -> None:
     """Measure Tidelog side by side with its peers."""
 
 
-@bench.command(epilog="Example: tidelog bench broker --runs 2 --megabytes 100")
+@bench.command(epilog="Example: tidelog bench broker --row latency --row ready-made --runs 2")
 def broker(
+    row: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Measure only these rows: start, latency, ready-made, kcat. Repeatable."),
+    ] = None,
     runs: Runs = 4,
     megabytes: Annotated[int, typer.Option(metavar="MB", min=1, help="Payload of each throughput load.")] = 300,
     round_trips: Annotated[
@@ -59,9 +63,8 @@ def broker(
     from tidelog.bench import broker_bench
 
     with _measuring() as tell:
-        rows = broker_bench.compare(
-            broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips), tell, directory
-        )
+        plan = broker_bench.Plan(runs=runs, megabytes=megabytes, round_trips=round_trips, rows=row or ())
+        rows = broker_bench.compare(plan, tell, directory)
     _show(rows, markdown, json)
 
 
@@ -92,8 +95,14 @@ def compaction(
     _show(rows, markdown, json)
 
 
-@bench.command(epilog="Example: tidelog bench partitions --count 1000")
+@bench.command(epilog="Example: tidelog bench partitions --row produce --count 1000")
 def partitions(
+    row: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Measure only these rows: create, produce, idle, restart, crash. Repeatable."
+        ),
+    ] = None,
     count: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Partitions, all of one topic.")] = 5000,
     runs: Runs = 2,
     directory: Directory = None,
@@ -109,7 +118,8 @@ def partitions(
     from tidelog.bench import partitions_bench
 
     with _measuring() as tell:
-        rows = partitions_bench.compare(partitions_bench.Plan(partitions=count, runs=runs), tell, directory)
+        plan = partitions_bench.Plan(partitions=count, runs=runs, rows=row or ())
+        rows = partitions_bench.compare(plan, tell, directory)
     _show(rows, markdown, json)
 
 

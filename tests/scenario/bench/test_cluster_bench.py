@@ -58,5 +58,5 @@ def test_a_row_that_is_unknown_is_refused() -> None:
 
 
 def test_rows_come_in_the_order_of_the_table() -> None:
-    assert cluster_bench._chosen(Plan(rows=["failover", "memory"])) == ["memory", "failover"]
-    assert cluster_bench._chosen(Plan()) == list(MEASUREMENTS)
+    assert Plan(rows=["failover", "memory"]).chosen == ["memory", "failover"]
+    assert Plan().chosen == list(MEASUREMENTS)

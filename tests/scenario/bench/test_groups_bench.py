@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,6 @@ def test_a_broker_that_does_not_answer_is_named(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(("plan", "reason"), [({"runs": 3}, "even"), ({"members": 10, "groups": 11}, "members")])
-def test_plans_that_make_no_sense(plan: dict[str, int], reason: str) -> None:
+def test_plans_that_make_no_sense(plan: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Plan(**plan)
