@@ -39,6 +39,23 @@ def test_what_survives_a_collection_is_set_aside() -> None:
     asyncio.run(main())
 
 
+def test_the_objects_of_a_large_request_are_not_looked_at_while_it_runs() -> None:
+    async def main() -> None:
+        before = gc.get_threshold()
+        pauses = GarbagePauses(asyncio.get_running_loop())
+        pauses.start()
+        try:
+            collections = [each["collections"] for each in gc.get_stats()]
+            answers = [[number] for number in range(5000)]
+            assert [each["collections"] for each in gc.get_stats()] == collections
+            assert len(answers) == 5000
+        finally:
+            pauses.stop()
+        assert gc.get_threshold() == before
+
+    asyncio.run(main())
+
+
 def test_new_garbage_goes_at_once_and_old_garbage_when_memory_has_grown() -> None:
     now_s, blocks = 0.0, 1000
 
