@@ -31,8 +31,10 @@ def bind(endpoint: Endpoint, *, backlog: int, receive_buffer_bytes: int = -1) ->
     while it is loading wait in the backlog.
     """
     host = endpoint.host or "0.0.0.0"
+    # As bytes, because Python has international names prepared for any other, and loads a table of all letters for it.
+    name = host.encode() if host.isascii() else host
     family, kind, protocol, _, address = socket.getaddrinfo(
-        host, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        name, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     sock = socket.socket(family, kind, protocol)
     try:

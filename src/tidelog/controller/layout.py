@@ -19,7 +19,6 @@ never become valid again. Chunks carry the topic id, which is never used twice, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,6 +124,8 @@ def broker_configs_name(key: str) -> str:
 
 
 def group_configs_key(group_id: str) -> str:
+    import hashlib  # half a megabyte that a broker without such settings does not need
+
     return f"{GROUP_CONFIGS}{hashlib.sha256(group_id.encode(errors='surrogatepass')).hexdigest()}"
 
 

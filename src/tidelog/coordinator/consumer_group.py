@@ -8,7 +8,6 @@ partition or still has to give it up.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -345,6 +344,8 @@ def _each(*several: Partitions) -> Iterable[tuple[uuid.UUID, int]]:
 
 def metadata_hash(topics: Iterable[str], image: GroupImage) -> int:
     """A number that changes when one of these topics is created, deleted, recreated or grows."""
+    import hashlib  # half a megabyte that a broker without such groups does not need
+
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(topics):
         topic_id = image.topic_id(name)

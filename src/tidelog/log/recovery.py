@@ -13,7 +13,6 @@ import bisect
 import logging
 import mmap
 import os
-import shutil
 import uuid
 from pathlib import Path
 
@@ -113,6 +112,8 @@ def create_log(
         # Here a thread waits for the filesystem to create the file; at the first append, the event loop would.
         epochs.write()
     except OSError:
+        import shutil  # it brings along compression, which no other part of a broker's start needs
+
         # Half a partition would get in the way of the next attempt.
         shutil.rmtree(directory, ignore_errors=True)
         raise
