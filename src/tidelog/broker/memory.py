@@ -183,7 +183,7 @@ class ReceiveMemory(_HeldMemory):
 
     @property
     def exhausted(self) -> bool:
-        return self._shared_bytes >= self.bound_bytes
+        return self.held_bytes >= self.bound_bytes and self._shared_bytes >= self.bound_bytes
 
     @property
     def waiting_count(self) -> int:
@@ -238,7 +238,7 @@ class ReceiveMemory(_HeldMemory):
         It may when there is room, and always when none of its requests is held: the first kB of a request are there
         for everybody, but not once for each of the requests that a connection may have under way.
         """
-        if self.exhausted and connection in self._requests:
+        if connection in self._requests and self.exhausted:
             self._waiters[connection] = None
             self._watch()
             return False

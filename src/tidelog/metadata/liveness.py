@@ -13,13 +13,13 @@ import os
 import time
 from pathlib import Path
 
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_time_ms() -> float:
     """Milliseconds since boot, including the time the machine slept; the same clock in every process."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime_ns(clock) / 1_000_000
+    return time.clock_gettime_ns(_BOOT_CLOCK) / 1_000_000
 
 
 def boot_id() -> str:

@@ -19,7 +19,14 @@ from typing import TypeAlias
 
 from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import INVALID_SESSION_ID, FetchExchange, FetchKey, PartitionFetch
-from tidelog.broker.follower_fetches import FollowerFetch, FollowerFetches, FollowerKey, FollowerRow, FollowerSession
+from tidelog.broker.follower_fetches import (
+    FollowerFetch,
+    FollowerFetches,
+    FollowerKey,
+    FollowerRow,
+    FollowerSession,
+    follower_key,
+)
 from tidelog.broker.partition import PartitionRead, cut_before_zstd
 from tidelog.broker.registry import handles
 from tidelog.broker.replica_manager import LargeRead, ReplicaManager
@@ -209,7 +216,7 @@ def _answer_follower(
     if rows or params.max_wait_ms <= 0:
         context.session.on_next_request = None
         return _follower_response(session.session_id, rows)
-    return _answer_follower_later(replicas, session, params, context.session)
+    return _answer_follower_after_wait(replicas, session, params, context.session)
 
 
 async def _answer_follower_later(
@@ -219,7 +226,7 @@ async def _answer_follower_later(
     client: ClientSession,
     request: FetchRequest | None = None,
 ) -> FetchResponse:
-    """The answer to a request that names many partitions, reads from disk, or has to wait for something to happen."""
+    """The answer to a request that names many partitions or reads from disk."""
     fetches = replicas.follower_fetches
     if request is not None:
         for topic in request.topics:
@@ -231,8 +238,17 @@ async def _answer_follower_later(
     may_wait = params.max_wait_ms > 0
     rows = await _collect_patiently(replicas, session, params, may_wait=may_wait)
     if not rows and may_wait:
-        await session.wait(params.max_wait_ms)
-        rows = await _collect_patiently(replicas, session, params, may_wait=False)
+        return await _answer_follower_after_wait(replicas, session, params, client)
+    client.on_next_request = None
+    return _follower_response(session.session_id, rows)
+
+
+async def _answer_follower_after_wait(
+    replicas: ReplicaManager, session: FollowerSession, params: FetchParams, client: ClientSession
+) -> FetchResponse:
+    """The answer to a request that found nothing to tell."""
+    await session.wait(params.max_wait_ms)
+    rows = await _collect_patiently(replicas, session, params, may_wait=False)
     client.on_next_request = None
     return _follower_response(session.session_id, rows)
 
@@ -268,7 +284,9 @@ def _name_all(fetches: FollowerFetches, session: FollowerSession, topics: Sequen
 
 
 def _forgotten_ids(request: FetchRequest) -> list[FollowerKey]:
-    return [(topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions]
+    return [
+        follower_key(topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions
+    ]
 
 
 def _follower_response(session_id: int, rows: Sequence[tuple[PartitionFetch, PartitionRead]]) -> FetchResponse:

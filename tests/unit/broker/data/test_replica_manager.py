@@ -14,7 +14,7 @@ import pytest
 from tidelog.broker import follower_fetches
 from tidelog.broker.delayed_fetch import FetchParams
 from tidelog.broker.fetch_session import PartitionFetch
-from tidelog.broker.follower_fetches import FollowerFetch
+from tidelog.broker.follower_fetches import FollowerFetch, follower_key
 from tidelog.broker.handlers.k35_describe_log_dirs import handle_describe_log_dirs
 from tidelog.broker.partition import Partition, PartitionRead
 from tidelog.broker.replica_manager import LargeRead
@@ -219,9 +219,9 @@ def test_a_high_watermark_is_not_forgotten_when_records_must_come_from_disk(
         request = fetch_request(topic, replica=follower)
         request.session_epoch = 0
         session = node.replicas.follower_fetches._sessions[(await node.fetch(request)).session_id]
-        key = topic.topic_id, 1
-        session.fetches[key] = other = FollowerFetch("", *key, 0, 1 << 20, 4, -1, 0)
-        fetch = session.fetches[topic.topic_id, 0]
+        first_key, key = (follower_key(topic.topic_id, index) for index in (0, 1))
+        session.fetches[key] = other = FollowerFetch("", topic.topic_id, 1, 0, 1 << 20, 4, -1, 0)
+        fetch = session.fetches[first_key]
         node.replicas.follower_fetches.name(session, replace(fetch, fetch_offset=1, is_sent=False))
         session.mark(key, is_urgent=True)
 
@@ -233,7 +233,7 @@ def test_a_high_watermark_is_not_forgotten_when_records_must_come_from_disk(
         monkeypatch.setattr(Partition, "read", read)
         with pytest.raises(NotInMemoryError):
             run_through(node.replicas.follower_fetches.collect(session, 1 << 20))
-        assert session.due == {(topic.topic_id, 0): False, key: True}
+        assert session.due == {first_key: False, key: True}
         for each in waiting:
             each.cancel()
 
