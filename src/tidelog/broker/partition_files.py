@@ -19,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 from tidelog.common.light_dataclass import dataclass
-from tidelog.controller.image import TopicImage
+from tidelog.controller.image import PartitionState, TopicImage
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
+from tidelog.log.epochs import UNDEFINED_EPOCH
 from tidelog.protocol import ErrorCode, KafkaError
 
 logger = logging.getLogger(__name__)
@@ -250,17 +251,23 @@ class PartitionFiles:
             return None
 
     def _get_or_create(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
+        epoch = _first_epoch(topic.partitions[index])
         try:
-            return self._logs.get_or_create(topic.name, index, topic.topic_id, config)
+            return self._logs.get_or_create(topic.name, index, topic.topic_id, config, leader_epoch=epoch)
         except KafkaError as error:
             if error.code is not ErrorCode.INCONSISTENT_TOPIC_ID:
                 raise
             # The files belong to a topic of that name that was deleted while this broker was down.
             self._logs.delete(topic.name, index)
-            return self._logs.create(topic.name, index, topic.topic_id, config)
+            return self._logs.create(topic.name, index, topic.topic_id, config, leader_epoch=epoch)
 
     def _delete(self, topic: TopicImage, index: int) -> None:
         try:
             self._logs.delete(topic.name, index)
         except LogStorageError as error:
             logger.error("the files of %s-%d could not be removed: %s", topic.name, index, error)
+
+
+def _first_epoch(state: PartitionState) -> int:
+    """The epoch in which a new log will be appended to; only of a sole replica is it certain that it leads."""
+    return state.leader_epoch if len(state.replicas) == 1 else UNDEFINED_EPOCH

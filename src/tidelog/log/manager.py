@@ -28,6 +28,7 @@ from tidelog.log.cleaner_manager import LogCleaner
 from tidelog.log.config import LogConfig
 from tidelog.log.directory import LogDirectory
 from tidelog.log.directory_set import DirectorySet
+from tidelog.log.epochs import UNDEFINED_EPOCH
 from tidelog.log.errors import CorruptCheckpointError, DataDirectoryError, LogStorageError
 from tidelog.log.flush_together import flush_together
 from tidelog.log.health import is_out_of_room
@@ -364,8 +365,16 @@ class LogManager:
     def is_withheld(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._withheld
 
-    def create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
-        """Create a log; raises LogStorageError if the disk fails. Blocks."""
+    def create(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        *,
+        leader_epoch: int = UNDEFINED_EPOCH,
+    ) -> PartitionLog:
+        """Create a log, see `create_log`; raises LogStorageError if the disk fails. Blocks."""
         key = topic, partition
         if self.get(topic, partition) is not None:
             raise ValueError(f"{topic}-{partition} exists")
@@ -376,7 +385,7 @@ class LogManager:
                     f"partition {topic}-{partition} can't be created while checkpoints name the old one"
                 )
             path, owner = directory.path / f"{topic}-{partition}", self._owners[directory.path]
-            log = create_log(topic, partition, path, topic_id, config, self._clock, owner)
+            log = create_log(topic, partition, path, topic_id, config, self._clock, owner, leader_epoch=leader_epoch)
         except OSError as error:
             raise LogStorageError(f"partition {topic}-{partition} can't be created: {error}") from error
         self._take_in(key, log)
@@ -394,11 +403,19 @@ class LogManager:
             # one.
             log.health.take_offline(directory.offline_reason)
 
-    def get_or_create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
+    def get_or_create(
+        self,
+        topic: str,
+        partition: int,
+        topic_id: uuid.UUID,
+        config: LogConfig,
+        *,
+        leader_epoch: int = UNDEFINED_EPOCH,
+    ) -> PartitionLog:
         """The log with these settings; refuses one that belongs to another topic of the same name. Blocks."""
         log = self.get(topic, partition)
         if log is None:
-            return self.create(topic, partition, topic_id, config)
+            return self.create(topic, partition, topic_id, config, leader_epoch=leader_epoch)
         if log.topic_id is None:
             log.assign_topic_id(topic_id)
         elif log.topic_id != topic_id:

@@ -28,7 +28,7 @@ from tidelog.log.checkpoints import (
 )
 from tidelog.log.config import LogConfig
 from tidelog.log.damage import checked_header, is_unwritten, next_good_batch
-from tidelog.log.epochs import LeaderEpochs
+from tidelog.log.epochs import UNDEFINED_EPOCH, LeaderEpochs
 from tidelog.log.errors import CorruptCheckpointError, LogCorruptionError
 from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.moves import MOVE_FILE
@@ -101,8 +101,14 @@ def create_log(
     config: LogConfig,
     clock: Clock,
     owner: LogOwner | None = None,
+    *,
+    leader_epoch: int = UNDEFINED_EPOCH,
 ) -> PartitionLog:
-    """A new, empty log in a new directory. It is flushed with its first records: an empty one can be recreated."""
+    """A new, empty log in a new directory. It is flushed with its first records: an empty one can be recreated.
+
+    `leader_epoch`: the one in which it will be appended to, if that is known, so that the first append need not write
+    it down.
+    """
     directory.mkdir()
     epochs = LeaderEpochs(directory)
     try:
@@ -110,7 +116,10 @@ def create_log(
             write_partition_metadata(directory, topic_id)
         segment = Segment.create(directory, 0, config, created_ms=clock.now_ms(), in_new_directory=True)
         # Here a thread waits for the filesystem to create the file; at the first append, the event loop would.
-        epochs.write()
+        if leader_epoch == UNDEFINED_EPOCH:
+            epochs.write()
+        else:
+            epochs.assign(leader_epoch, 0)
     except OSError:
         import shutil  # it brings along compression, which no other part of a broker's start needs
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tidelog.controller import ClusterImage
-from tidelog.log import LogConfig, LogManager, PartitionLog
+from tidelog.log import LogManager, PartitionLog
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k19_create_topics import (
     CREATE_TOPICS,
@@ -208,9 +207,9 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every log takes a while to make."""
     get_or_create = LogManager.get_or_create
 
-    def slowly(logs: LogManager, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
+    def slowly(logs: LogManager, *partition: Any, leader_epoch: int) -> PartitionLog:
         time.sleep(0.05)  # as a busy disk does; no test waits by it
-        return get_or_create(logs, topic, partition, topic_id, config)
+        return get_or_create(logs, *partition, leader_epoch=leader_epoch)
 
     monkeypatch.setattr(LogManager, "get_or_create", slowly)
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -112,6 +112,21 @@ def test_get_or_create(store: Store) -> None:
     assert refused.value.code is ErrorCode.INCONSISTENT_TOPIC_ID
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_new_log_may_begin_with_the_epoch_of_its_leader(store: Store, make_batch: MakeBatch, clean: bool) -> None:
+    log = store.manager.create("topic", 0, random_uuid(), LogConfig(), leader_epoch=3)
+    checkpoint = store.directory / "leader-epoch-checkpoint"
+    assert checkpoint.read_text() == "0\n1\n3 0\n"
+    assert log.last_record_epoch == -1
+    # An epoch without records is replaced by the next one.
+    log = store.reopen(clean=clean)
+    log.append_as_leader(make_batch([b"a"]), leader_epoch=4)
+    assert checkpoint.read_text() == "0\n1\n4 0\n"
+    checkpoint.unlink()
+    log.append_as_leader(make_batch([b"b"]), leader_epoch=4)
+    assert not checkpoint.exists()  # a known epoch is not written again
+
+
 def test_deleting_a_log(store: Store, make_batch: MakeBatch) -> None:
     log = store.create(LogConfig(file_delete_delay_ms=1000))
     log.append_as_leader(make_batch(), leader_epoch=0)
@@ -188,8 +203,8 @@ def test_a_log_made_while_its_directory_fails_is_offline(store: Store, monkeypat
     """Logs are made by a thread while the event loop may meet the error."""
     manager = store.manager
 
-    def fail_meanwhile(*_: object) -> PartitionLog:
-        log = create_log(*_)  # type: ignore[arg-type] # passed on as they came
+    def fail_meanwhile(*arguments: Any, leader_epoch: int) -> PartitionLog:
+        log = create_log(*arguments, leader_epoch=leader_epoch)
         manager.directories.fail(store.path, "broken")
         return log
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Collection, Coroutine
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tidelog.broker.partition_files import STEPS_PER_TURN, Opened, PartitionFiles
 from tidelog.controller.image import PartitionState, TopicImage
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
+from tidelog.log.epochs import UNDEFINED_EPOCH
 from tidelog.protocol import ErrorCode, KafkaError
 
 STATE = PartitionState((1,), (1,), 1)
@@ -34,20 +36,26 @@ class RecordedLogs:
         self.may_go_on.set()
         self.refused: set[tuple[str, int]] = set()
         self.topic_ids: dict[tuple[str, int], uuid.UUID] = {}
+        self.leader_epochs: list[int] = []
 
     def get(self, topic: str, partition: int) -> PartitionLog | None:
         """Nothing was loaded at the start."""
         return None
 
-    def get_or_create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
+    def get_or_create(
+        self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig, *, leader_epoch: int
+    ) -> PartitionLog:
         found = self.topic_ids.get((topic, partition))
         if found is not None and found != topic_id:
             raise KafkaError(ErrorCode.INCONSISTENT_TOPIC_ID)
-        return self.create(topic, partition, topic_id, config)
+        return self.create(topic, partition, topic_id, config, leader_epoch=leader_epoch)
 
-    def create(self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
+    def create(
+        self, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig, *, leader_epoch: int
+    ) -> PartitionLog:
         self._note("open", topic, partition)
         self.topic_ids[topic, partition] = topic_id
+        self.leader_epochs.append(leader_epoch)
         return cast(PartitionLog, f"{topic}-{partition}")
 
     def delete(self, topic: str, partition: int) -> None:
@@ -112,6 +120,17 @@ def test_what_is_being_opened_counts_from_its_first_partition_until_all_are_open
         assert files.files.opening_from(topic.topic_id) == 100
         await files.files.wait_until_opened([topic.topic_id])
         assert files.files.opening_from(topic.topic_id) is None
+
+    run(scenario)
+
+
+def test_a_new_log_is_told_its_epoch_if_this_broker_is_sure_to_lead_it(run: Run) -> None:
+    async def scenario(files: Files) -> None:
+        alone, together = replace(STATE, replicas=(1,), leader_epoch=4), replace(STATE, replicas=(1, 2), leader_epoch=5)
+        topic = TopicImage("t", uuid.uuid4(), (alone, together))
+        files.files.open(topic, range(2), CONFIG)
+        await files.files.wait_until_opened([topic.topic_id])
+        assert files.logs.leader_epochs == [4, UNDEFINED_EPOCH]
 
     run(scenario)
 

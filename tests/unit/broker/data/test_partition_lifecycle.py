@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tidelog.controller.image import EMPTY_IMAGE, ClusterImage, PartitionState, TopicImage
-from tidelog.log import LogConfig, LogManager, PartitionLog
+from tidelog.log import LogManager, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
 from tidelog.protocol.messages.k01_fetch import FetchPartition, FetchRequest, FetchTopic
@@ -59,9 +59,9 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     may_go_on = threading.Event()
     get_or_create = LogManager.get_or_create
 
-    def wait(logs: LogManager, topic: str, partition: int, topic_id: uuid.UUID, config: LogConfig) -> PartitionLog:
+    def wait(logs: LogManager, *partition: Any, leader_epoch: int) -> PartitionLog:
         assert may_go_on.wait(30)
-        return get_or_create(logs, topic, partition, topic_id, config)
+        return get_or_create(logs, *partition, leader_epoch=leader_epoch)
 
     monkeypatch.setattr(LogManager, "get_or_create", wait)
     yield may_go_on
