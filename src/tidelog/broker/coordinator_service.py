@@ -37,9 +37,8 @@ from tidelog.coordinator.actions import (
     TimerKey,
     Work,
 )
-from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError, ProtocolError
-from tidelog.records import Compression, CorruptBatchError, encode_batch
+from tidelog.records import BatchDraft, Compression, CorruptBatchError
 
 if TYPE_CHECKING:
     from tidelog.broker.replica_manager import ReplicaManager
@@ -81,8 +80,8 @@ _AT_ONCE_MAX: Final = 256
 SLICE_S: Final = 0.002
 """How much of a turn of the loop long work takes."""
 
-# Called with NONE or the error of a write, and the offset of its first record; returns the resulting actions.
-Decided = Callable[[ErrorCode, int], list[Action]]
+# Called with NONE or the error of a write, the offset of its first record, and the time; returns the resulting actions.
+Decided = Callable[[ErrorCode, int, Now], list[Action]]
 
 
 class Held(Generic[ShardT]):
@@ -153,7 +152,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
     async def _replay(self, shard: ShardT, partition: Partition) -> int:
         """Replay the partition's log; returns how many records it holds."""
 
-    def _perform(self, held: Held[ShardT], action: Action) -> list[Action]:
+    def _perform(self, held: Held[ShardT], action: Action, now: Now) -> list[Action]:
         """Carry out an action that only this kind of coordinator has; returns what follows from it immediately."""
         raise TypeError(f"a coordinator of {self.noun} asked for {action!r}")
 
@@ -231,8 +230,8 @@ class CoordinatorService(ABC, Generic[ShardT]):
         if size > _AT_ONCE_MAX:
             return self._prepare_in_steps(key, client, prepare, refuse)
         try:
-            prepared = run_through(prepare(self._find(key).shard, client, self._now()))
-            return self._submit(key, lambda shard, now, exchange: prepared(now, exchange))
+            held, now = self._find(key), self._now()
+            return self._ask(held, key, run_through(prepare(held.shard, client, now)), now)
         except KafkaError as error:
             return run_through(refuse(error.code))
 
@@ -257,18 +256,23 @@ class CoordinatorService(ABC, Generic[ShardT]):
             if self._find(key) is not held:
                 # It was lost, or loaded again, and would not know what was prepared.
                 return refuse(ErrorCode.NOT_COORDINATOR)
-            answer = self._submit(key, lambda shard, now, exchange: prepared(now, exchange))
+            answer = self._ask(held, key, prepared, self._now())
         except KafkaError as error:
             return refuse(error.code)
         return await answer if isinstance(answer, asyncio.Future) else answer
 
     def _submit(self, key: str, ask: Callable[[ShardT, Now, int], list[Action]]) -> Any:
         held = self._find(key)
+        shard = held.shard
+        return self._ask(held, key, lambda now, exchange: ask(shard, now, exchange), self._now())
+
+    def _ask(self, held: Held[ShardT], key: str, ask: Prepared, now: Now) -> Any:
+        """The answer of a shard, or a future of it."""
         exchange = next(self._exchanges)
         waiting = self._waiting
         waiting[exchange] = _UNANSWERED
         try:
-            self._run(held, ask(held.shard, self._now(), exchange))
+            self._run_at(now, held, ask(now, exchange))
         except BaseException:
             del waiting[exchange]
             raise
@@ -294,16 +298,19 @@ class CoordinatorService(ABC, Generic[ShardT]):
 
     def _run(self, held: Held[ShardT], actions: Iterable[Action]) -> None:
         """Carry out actions, and what follows from writes whose outcome is known immediately."""
-        queue = deque(actions)
-        while queue:
-            action = queue.popleft()
+        self._run_at(self._now(), held, actions)
+
+    def _run_at(self, now: Now, held: Held[ShardT], actions: Iterable[Action]) -> None:
+        """The same at a known time: a request is dealt with in one moment."""
+        queue = list(actions)
+        for action in queue:  # which grows meanwhile
             if isinstance(action, Answer):
                 self._answer(action)
             elif not held.is_active:
                 # The partition now belongs to another broker; only requests that wait here are still answered.
                 continue
             elif isinstance(action, Append):
-                queue.extend(self._append(held, action))
+                queue += self._append(held, action, now)
             elif isinstance(action, SetTimer):
                 self._timers.set((held.index, action.key), action.due_ms)
             elif isinstance(action, CancelTimer):
@@ -311,7 +318,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
             elif isinstance(action, Work):
                 self._begin(held, action)
             else:
-                queue.extend(self._perform(held, action))
+                queue += self._perform(held, action, now)
 
     def _begin(self, held: Held[ShardT], work: Work) -> None:
         self._works.append((held, work.steps))
@@ -357,37 +364,40 @@ class CoordinatorService(ABC, Generic[ShardT]):
         elif isinstance(waiting, asyncio.Future) and not waiting.done():
             waiting.set_result(action.response)
 
-    def _append(self, held: Held[ShardT], action: Append) -> list[Action]:
-        now_ms = self._clock.now_ms()
-        batch = encode_batch([(key, value, (), now_ms) for key, value in action.records], compression=self._compression)
-        return self._write(held, batch, lambda error, _: held.shard.on_appended(action.token, error, self._now()))
+    def _append(self, held: Held[ShardT], action: Append, now: Now) -> list[Action]:
+        time_ms, token, shard = now.wall_ms, action.token, held.shard
+        draft = BatchDraft([(key, value, (), time_ms) for key, value in action.records], self._compression)
+        return self._write(held, draft, lambda error, _, now: shard.on_appended(token, error, now), now)
 
     def _write(
-        self, held: Held[ShardT], batch: bytearray, decided: Decided, guard: TransactionGuard | None = None
+        self,
+        held: Held[ShardT],
+        draft: BatchDraft,
+        decided: Decided,
+        now: Now,
+        guard: TransactionGuard | None = None,
     ) -> list[Action]:
         """Write to the shard's partition; returns what follows, unless it has to wait for replicas first."""
         partition = held.partition
         try:
             if partition.leader_epoch != held.leader_epoch:
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            result = self._replicas.append(
-                partition, memoryview(batch), ACKS_ALL, AppendOrigin.COORDINATOR, guard=guard
-            )
+            result = self._replicas.append(partition, draft, ACKS_ALL, guard)
         except KafkaError as error:
             logger.warning(
                 "%s-%d could not be written to: %s", self.topic, held.index, error.message or error.code.name
             )
-            return decided(error.code, -1)
+            return decided(error.code, -1, now)
         first_offset = result.first_offset
         tracked = track_append(partition, result.last_offset + 1, held.leader_epoch, ACKS_ALL, first_offset)
         if isinstance(tracked, ErrorCode):
-            return decided(tracked, first_offset)
+            return decided(tracked, first_offset, now)
         self._start(self._wait_for_commit(held, tracked, decided))
         return []
 
     async def _wait_for_commit(self, held: Held[ShardT], pending: PendingAppend[int], decided: Decided) -> None:
         await self._replicas.wait_for_acknowledgement([pending], self._commit_timeout_ms)
-        self._run(held, decided(pending.error, pending.response))
+        self._run(held, decided(pending.error, pending.response, self._now()))
         if pending.error and held.is_active:
             self._reload(held, pending.error)
 

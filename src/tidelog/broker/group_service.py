@@ -17,13 +17,13 @@ from tidelog.broker.group_loading import load_shard
 from tidelog.broker.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
 from tidelog.broker.partition import ACKS_ALL, Partition
 from tidelog.controller.group_configs import group_values
-from tidelog.coordinator.actions import Action, AppendInTransaction
+from tidelog.coordinator.actions import Action, AppendInTransaction, Now
 from tidelog.coordinator.config import GroupConfig, GroupConfigs
 from tidelog.coordinator.shard import GroupShard
 from tidelog.coordinator.shard_state import group_memory
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import Compression, encode_batch
+from tidelog.records import TRANSACTIONAL_BIT, BatchDraft, Compression
 from tidelog.records.batch import NO_SEQUENCE
 
 if TYPE_CHECKING:
@@ -153,24 +153,24 @@ class GroupService(CoordinatorService[GroupShard]):
             size=size,
         )
 
-    def _perform(self, held: Held[GroupShard], action: Action) -> list[Action]:
+    def _perform(self, held: Held[GroupShard], action: Action, now: Now) -> list[Action]:
         if not isinstance(action, AppendInTransaction):
-            return super()._perform(held, action)
-        token, now_ms = action.token, self._clock.now_ms()
-        batch = encode_batch(
-            [(key, value, (), now_ms) for key, value in action.records],
-            compression=self._compression,
-            producer_id=action.producer_id,
-            producer_epoch=action.producer_epoch,
-            is_transactional=True,
+            return super()._perform(held, action, now)
+        token, time_ms = action.token, now.wall_ms
+        draft = BatchDraft(
+            [(key, value, (), time_ms) for key, value in action.records],
+            self._compression,
+            action.producer_id,
+            action.producer_epoch,
+            TRANSACTIONAL_BIT,
         )
         guard = action.permit
         assert guard is None or isinstance(guard, TransactionGuard)  # as commit_in_transaction gave it
 
-        def decided(error: ErrorCode, first_offset: int) -> list[Action]:
-            return held.shard.on_txn_appended(token, error, first_offset, self._now())
+        def decided(error: ErrorCode, first_offset: int, now: Now) -> list[Action]:
+            return held.shard.on_txn_appended(token, error, first_offset, now)
 
-        return self._write(held, batch, decided, guard)
+        return self._write(held, draft, decided, now, guard)
 
     def _on_txn_marker(self, partition: Partition, producer_id: int, commit: bool, offset: int) -> None:
         """A marker was appended to a partition that this broker leads."""

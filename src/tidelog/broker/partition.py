@@ -20,9 +20,8 @@ from tidelog.broker.follower_state import FollowerState, ReplicationTerms
 from tidelog.common.light_dataclass import dataclass
 from tidelog.controller.image import INTERNAL_TOPICS
 from tidelog.controller.requests import IsrMember
-from tidelog.log import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
-from tidelog.records import Compression, iter_headers
+from tidelog.records import BatchDraft, Compression, iter_headers
 
 if TYPE_CHECKING:
     from tidelog.controller.image import PartitionState
@@ -274,17 +273,17 @@ class Partition:
 
     def append(
         self,
-        records: memoryview | ValidatedBatch | None,
+        records: memoryview | ValidatedBatch | BatchDraft | None,
         required_acks: int,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = None,
     ) -> AppendResult:
         """Append one batch as leader; raises KafkaError and changes nothing if the batch is rejected.
 
-        `guard` lets it start a transaction, once the transaction's coordinator has confirmed it. Raises LongCheckError
-        for a batch that must be validated in a thread first, see `record_checks`.
+        A draft comes from this broker itself, anything else from a client. `guard` lets it start a transaction, once
+        the transaction's coordinator has confirmed it. Raises LongCheckError for a batch that must be validated in a
+        thread first, see `record_checks`.
         """
-        if origin is AppendOrigin.CLIENT:
+        if not isinstance(records, BatchDraft):
             self.check_writable()
         elif not self.is_leader:
             self.check_leader()
@@ -292,9 +291,7 @@ class Partition:
             raise self._not_enough_replicas()
         if records is None:
             raise KafkaError(ErrorCode.INVALID_RECORD, "a produce request must contain one record batch per partition")
-        result = self.log.append_as_leader(
-            records, leader_epoch=self.leader_epoch, origin=origin, guard=guard, on_loop=origin is AppendOrigin.CLIENT
-        )
+        result = self.log.append_as_leader(records, leader_epoch=self.leader_epoch, guard=guard, on_loop=True)
         self.advance_high_watermark()
         return result
 

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tidelog.broker.arrival_order import ArrivalOrder, Place
-from tidelog.log.validation import AppendOrigin, ValidatedBatch, validate_batch
+from tidelog.log.validation import ValidatedBatch, validate_batch
 from tidelog.protocol import KafkaError
 from tidelog.records.errors import CorruptBatchError
 
@@ -111,7 +111,7 @@ class _Check:
         if self._records is None:
             raise CancelledError
         try:
-            return validate_batch(self._records, self._config, self._now_ms, AppendOrigin.CLIENT)
+            return validate_batch(self._records, self._config, self._now_ms)
         except (KafkaError, CorruptBatchError) as refusal:
             # The frames of its traceback hold the opened batch, and futures and callbacks that refer to each other
             # would keep it until the garbage collector comes by.

@@ -40,7 +40,6 @@ from tidelog.common.settings import Settings, SettingsTable
 from tidelog.common.steps import Steps, run_through, with_pauses
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import (
-    AppendOrigin,
     AppendResult,
     BackgroundTask,
     LogConfig,
@@ -52,6 +51,7 @@ from tidelog.log.txn_guard import TransactionGuard
 from tidelog.log.validation import ValidatedBatch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ResourceType
+from tidelog.records import BatchDraft
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
@@ -422,9 +422,8 @@ class ReplicaManager:
     def append(
         self,
         partition: Partition,
-        records: memoryview | ValidatedBatch | None,
+        records: memoryview | ValidatedBatch | BatchDraft | None,
         required_acks: int,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = None,
     ) -> AppendResult:
         """Append one batch; raises KafkaError. The partition knows when it may be acknowledged.
@@ -433,7 +432,7 @@ class ReplicaManager:
         when the batch has to go through `checks` first.
         """
         try:
-            result = partition.append(records, required_acks, origin, guard)
+            result = partition.append(records, required_acks, guard)
         except LogStorageError:
             self.check_storage(partition)
             raise

@@ -142,7 +142,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     # What shards ask for
 
-    def _perform(self, held: Held[TransactionShard], action: Action) -> list[Action]:
+    def _perform(self, held: Held[TransactionShard], action: Action, now: Now) -> list[Action]:
         if isinstance(action, AllocateProducerId):
             task = self._loop.create_task(self._allocate(held, action.token))
             self._allocating.add(task)
@@ -153,7 +153,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
             # the loop; its next request comes in a later turn.
             self._loop.call_soon(self._send_markers, held, action)
             return []
-        return super()._perform(held, action)
+        return super()._perform(held, action, now)
 
     def _send_markers(self, held: Held[TransactionShard], action: SendMarkers) -> None:
         if not held.is_active:

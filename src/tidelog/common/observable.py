@@ -13,23 +13,19 @@ class Observable(Generic[T]):
     """A value; those who wait see the newest one, and may miss some in between."""
 
     def __init__(self, value: T) -> None:
-        self._value = value
+        self.value = value
         self._waiting: dict[asyncio.Future[T], Callable[[T], bool]] = {}
 
-    @property
-    def value(self) -> T:
-        return self._value
-
     def set(self, value: T) -> None:
-        self._value = value
+        self.value = value
         for waiting, is_wanted in tuple(self._waiting.items()):
             if not waiting.done() and is_wanted(value):
                 waiting.set_result(value)
 
     async def wait_for(self, is_wanted: Callable[[T], bool]) -> T:
         """The first value for which this holds, beginning with the current one."""
-        if is_wanted(self._value):
-            return self._value
+        if is_wanted(self.value):
+            return self.value
         waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting[waiting] = is_wanted
         try:

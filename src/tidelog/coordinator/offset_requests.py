@@ -137,9 +137,10 @@ class Commits:
         self._new_topics: set[str] = set()
         self._topic_ids: dict[str, uuid.UUID | None] = {}
 
-    def add_topic(self, topic: str) -> None:
-        """Offsets of this topic follow."""
-        self._topic_ids[topic] = self._state.image.topic_id(topic)
+    def add_topic(self, topic: str) -> uuid.UUID | None:
+        """Offsets of this topic follow; its id, if there is one."""
+        topic_id = self._topic_ids[topic] = self._state.image.topic_id(topic)
+        return topic_id
 
     def add(self, topic: str, partition: int, offset: CommittedOffset) -> bool:
         """Commit this offset, too; False if there is no memory for it."""
@@ -163,13 +164,14 @@ class Commits:
     def _more_bytes(self, topic: str, partition: int, metadata: str) -> int:
         if self._is_transactional:
             return pending_bytes(topic, metadata)
-        before = None
-        if self._offsets is not None and self._offsets.of_topic(topic):
-            before = self._offsets.get(topic, partition)
-        elif topic not in self._new_topics:
-            self._new_topics.add(topic)
-            return topic_bytes(topic) + offset_bytes(metadata)
-        return offset_bytes(metadata) - (0 if before is None else offset_bytes(before.metadata))
+        before = None if self._offsets is None else self._offsets.get(topic, partition)
+        if before is not None:
+            return offset_bytes(metadata) - offset_bytes(before.metadata) if before.metadata or metadata else 0
+        is_known = topic in self._new_topics or (self._offsets is not None and self._offsets.of_topic(topic))
+        if is_known:
+            return offset_bytes(metadata)
+        self._new_topics.add(topic)
+        return topic_bytes(topic) + offset_bytes(metadata)
 
     def reserve(self) -> ErrorCode:
         """Take the memory, as the last thing before they are written; the error if they can't be written any more."""
@@ -345,8 +347,7 @@ class OffsetRequests:
         image = self._state.image
         count, topic_id = 0, ZERO_UUID
         if name is not None:
-            count, topic_id = image.partition_count(name), image.topic_id(name) or ZERO_UUID
-            commits.add_topic(name)
+            count, topic_id = image.partition_count(name), commits.add_topic(name) or ZERO_UUID
         metadata_bytes_max = self._state.config.offset_metadata_max_bytes
         answers = []
         for number, partition in enumerate(partitions, 1):

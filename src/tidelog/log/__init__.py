@@ -23,10 +23,8 @@ from tidelog.log.manager import LogManager
 from tidelog.log.partition_log import AppendResult, PartitionLog
 from tidelog.log.producer_entry import ProducerEntry
 from tidelog.log.reading import LogRead, TimestampOffset
-from tidelog.log.validation import AppendOrigin
 
 __all__ = [
-    "AppendOrigin",
     "AppendResult",
     "BackgroundTask",
     "BelowStartError",

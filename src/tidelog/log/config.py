@@ -47,6 +47,29 @@ class LogConfig:
     segment_ms: int = 604_800_000
     tidelog_records_check: str = "full"
     unclean_leader_election_enable: bool = False
+    # What every append would otherwise work out again.
+    is_compacted: bool = dataclasses.field(init=False)
+    # How long a segment may stay active: the active segment can't be compacted.
+    max_segment_ms: int = dataclasses.field(init=False)
+    # Whether the records that clients send are checked one by one.
+    checks_records: bool = dataclasses.field(init=False)
+    # Whether the broker checks the records of a batch before it appends it, not only the header.
+    opens_batches: bool = dataclasses.field(init=False)
+    uses_log_append_time: bool = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        is_compacted = "compact" in self.cleanup_policy
+        is_bounded = is_compacted and self.max_compaction_lag_ms > 0
+        checks_records = self.tidelog_records_check != "none"
+        derived: dict[str, object] = {
+            "is_compacted": is_compacted,
+            "max_segment_ms": min(self.segment_ms, self.max_compaction_lag_ms) if is_bounded else self.segment_ms,
+            "checks_records": checks_records,
+            "opens_batches": checks_records or is_compacted or self.compression_type != "producer",
+            "uses_log_append_time": self.message_timestamp_type == "LogAppendTime",
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> LogConfig:
@@ -59,31 +82,6 @@ class LogConfig:
         if "cleanup_policy" in taken:
             taken["cleanup_policy"] = _policies(taken["cleanup_policy"])
         return cls(**taken)
-
-    @property
-    def is_compacted(self) -> bool:
-        return "compact" in self.cleanup_policy
-
-    @property
-    def max_segment_ms(self) -> int:
-        """How long a segment may stay active: the active segment can't be compacted."""
-        if self.is_compacted and self.max_compaction_lag_ms > 0:
-            return min(self.segment_ms, self.max_compaction_lag_ms)
-        return self.segment_ms
-
-    @property
-    def checks_records(self) -> bool:
-        """Whether the records that clients send are checked one by one."""
-        return self.tidelog_records_check != "none"
-
-    @property
-    def opens_batches(self) -> bool:
-        """Whether the broker checks the records of a batch before it appends it, not only the header."""
-        return self.checks_records or self.is_compacted or self.compression_type != "producer"
-
-    @property
-    def uses_log_append_time(self) -> bool:
-        return self.message_timestamp_type == "LogAppendTime"
 
     @property
     def compression_level(self) -> int | None:

@@ -30,7 +30,7 @@ from tidelog.log.errors import BelowStartError, CorruptIndexError, LogStorageErr
 from tidelog.log.health import LogHealth, is_out_of_room
 from tidelog.log.index import RELATIVE_OFFSET_MAX
 from tidelog.log.inspect import Problem, verify
-from tidelog.log.producer_entry import ProducerEntry
+from tidelog.log.producer_entry import BatchMetadata, ProducerEntry
 from tidelog.log.producer_limits import ProducerLimits
 from tidelog.log.producer_replay import find_duplicate, read_marker, restore_producers
 from tidelog.log.producer_snapshot import remove_snapshots, snapshot_path, write_snapshot
@@ -50,14 +50,16 @@ from tidelog.log.segment import Segment, SegmentBrokenError
 from tidelog.log.segments import SegmentList
 from tidelog.log.txn_guard import NOT_ASKED, TransactionGuard
 from tidelog.log.txn_index import AbortedTransaction
-from tidelog.log.validation import AppendOrigin, ValidatedBatch, split_into_runs, validate_batch
+from tidelog.log.validation import ValidatedBatch, fit_draft, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
+    BatchDraft,
     BatchHeader,
+    ControlRecord,
     ControlRecordType,
     CorruptBatchError,
     assign_offsets,
-    encode_control_batch,
+    draft_marker,
     parse_header,
 )
 
@@ -166,12 +168,9 @@ class PartitionLog:
         "_flushed_truncations",
         "_flushes_are_held",
         "_flushes_running",
-        "_high_watermark",
         "_is_truncating",
         "_last_flush_ms",
         "_lock",
-        "_log_end_offset",
-        "_log_start_offset",
         "_lowest_end_offset",
         "_moves",
         "_rest",
@@ -180,6 +179,9 @@ class PartitionLog:
         "config",
         "first_dirty_offset",
         "health",
+        "high_watermark",
+        "log_end_offset",
+        "log_start_offset",
         "owner",
         "parent",
         "partition",
@@ -207,9 +209,10 @@ class PartitionLog:
         self.config = config
         self.topic_id = topic_id
         self.clock = clock
-        self._log_start_offset = state.log_start_offset
-        self._log_end_offset = state.log_end_offset
-        self._high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
+        # For others to read: every request asks for them, and a property would double what that costs.
+        self.log_start_offset = state.log_start_offset
+        self.log_end_offset = state.log_end_offset
+        self.high_watermark = min(max(state.high_watermark, state.log_start_offset), state.log_end_offset)
         self._last_flush_ms = clock.now_ms()
         self._lock = threading.Lock()  # held by whatever must not run beside a truncation, or beside another opening
         # Several flushes may run at once, but none while they are held. Both under `_FLUSHES`.
@@ -309,7 +312,7 @@ class PartitionLog:
         return (self._contents or self.open()).producers
 
     def __repr__(self) -> str:
-        return f"PartitionLog({self.name}, {self._log_start_offset}..{self._log_end_offset})"
+        return f"PartitionLog({self.name}, {self.log_start_offset}..{self.log_end_offset})"
 
     @property
     def name(self) -> str:
@@ -324,18 +327,6 @@ class PartitionLog:
         return self.health.is_offline
 
     @property
-    def log_start_offset(self) -> int:
-        return self._log_start_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        return self._log_end_offset
-
-    @property
-    def high_watermark(self) -> int:
-        return self._high_watermark
-
-    @property
     def last_stable_offset(self) -> int:
         """Everything below is committed or aborted for good."""
         contents = self._contents
@@ -343,9 +334,9 @@ class PartitionLog:
             unstable_offset = contents.producers.first_unstable_offset()
         else:
             unstable_offset = None if self._rest is None else self._rest.end.first_unstable_offset
-        if unstable_offset is None or unstable_offset >= self._high_watermark:
-            return self._high_watermark
-        return max(unstable_offset, self._log_start_offset)
+        if unstable_offset is None or unstable_offset >= self.high_watermark:
+            return self.high_watermark
+        return max(unstable_offset, self.log_start_offset)
 
     @property
     def flushed_offset(self) -> int:
@@ -354,7 +345,7 @@ class PartitionLog:
     @property
     def has_unflushed(self) -> bool:
         """Whether records were appended or truncated since the last flush."""
-        return self.recovery_point < self._log_end_offset or self._flushed_truncations < self._truncations
+        return self.recovery_point < self.log_end_offset or self._flushed_truncations < self._truncations
 
     @property
     def recovery_point(self) -> int:
@@ -367,7 +358,7 @@ class PartitionLog:
     @property
     def flush_is_due(self) -> bool:
         """Whether flush.messages requires a flush before anything more is acknowledged."""
-        return self._log_end_offset - self._flushed_offset >= self.config.flush_messages
+        return self.log_end_offset - self._flushed_offset >= self.config.flush_messages
 
     @property
     def last_flush_ms(self) -> int:
@@ -402,7 +393,7 @@ class PartitionLog:
         """
         if self._rest is not None:
             return self._rest.end.latest_epoch
-        return self._epochs.epoch_for(self._log_end_offset - 1)
+        return self._epochs.epoch_for(self.log_end_offset - 1)
 
     @property
     def epochs(self) -> tuple[EpochEntry, ...]:
@@ -418,13 +409,13 @@ class PartitionLog:
         contents = self.open()
         segments = contents.segments
         return LogEnd(
-            end_offset=self._log_end_offset,
+            end_offset=self.log_end_offset,
             segments_count=len(segments),
             active_size_bytes=segments.active.size_bytes,
             size_bytes=segments.size_bytes,
             first_unstable_offset=contents.producers.first_unstable_offset(),
             oldest_timestamp=segments.oldest_timestamp(),
-            start_epoch=contents.epochs.epoch_for(self._log_start_offset),
+            start_epoch=contents.epochs.epoch_for(self.log_start_offset),
             latest_epoch=contents.epochs.latest_epoch,
         )
 
@@ -468,51 +459,54 @@ class PartitionLog:
 
     def append_as_leader(
         self,
-        records: memoryview | ValidatedBatch,
+        records: memoryview | ValidatedBatch | BatchDraft,
         *,
         leader_epoch: int,
-        origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TransactionGuard | None = NOT_ASKED,
         on_loop: bool = False,
     ) -> AppendResult:
         """Check one batch, give it its offsets in place and write it; raises KafkaError and changes nothing else.
 
-        `guard` lets it begin a transaction, see `begin_verification`. `on_loop`: raise LongCheckError for a batch that
-        a thread has to validate first.
+        A draft is a batch of the broker's own, anything else a client's. `guard` lets it begin a transaction, see
+        `begin_verification`. `on_loop`: raise LongCheckError for a batch that a thread has to validate first.
         """
         self.health.check_online()
         now_ms = self.clock.now_ms()
-        if not isinstance(records, ValidatedBatch):
-            records = validate_batch(records, self.config, now_ms, origin, on_loop=on_loop)
-        records, header, log_append_time_ms = records
-        if header.producer_id >= 0:
-            duplicate = self._find_duplicate_or_check(header, log_append_time_ms, origin, guard)
-            if duplicate is not None:
-                return duplicate
-        first_offset = self._log_end_offset
-        if leader_epoch > (self._contents or self.open()).epochs.latest_epoch:
-            self.assign_epoch(leader_epoch, first_offset)
-        assign_offsets(records, first_offset, leader_epoch)
-        # As _replace would make it, which takes three times as long.
-        header = BatchHeader(first_offset, header[1], leader_epoch, *header[3:])
-        self._write(records, [(0, header)], now_ms)
-        return AppendResult(first_offset, header.last_offset, log_append_time_ms, self._log_start_offset)
-
-    def _find_duplicate_or_check(
-        self, header: BatchHeader, log_append_time_ms: int, origin: AppendOrigin, guard: TransactionGuard | None
-    ) -> AppendResult | None:
-        is_client = origin is AppendOrigin.CLIENT
         contents = self._contents or self.open()
-        duplicate = find_duplicate(contents.producers, contents.segments, header) if is_client else None
-        if duplicate is None:
-            if not header.is_control:
-                contents.producers.check(header, check_sequence=is_client, guard=guard)
-            return None
+        first_offset = self.log_end_offset
+        marker = None
+        if isinstance(records, BatchDraft):
+            marker = records.marker
+            log_append_time_ms = fit_draft(records, self.config, now_ms)
+            header = records.seal(first_offset, leader_epoch)
+            if header.producer_id >= 0 and not header.is_control:
+                contents.producers.check(header, check_sequence=False, guard=guard)
+            batch = memoryview(records.buffer)
+        else:
+            if not isinstance(records, ValidatedBatch):
+                records = validate_batch(records, self.config, now_ms, on_loop=on_loop)
+            batch, header, log_append_time_ms = records
+            if header.producer_id >= 0:
+                duplicate = find_duplicate(contents.producers, contents.segments, header)
+                if duplicate is not None:
+                    return self._repeated(duplicate, log_append_time_ms)
+                if not header.is_control:
+                    contents.producers.check(header, check_sequence=True, guard=guard)
+            assign_offsets(batch, first_offset, leader_epoch)
+            # As _replace would make it, which takes three times as long.
+            header = BatchHeader(first_offset, header[1], leader_epoch, *header[3:])
+        if leader_epoch > contents.epochs.latest_epoch:
+            self.assign_epoch(leader_epoch, first_offset)
+        self._write(batch, [(0, header)], now_ms, marker)
+        return AppendResult(first_offset, self.log_end_offset - 1, log_append_time_ms, self.log_start_offset)
+
+    def _repeated(self, duplicate: BatchMetadata, log_append_time_ms: int) -> AppendResult:
+        """The answer for a batch that is in the log already."""
         return AppendResult(
             duplicate.first_offset,
             duplicate.last_offset,
             duplicate.timestamp if log_append_time_ms >= 0 else -1,
-            self._log_start_offset,
+            self.log_start_offset,
             is_duplicate=True,
         )
 
@@ -528,7 +522,7 @@ class PartitionLog:
         self._check_start(records)
         runs = split_into_runs(
             records,
-            self._log_end_offset,
+            self.log_end_offset,
             self.config.segment_bytes,
             leader_epoch=leader_epoch,
             last_epoch=contents.epochs.latest_epoch,
@@ -537,7 +531,7 @@ class PartitionLog:
         for start, batches in runs:
             # Where batches are missing, a compaction has removed them, and with them perhaps the first ones of an
             # epoch. It can't have started before the last batch that is there.
-            next_offset = self._log_end_offset
+            next_offset = self.log_end_offset
             for _, header in batches:
                 if header.partition_leader_epoch > contents.epochs.latest_epoch:
                     self.assign_epoch(header.partition_leader_epoch, next_offset)
@@ -547,32 +541,42 @@ class PartitionLog:
 
     def _forget_empty_epochs(self, contents: LogContents) -> None:
         """Forget epochs in which this replica led the partition and wrote nothing: another leader may start earlier."""
-        if contents.epochs.latest_start_offset >= self._log_end_offset:
+        if contents.epochs.latest_start_offset >= self.log_end_offset:
             with self.health.storage("leader epoch checkpoint", is_undone=True):
-                contents.epochs.truncate_from_end(self._log_end_offset)
+                contents.epochs.truncate_from_end(self.log_end_offset)
                 self._directory_version += 1
 
     def _check_start(self, records: memoryview) -> None:
         """Raise BelowStartError where the log has to begin with a batch that DeleteRecords has cut at the leader."""
-        if self._log_start_offset == self._log_end_offset:
+        if self.log_start_offset == self.log_end_offset:
             try:
                 first = parse_header(records, whole_batch=False)
             except CorruptBatchError:
                 return  # `split_into_runs` says what is wrong
-            if first.base_offset < self._log_end_offset <= first.last_offset:
+            if first.base_offset < self.log_end_offset <= first.last_offset:
                 raise BelowStartError(first.base_offset)
 
-    def _write(self, records: memoryview, batches: list[tuple[int, BatchHeader]], now_ms: int) -> None:
-        """Write batches with one system call, then let everything that follows from them follow."""
+    def _write(
+        self,
+        records: memoryview,
+        batches: list[tuple[int, BatchHeader]],
+        now_ms: int,
+        marker: ControlRecord | None = None,
+    ) -> None:
+        """Write batches with one system call, then let everything that follows from them follow.
+
+        `marker` is what a single control batch says, if that is known.
+        """
         last = batches[-1][1]
+        last_offset = last.base_offset + last.last_offset_delta
         contents = self._contents or self.open()
         segment = contents.segments.active
         try:
-            if segment.should_roll(len(records), last.max_timestamp, last.last_offset, now_ms, self.config):
+            if segment.should_roll(len(records), last.max_timestamp, last_offset, now_ms, self.config):
                 # The segment begins where the last one ends, though a follower's next batch may come later: after a
                 # crash, a gap between segments is taken for a lost file.
-                is_near = last.last_offset - self._log_end_offset <= RELATIVE_OFFSET_MAX
-                segment = self._roll(self._log_end_offset if is_near else batches[0][1].base_offset)
+                is_near = last_offset - self.log_end_offset <= RELATIVE_OFFSET_MAX
+                segment = self._roll(self.log_end_offset if is_near else batches[0][1].base_offset)
             start = segment.write(records)
         except SegmentBrokenError as error:
             raise self.health.go_offline(f"append failed: {error}") from error
@@ -581,10 +585,16 @@ class PartitionLog:
         for position, header in batches:
             segment.note_batch(start + position, header)
             if header.producer_id >= 0:
-                aborted = contents.producers.update(header, read_marker(records, position, header))
-                if aborted is not None:
-                    self._note_aborted(segment, aborted)
-        self._log_end_offset = last.next_offset
+                said = read_marker(records, position, header) if marker is None else marker
+                self._update_producers(contents, segment, header, said)
+        self.log_end_offset = last_offset + 1
+
+    def _update_producers(
+        self, contents: LogContents, segment: Segment, header: BatchHeader, marker: ControlRecord | None
+    ) -> None:
+        aborted = contents.producers.update(header, marker)
+        if aborted is not None:
+            self._note_aborted(segment, aborted)
         limits = contents.producers.limits
         if limits.is_exceeded:
             limits.shrink_largest(contents.producers)
@@ -603,14 +613,14 @@ class PartitionLog:
     ) -> AppendResult:
         """End the producer's transaction; raises KafkaError when the producer or the coordinator is not the latest."""
         self._producers.check_marker(producer_id, producer_epoch, coordinator_epoch, epoch_is_bumped=epoch_is_bumped)
-        batch = encode_control_batch(
+        marker = draft_marker(
             ControlRecordType.COMMIT if commit else ControlRecordType.ABORT,
             producer_id=producer_id,
             producer_epoch=producer_epoch,
             coordinator_epoch=coordinator_epoch,
             timestamp_ms=self.clock.now_ms(),
         )
-        return self.append_as_leader(memoryview(batch), leader_epoch=leader_epoch, origin=AppendOrigin.COORDINATOR)
+        return self.append_as_leader(marker, leader_epoch=leader_epoch)
 
     def _note_aborted(self, segment: Segment, aborted: AbortedTransaction) -> None:
         # Without its entry readers would take the records for committed ones; after a restart it is there again.
@@ -629,12 +639,12 @@ class PartitionLog:
 
         `in_memory`: raise NotInMemoryError rather than wait for the disk.
         """
-        if not self._log_start_offset <= offset <= self._log_end_offset:
+        if not self.log_start_offset <= offset <= self.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.name} holds offsets {self._log_start_offset} to {self._log_end_offset}, not {offset}",
+                f"{self.name} holds offsets {self.log_start_offset} to {self.log_end_offset}, not {offset}",
             )
-        limit_offset = min(limit_offset, self._log_end_offset)
+        limit_offset = min(limit_offset, self.log_end_offset)
         if offset >= limit_offset:
             return LogRead()
         contents = self._contents
@@ -651,7 +661,7 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int) -> TimestampOffset | None:
         """The first record whose timestamp is not below this one."""
         with self.health.reading():
-            return self._timestamp_offset(find_by_timestamp(self._segments, timestamp, self._log_start_offset))
+            return self._timestamp_offset(find_by_timestamp(self._segments, timestamp, self.log_start_offset))
 
     def offset_of_max_timestamp(self) -> TimestampOffset | None:
         """The first record that has the largest timestamp of all."""
@@ -659,7 +669,7 @@ class PartitionLog:
             return self._timestamp_offset(find_max_timestamp(self._segments))
 
     def _timestamp_offset(self, record: RecordTime | None) -> TimestampOffset | None:
-        if record is None or record.offset < self._log_start_offset:
+        if record is None or record.offset < self.log_start_offset:
             return None
         return TimestampOffset(record.timestamp, record.offset, self._epochs.epoch_for(record.offset))
 
@@ -724,7 +734,7 @@ class PartitionLog:
         """Begin a new segment now."""
         self.health.check_online()
         with self.health.storage("roll", is_undone=True):
-            self._roll(self._log_end_offset)
+            self._roll(self.log_end_offset)
 
     def _roll(self, base_offset: int) -> Segment:
         active = self._segments.active
@@ -744,7 +754,7 @@ class PartitionLog:
         self._segments.add(created)
         # A copy is made here; the thread that flushes the rolled segment writes it.
         contents = self.open()
-        contents.pending_snapshot = self._log_end_offset, contents.producers.packed()
+        contents.pending_snapshot = self.log_end_offset, contents.producers.packed()
         self._segments_changed()
         return created
 
@@ -836,21 +846,21 @@ class PartitionLog:
 
     def advance_high_watermark(self, offset: int) -> None:
         """Move the high watermark up, at most to the end of the log; it never goes back."""
-        offset = min(offset, self._log_end_offset)
-        if offset > self._high_watermark:
-            self._high_watermark = offset
+        offset = min(offset, self.log_end_offset)
+        if offset > self.high_watermark:
+            self.high_watermark = offset
             if self._contents is not None:
                 self._contents.producers.on_high_watermark(offset)
 
     def set_log_start_offset(self, offset: int) -> None:
         """Move the start of the log up (DeleteRecords, retention); segments entirely below it are removed."""
         self.health.check_online()
-        if offset > self._high_watermark:
+        if offset > self.high_watermark:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"{self.name}: {offset} is above the high watermark {self._high_watermark}",
+                f"{self.name}: {offset} is above the high watermark {self.high_watermark}",
             )
-        if offset <= self._log_start_offset:
+        if offset <= self.log_start_offset:
             return
         self._forget_below(offset)
 
@@ -863,9 +873,9 @@ class PartitionLog:
                 self._segments,
                 self.config,
                 now_ms,
-                log_start_offset=self._log_start_offset,
-                high_watermark=self._high_watermark,
-                log_end_offset=self._log_end_offset,
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+                log_end_offset=self.log_end_offset,
             )
         if count:
             # First remove as many as possible without a new segment: on a full disk there may be no room for one.
@@ -873,11 +883,11 @@ class PartitionLog:
             self._forget_below(self._segments[held].base_offset)
             if held < count:
                 self.roll()
-                self._forget_below(self._log_end_offset)
+                self._forget_below(self.log_end_offset)
         return count
 
     def _forget_below(self, offset: int) -> None:
-        self._log_start_offset = max(self._log_start_offset, offset)
+        self.log_start_offset = max(self.log_start_offset, offset)
         self._segments.drop_first(self._segments.index_of(offset))
         self._segments_changed()
         with self.health.storage("deletion"):
@@ -913,11 +923,11 @@ class PartitionLog:
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         if self._rest is not None and epoch == self._rest.end.latest_epoch != UNDEFINED_EPOCH:
-            return epoch, self._log_end_offset
-        return self._epochs.end_offset_for(epoch, self._log_end_offset)
+            return epoch, self.log_end_offset
+        return self._epochs.end_offset_for(epoch, self.log_end_offset)
 
     def epoch_for_offset(self, offset: int) -> int:
-        if self._rest is not None and offset == self._log_start_offset:
+        if self._rest is not None and offset == self.log_start_offset:
             return self._rest.end.start_epoch
         return self._epochs.epoch_for(offset)
 
@@ -967,7 +977,7 @@ class PartitionLog:
         """The current state of the log, for `note_flushed` after all of it has been flushed."""
         active_base_offset = self._segments.active.base_offset
         return FlushMark(
-            self._log_end_offset, active_base_offset, self._directory_version, self._truncations, self._moves
+            self.log_end_offset, active_base_offset, self._directory_version, self._truncations, self._moves
         )
 
     def note_flushed(self, mark: FlushMark) -> None:
@@ -978,7 +988,7 @@ class PartitionLog:
         self._segments.note_flushed(mark.active_base_offset)
         with self._lock:
             if self._truncations == mark.truncations:
-                self._flushed_offset = max(self._flushed_offset, min(mark.end_offset, self._log_end_offset))
+                self._flushed_offset = max(self._flushed_offset, min(mark.end_offset, self.log_end_offset))
                 self._flushed_truncations = mark.truncations
         self._last_flush_ms = self.clock.now_ms()
 
@@ -1020,8 +1030,8 @@ class PartitionLog:
         with self.health.storage("close"):
             contents.segments.active.become_inactive()
             contents.pending_snapshot = None
-            if self._log_end_offset > self._log_start_offset or len(contents.producers):
-                self._write_snapshot(contents, self._log_end_offset, contents.producers.packed())
+            if self.log_end_offset > self.log_start_offset or len(contents.producers):
+                self._write_snapshot(contents, self.log_end_offset, contents.producers.packed())
 
     def retire(self, directory: Path) -> None:
         """Close the log for good and rename its directory; whoever reads from it keeps the file. Blocks."""
@@ -1110,7 +1120,7 @@ class PartitionLog:
             producers=old.producers,
             last_snapshot_offset=new.last_snapshot_offset,
             last_aborted_offset=new.segments.last_aborted_offset,
-            pending_snapshot=(self._log_end_offset, old.producers.packed()),
+            pending_snapshot=(self.log_end_offset, old.producers.packed()),
         )
         copy.health.take_offline("the copy took the place of its log")
         self.owner, self.parent, self._directory_name = owner, owner.path, None
@@ -1152,20 +1162,20 @@ class PartitionLog:
 
     def _truncate_to(self, offset: int) -> bool:
         self.health.check_online()
-        if offset >= self._log_end_offset:
+        if offset >= self.log_end_offset:
             # This replica may have led the partition in an epoch in which it wrote nothing, and another leader did.
             self._forget_empty_epochs(self.open())
             return False
-        if offset <= self._log_start_offset:
+        if offset <= self.log_start_offset:
             self._truncate_fully(offset)
             return True
         with self.health.reading():
             index = self._segments.index_of(offset)
             segment = self._segments[index]
             found = next((item for item in segment.headers_from(offset) if item[1].last_offset >= offset), None)
-        if found is not None and found[1].base_offset < self._log_start_offset:
+        if found is not None and found[1].base_offset < self.log_start_offset:
             # The first remaining batch is removed as a whole, and with it everything; the log start stays the same.
-            self._truncate_fully(self._log_start_offset)
+            self._truncate_fully(self.log_start_offset)
             return True
         with self.health.storage("truncation"):
             # Offsets are reused: a new segment may get the name of one that was dropped before.
@@ -1204,7 +1214,7 @@ class PartitionLog:
                 self._remove_segments(0, 1)
                 self._segments.add(created)
             self._epochs.clear()
-            self._log_start_offset = self._high_watermark = offset
+            self.log_start_offset = self.high_watermark = offset
             self._end_at(offset)
 
     def _end_at(self, offset: int) -> None:
@@ -1213,10 +1223,10 @@ class PartitionLog:
         self._directory_version += 1
         if self.first_dirty_offset is not None:
             self.first_dirty_offset = min(self.first_dirty_offset, offset)
-        self._log_end_offset = offset
+        self.log_end_offset = offset
         lowest = self._lowest_end_offset
         self._lowest_end_offset = offset if lowest is None else min(lowest, offset)
-        self._high_watermark = min(self._high_watermark, offset)
+        self.high_watermark = min(self.high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)
         contents = self.open()
         contents.last_aborted_offset = contents.segments.last_aborted_offset
@@ -1224,6 +1234,6 @@ class PartitionLog:
         limits = contents.producers.limits
         contents.producers.clear()
         contents.producers, contents.last_snapshot_offset = restore_producers(
-            self.directory, contents.segments, self._log_start_offset, offset, limits
+            self.directory, contents.segments, self.log_start_offset, offset, limits
         )
-        contents.producers.on_high_watermark(self._high_watermark)
+        contents.producers.on_high_watermark(self.high_watermark)

@@ -25,7 +25,7 @@ from tidelog.log.open_files import OPEN_FILES, open_descriptor
 from tidelog.log.page_cache import is_file_in_memory
 from tidelog.log.scan import LOOKUP_CHUNK_BYTES, WALK_CHUNK_BYTES, CorruptSegmentError, scan_headers
 from tidelog.log.txn_index import TransactionIndex
-from tidelog.records import BatchHeader, BatchSpan
+from tidelog.records import LOG_OVERHEAD, BatchHeader, BatchSpan
 
 logger = logging.getLogger(__name__)
 
@@ -226,8 +226,9 @@ class Segment:
 
     def note_batch(self, position: int, header: BatchHeader) -> None:
         """Add a batch that has been written at the end of the file."""
-        size_bytes = header.size_bytes
-        last_offset = header.last_offset
+        base_offset = header.base_offset
+        size_bytes = LOG_OVERHEAD + header.batch_length
+        last_offset = base_offset + header.last_offset_delta
         known_max_timestamp = self._max_timestamp
         if known_max_timestamp is None:
             known_max_timestamp = self._load_max_timestamp()[0]
@@ -240,7 +241,7 @@ class Segment:
         if self._bytes_since_index_entry > self._index_interval_bytes:
             self._add_index_entry(last_offset, position)
         self._bytes_since_index_entry += size_bytes
-        self._note_tail(header.base_offset, last_offset, position)
+        self._note_tail(base_offset, last_offset, position)
 
     def note_span(self, position: int, span: BatchSpan) -> None:
         """Add batches that were written at the end of the file all at once, in a segment that is not read from."""

@@ -12,7 +12,6 @@ a leader goes through `split_into_runs`, because the leader has checked its reco
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from tidelog.records import (
     KEYLESS_INDEXES_MAX,
     LOG_OVERHEAD,
     MAGIC,
+    BatchDraft,
     BatchHeader,
     Compression,
     CorruptBatchError,
@@ -81,13 +81,6 @@ _BLAMED_BYTES_MAX = 1024 * 1024
 _BLAMED_RECORDS_MAX = 20_000
 
 
-class AppendOrigin(enum.Enum):
-    """Who sends the batch: only batches from clients are checked in full."""
-
-    CLIENT = "client"
-    COORDINATOR = "coordinator"
-
-
 class LongCheckError(Exception):
     """The batch decompresses to more than may be checked on the event loop; a thread has to validate it."""
 
@@ -109,30 +102,24 @@ def takes_long(records: memoryview, config: LogConfig) -> bool:
     return is_compressed or config.compression_type not in ("producer", "uncompressed")
 
 
-def validate_batch(
-    records: memoryview, config: LogConfig, now_ms: int, origin: AppendOrigin, *, on_loop: bool = False
-) -> ValidatedBatch:
-    """The batch, ready to be appended; raises KafkaError with the code and the records at fault.
+def validate_batch(records: memoryview, config: LogConfig, now_ms: int, *, on_loop: bool = False) -> ValidatedBatch:
+    """A client's batch, ready to be appended; raises KafkaError with the code and the records at fault.
 
     `on_loop`: raise LongCheckError rather than decompress much.
     """
     records, header = _only_batch(records)
-    is_client = origin is AppendOrigin.CLIENT
-    if is_client and header.base_offset:
+    if header.base_offset:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"the batch has base offset {header.base_offset}, not 0")
-    _check_size(header, config)
-    if is_client:
-        # The coordinator has computed the CRC of its batch a moment ago.
-        try:
-            check_crc(records, header)
-        except CorruptBatchError as error:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, error.reason) from error
-        _check_client_batch(header)
-    stamps = config.message_timestamp_type == "LogAppendTime"
-    target = _topic_compression(header, config)
-    # The coordinator writes keys always, and its small batches are many.
-    must_have_keys = is_client and config.is_compacted and not header.is_control
-    if (is_client and config.checks_records) or must_have_keys or target is not header.compression:
+    _check_size(header.size_bytes, config)
+    try:
+        check_crc(records, header)
+    except CorruptBatchError as error:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, error.reason) from error
+    _check_client_batch(header)
+    stamps = config.uses_log_append_time
+    target = _topic_compression(header.compression, config)
+    must_have_keys = config.is_compacted
+    if config.checks_records or must_have_keys or target is not header.compression:
         opened, scan = _open(records, header, config, find_keyless=must_have_keys, on_loop=on_loop)
         if scan.keyless_indexes:
             raise _keyless(scan)
@@ -143,8 +130,8 @@ def validate_batch(
             header = header._replace(max_timestamp=max_timestamp)
             records = memoryview(close_records(opened, header, target, config.compression_level))
             header = parse_header(records)
-            _check_size(header, config)
-        elif is_client and header.max_timestamp != max_timestamp and not stamps:
+            _check_size(header.size_bytes, config)
+        elif header.max_timestamp != max_timestamp and not stamps:
             set_max_timestamp(records, max_timestamp)
             header = parse_header(records)
     elif not stamps:
@@ -153,6 +140,23 @@ def validate_batch(
         set_log_append_time(records, now_ms)
         header = parse_header(records)
     return ValidatedBatch(records, header, now_ms if stamps else NO_TIMESTAMP)
+
+
+def fit_draft(draft: BatchDraft, config: LogConfig, now_ms: int) -> int:
+    """Make a broker's own batch as the topic wants it; returns the log append time, if records get that.
+
+    Raises KafkaError if it is too large, which is all that can be wrong with it.
+    """
+    target = draft.compression
+    if config.compression_type != "producer" and not draft.is_control:
+        target = draft.compression = _topic_compression(target, config)
+    if target is not Compression.NONE:
+        draft.compress(config.compression_level)
+    _check_size(len(draft.buffer), config)
+    if not config.uses_log_append_time:
+        return NO_TIMESTAMP
+    draft.stamp(now_ms)
+    return now_ms
 
 
 def split_into_runs(
@@ -221,8 +225,7 @@ def _next_batch_size(records: memoryview) -> int | None:
     return LOG_OVERHEAD + length if len(records) >= LOG_OVERHEAD + length else None
 
 
-def _check_size(header: BatchHeader, config: LogConfig) -> None:
-    size_bytes = header.size_bytes
+def _check_size(size_bytes: int, config: LogConfig) -> None:
     if size_bytes > config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
@@ -299,10 +302,10 @@ def _record_errors(
     return [(index, message) for index in wrong[:RECORD_ERRORS_MAX]]
 
 
-def _topic_compression(header: BatchHeader, config: LogConfig) -> Compression:
+def _topic_compression(compression: Compression, config: LogConfig) -> Compression:
     label = config.compression_type
-    if label == "producer" or header.is_control:
-        return header.compression
+    if label == "producer":
+        return compression
     return Compression.NONE if label == "uncompressed" else Compression.from_label(label)
 
 

@@ -26,6 +26,7 @@ from tidelog.records.batch import (
 )
 from tidelog.records.codec import (
     KEYLESS_INDEXES_MAX,
+    BatchDraft,
     NewRecord,
     close_records,
     decode_records,
@@ -36,7 +37,13 @@ from tidelog.records.codec import (
     view_records,
 )
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress
-from tidelog.records.control import ControlRecord, ControlRecordType, encode_control_batch, parse_control_record
+from tidelog.records.control import (
+    ControlRecord,
+    ControlRecordType,
+    draft_marker,
+    encode_control_batch,
+    parse_control_record,
+)
 from tidelog.records.errors import CorruptBatchError, OversizedBatchError, TimestampRangeError, UnsupportedMagicError
 from tidelog.records.kernel import Record
 from tidelog.records.kernel_check import RecordsScan, scan_records
@@ -48,6 +55,7 @@ __all__ = [
     "LOG_OVERHEAD",
     "MAGIC",
     "TRANSACTIONAL_BIT",
+    "BatchDraft",
     "BatchHeader",
     "BatchSpan",
     "Compression",
@@ -67,6 +75,7 @@ __all__ = [
     "compress",
     "decode_records",
     "decompress",
+    "draft_marker",
     "encode_batch",
     "encode_control_batch",
     "find_timestamp",

@@ -26,6 +26,8 @@ NO_SEQUENCE = -1
 NO_PARTITION_LEADER_EPOCH = -1
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
+_BEFORE_COVERED = struct.Struct(">qiibI")
+_COVERED = struct.Struct(">hiqqqhii")  # by the CRC
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
@@ -249,3 +251,49 @@ def write_header(buffer: bytearray, header: BatchHeader, position: int = 0) -> N
     )
     with memoryview(buffer) as view, view[position + _ATTRIBUTES_AT :] as covered:
         _CRC.pack_into(buffer, position + _CRC_AT, crc32c(covered))
+
+
+def write_new_header(
+    buffer: bytearray,
+    base_offset: int,
+    leader_epoch: int,
+    attributes: int,
+    count: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer_id: int,
+    producer_epoch: int,
+    base_sequence: int,
+) -> BatchHeader:
+    """Write the header of a batch that fills the buffer and has as many offsets as records; returns it."""
+    last_offset_delta = count - 1
+    _COVERED.pack_into(
+        buffer,
+        _ATTRIBUTES_AT,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )
+    crc = crc32c(memoryview(buffer)[_ATTRIBUTES_AT:])
+    batch_length = len(buffer) - LOG_OVERHEAD
+    _BEFORE_COVERED.pack_into(buffer, 0, base_offset, batch_length, leader_epoch, MAGIC, crc)
+    return BatchHeader(
+        base_offset,
+        batch_length,
+        leader_epoch,
+        MAGIC,
+        crc,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    )

@@ -8,14 +8,13 @@ only the header is in `batch`; control records are in `control`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidelog.records import kernel
 from tidelog.records.batch import (
     BATCH_HEADER_SIZE,
     COMPRESSION_MASK,
     CONTROL_BIT,
-    MAGIC,
     NO_PARTITION_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -28,10 +27,14 @@ from tidelog.records.batch import (
     TimestampType,
     parse_header,
     write_header,
+    write_new_header,
 )
 from tidelog.records.batch import check_crc as check_batch_crc
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, compress, decompress, decompress_strictly
 from tidelog.records.kernel import Record
+
+if TYPE_CHECKING:
+    from tidelog.records.control import ControlRecord
 
 # A producer is told the indexes of at most this many keyless records; naming more would help nobody.
 KEYLESS_INDEXES_MAX = 10
@@ -168,22 +171,91 @@ def seal_batch(
         buffer[BATCH_HEADER_SIZE:] = compressed
     if len(buffer) > BATCH_SIZE_MAX:
         raise ValueError(f"the batch would have {len(buffer)} bytes, its length field allows {BATCH_SIZE_MAX}")
-    header = BatchHeader(
-        base_offset=base_offset,
-        batch_length=0,
-        partition_leader_epoch=leader_epoch,
-        magic=MAGIC,
-        crc=0,
-        attributes=attributes,
-        last_offset_delta=count - 1,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        records_count=count,
+    write_new_header(
+        buffer,
+        base_offset,
+        leader_epoch,
+        attributes,
+        count,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
     )
-    write_header(buffer, header)
+
+
+class BatchDraft:
+    """A batch that a broker makes itself. `seal` writes its header once the log knows its place.
+
+    Nobody has to read that header again, or check what it says.
+    """
+
+    __slots__ = (
+        "attributes",
+        "base_timestamp",
+        "buffer",
+        "compression",
+        "count",
+        "marker",
+        "max_timestamp",
+        "producer_epoch",
+        "producer_id",
+    )
+
+    def __init__(
+        self,
+        records: Iterable[kernel.RecordTuple],
+        compression: Compression = Compression.NONE,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = NO_PRODUCER_EPOCH,
+        attributes: int = 0,
+    ) -> None:
+        """There must be a record, and every record must have its timestamp; `attributes` name no compression."""
+        self.buffer = bytearray(BATCH_HEADER_SIZE)
+        written = kernel.encode_objects(self.buffer, records, None)
+        if not written.count:
+            raise ValueError("a record batch needs at least one record")
+        self.count: int = written.count
+        self.base_timestamp: int = written.base_timestamp
+        self.max_timestamp: int = written.max_timestamp
+        self.compression = compression
+        self.producer_id = producer_id
+        self.producer_epoch = producer_epoch
+        self.attributes = attributes
+        # What a control batch says.
+        self.marker: ControlRecord | None = None
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    def compress(self, level: int | None = None) -> None:
+        """Compress the records as `compression` says."""
+        with memoryview(self.buffer) as view, view[BATCH_HEADER_SIZE:] as records:
+            compressed = compress(self.compression, records, level)
+        self.buffer[BATCH_HEADER_SIZE:] = compressed
+        self.attributes |= self.compression
+
+    def stamp(self, timestamp_ms: int) -> None:
+        """Make this the time of every record; readers then ignore those that the records have."""
+        self.attributes |= TIMESTAMP_TYPE_BIT
+        self.max_timestamp = timestamp_ms
+
+    def seal(self, base_offset: int = 0, leader_epoch: int = NO_PARTITION_LEADER_EPOCH) -> BatchHeader:
+        """Write the header, and return it."""
+        return write_new_header(
+            self.buffer,
+            base_offset,
+            leader_epoch,
+            self.attributes,
+            self.count,
+            self.base_timestamp,
+            self.max_timestamp,
+            self.producer_id,
+            self.producer_epoch,
+            NO_SEQUENCE,
+        )
 
 
 def find_timestamp(

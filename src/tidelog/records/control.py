@@ -11,8 +11,8 @@ import enum
 import struct
 from typing import NamedTuple
 
-from tidelog.records.batch import NO_PARTITION_LEADER_EPOCH, NO_SEQUENCE
-from tidelog.records.codec import NewRecord, encode_batch
+from tidelog.records.batch import CONTROL_BIT, NO_PARTITION_LEADER_EPOCH, TRANSACTIONAL_BIT, Compression
+from tidelog.records.codec import BatchDraft
 from tidelog.records.errors import CorruptBatchError
 from tidelog.records.kernel import Record
 
@@ -36,6 +36,23 @@ class ControlRecord(NamedTuple):
     version: int
 
 
+def draft_marker(
+    control_type: ControlRecordType,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    timestamp_ms: int,
+) -> BatchDraft:
+    """The batch with one marker that ends the producer's transaction."""
+    key = _KEY.pack(CONTROL_RECORD_VERSION, control_type)
+    value = _VALUE.pack(CONTROL_RECORD_VERSION, coordinator_epoch)
+    attributes = TRANSACTIONAL_BIT | CONTROL_BIT
+    draft = BatchDraft(((key, value, (), timestamp_ms),), Compression.NONE, producer_id, producer_epoch, attributes)
+    draft.marker = ControlRecord(control_type, coordinator_epoch, CONTROL_RECORD_VERSION)
+    return draft
+
+
 def encode_control_batch(
     control_type: ControlRecordType,
     *,
@@ -46,19 +63,16 @@ def encode_control_batch(
     base_offset: int = 0,
     leader_epoch: int = NO_PARTITION_LEADER_EPOCH,
 ) -> bytearray:
-    """The batch with one marker that ends the producer's transaction."""
-    key = _KEY.pack(CONTROL_RECORD_VERSION, control_type)
-    value = _VALUE.pack(CONTROL_RECORD_VERSION, coordinator_epoch)
-    return encode_batch(
-        [NewRecord(key, value, (), timestamp_ms)],
-        base_offset=base_offset,
+    """The same with its place in a log."""
+    draft = draft_marker(
+        control_type,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
-        base_sequence=NO_SEQUENCE,
-        leader_epoch=leader_epoch,
-        is_transactional=True,
-        is_control=True,
+        coordinator_epoch=coordinator_epoch,
+        timestamp_ms=timestamp_ms,
     )
+    draft.seal(base_offset, leader_epoch)
+    return draft.buffer
 
 
 def parse_control_record(record: Record) -> ControlRecord:

@@ -19,14 +19,14 @@ from tidelog.common.ids import random_uuid
 from tidelog.log import LogConfig, LogManager, LogStorageError, PartitionLog
 from tidelog.log.errors import DataDirectoryError
 from tidelog.log.producer_entry import ProducerEntry
-from tidelog.log.validation import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
+    BatchDraft,
     Compression,
     ControlRecordType,
     assign_offsets,
+    draft_marker,
     encode_batch,
-    encode_control_batch,
     parse_header,
     set_log_append_time,
 )
@@ -162,7 +162,12 @@ class LogSteps:
             return None
         return b"%d/%d/" % (self._counter, place) + rng.randbytes(rng.choice((0, 20, 90)))
 
-    def _append_batch(self, batch: bytearray, origin: AppendOrigin = AppendOrigin.CLIENT) -> None:
+    def _append_batch(self, appended: bytearray | BatchDraft) -> None:
+        if isinstance(appended, BatchDraft):
+            batch = appended.buffer
+            appended.seal()
+        else:
+            batch = appended
         header = parse_header(batch)
         expected = bytearray(batch)
         end = self._model.end
@@ -170,7 +175,9 @@ class LogSteps:
         self._doubt = Doubt(ends={end + header.records_count}, batches=[ModelBatch(bytes(expected))])
         if self._config.uses_log_append_time:
             self._doubt.batches = [ModelBatch(self._with_append_time(expected))]
-        result = self._log.append_as_leader(memoryview(batch), leader_epoch=self._epoch, origin=origin)
+        result = self._log.append_as_leader(
+            memoryview(appended) if isinstance(appended, bytearray) else appended, leader_epoch=self._epoch
+        )
         assert (result.first_offset, result.is_duplicate) == (end, False)
         self._model.append(bytes(batch))
         assert self._doubt.batches == [self._model.batches[-1]]
@@ -216,14 +223,14 @@ class LogSteps:
     def _end_transaction(self, step: Step, rng: random.Random) -> None:
         for producer_id, known in self._model.producers().items():
             if known.txn_first_offset >= 0:
-                marker = encode_control_batch(
+                marker = draft_marker(
                     rng.choice(tuple(ControlRecordType)),
                     producer_id=producer_id,
                     producer_epoch=known.producer_epoch,
                     coordinator_epoch=1,
                     timestamp_ms=self._clock.now_ms(),
                 )
-                return self._append_batch(marker, AppendOrigin.COORDINATOR)
+                return self._append_batch(marker)
 
     def _append_as_follower(self, step: Step, rng: random.Random) -> None:
         batches = []

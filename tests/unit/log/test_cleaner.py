@@ -15,13 +15,13 @@ from tidelog.common.clock import VirtualClock
 from tidelog.log import LogConfig, PartitionLog
 from tidelog.log.inspect import verify
 from tidelog.log.producer_snapshot import snapshot_offsets
-from tidelog.log.validation import AppendOrigin
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
+    BatchDraft,
     Compression,
     ControlRecordType,
     Record,
-    encode_control_batch,
+    draft_marker,
     iter_headers,
 )
 
@@ -50,9 +50,8 @@ class Writer:
         batch = self._make_batch(values, keys=keys, **kwargs)
         return self._store.log.append_as_leader(batch, leader_epoch=0).first_offset
 
-    def raw(self, batch: bytes | bytearray | memoryview, origin: AppendOrigin = AppendOrigin.COORDINATOR) -> int:
-        view = memoryview(bytearray(batch))
-        return self._store.log.append_as_leader(view, leader_epoch=0, origin=origin).first_offset
+    def own(self, draft: BatchDraft) -> int:
+        return self._store.log.append_as_leader(draft, leader_epoch=0).first_offset
 
     def close_segment(self) -> None:
         """Roll and flush, and let everything be committed."""
@@ -304,10 +303,10 @@ def transactional(writer: Writer, *pairs: tuple[bytes, bytes | None], producer_i
 
 
 def marker(writer: Writer, kind: ControlRecordType, clock: VirtualClock, producer_id: int = 9) -> int:
-    batch = encode_control_batch(
+    batch = draft_marker(
         kind, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp_ms=clock.now_ms()
     )
-    return writer.raw(batch)
+    return writer.own(batch)
 
 
 def forget_producers(log: PartitionLog, clock: VirtualClock) -> None:
@@ -393,10 +392,10 @@ def test_the_last_marker_of_an_active_producer_stays_for_its_epoch(
 ) -> None:
     transactional(writer, (b"a", b"1"))
     marker(writer, ControlRecordType.COMMIT, clock)
-    batch = encode_control_batch(
+    batch = draft_marker(
         ControlRecordType.ABORT, producer_id=9, producer_epoch=3, coordinator_epoch=0, timestamp_ms=clock.now_ms()
     )
-    last = writer.raw(batch)
+    last = writer.own(batch)
     writer.put((b"a", b"2"))
     for _ in range(3):
         writer.put((b"other", b"%d" % store.log.log_end_offset))

@@ -6,7 +6,7 @@ import pytest
 
 from damaged_batches import Damage, all_kinds
 from tidelog.log import LogConfig
-from tidelog.log.validation import AppendOrigin, LongCheckError, takes_long, validate_batch
+from tidelog.log.validation import LongCheckError, takes_long, validate_batch
 from tidelog.protocol import KafkaError
 from tidelog.records import check_crc, decode_records
 
@@ -20,12 +20,12 @@ def test_each_kind(kind: Damage) -> None:
     before = bytes(batch)
     if kind.code:
         with pytest.raises(KafkaError) as refused:
-            validate_batch(batch, LogConfig(), NOW_MS, AppendOrigin.CLIENT, on_loop=True)
+            validate_batch(batch, LogConfig(), NOW_MS, on_loop=True)
         assert refused.value.code is kind.code
         assert refused.value.message
         assert bytes(batch) == before, "a refused batch must not be changed"
     else:
-        records, header, _ = validate_batch(batch, LogConfig(), NOW_MS, AppendOrigin.CLIENT, on_loop=True)
+        records, header, _ = validate_batch(batch, LogConfig(), NOW_MS, on_loop=True)
         check_crc(records, header)
         read = decode_records(records)
         assert [record.offset for record in read] == list(range(header.records_count))
@@ -39,7 +39,7 @@ def test_what_only_the_records_tell_is_not_looked_for_where_they_are_not_checked
         batch = memoryview(bytearray(kind.encode(NOW_MS)))
         if not takes_long(batch, config):
             try:
-                validate_batch(batch, config, NOW_MS, AppendOrigin.CLIENT, on_loop=True)
+                validate_batch(batch, config, NOW_MS, on_loop=True)
             except KafkaError:
                 continue
             except LongCheckError:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crc32c import crc32c
 
-from tidelog.log import AppendOrigin, FileSlice, LogConfig, PartitionLog
+from tidelog.log import FileSlice, LogConfig, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import (
     Compression,
     ControlRecordType,
     Record,
+    draft_marker,
     encode_batch,
-    encode_control_batch,
     iter_headers,
     parse_header,
 )
@@ -391,14 +391,14 @@ def test_the_last_stable_offset(store: Store, make_batch: MakeBatch, clean: bool
     log = store.reopen(clean=clean)
     log.advance_high_watermark(4)
     assert log.last_stable_offset == 1
-    marker = encode_control_batch(
+    marker = draft_marker(
         ControlRecordType.COMMIT,
         producer_id=5,
         producer_epoch=0,
         coordinator_epoch=9,
         timestamp_ms=store.clock.now_ms(),
     )
-    log.append_as_leader(memoryview(marker), leader_epoch=0, origin=AppendOrigin.COORDINATOR)
+    log.append_as_leader(marker, leader_epoch=0)
     assert log.last_stable_offset == 1
     log.advance_high_watermark(5)
     assert log.last_stable_offset == 5

@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from tidelog.log import LogConfig
-from tidelog.log.validation import AppendOrigin, ValidatedBatch, split_into_runs, validate_batch
+from tidelog.log.validation import ValidatedBatch, split_into_runs, validate_batch
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import Compression, TimestampType, check_crc, decode_records, encode_batch, parse_header
 
@@ -43,7 +43,7 @@ def batch_of(
 
 
 def validate(batch: memoryview, config: LogConfig | None = None) -> ValidatedBatch:
-    return validate_batch(batch, config or LogConfig(), NOW_MS, AppendOrigin.CLIENT)
+    return validate_batch(batch, config or LogConfig(), NOW_MS)
 
 
 def refusal(batch: memoryview, config: LogConfig | None = None) -> KafkaError:

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidelog.log import LogConfig
-from tidelog.log.validation import AppendOrigin, validate_batch
+from tidelog.log.validation import validate_batch
 from tidelog.protocol import KafkaError
 from tidelog.records import (
     Compression,
@@ -88,7 +88,7 @@ def test_a_changed_batch_is_refused_or_read_alike(
     payload = compress(codec, mutate(payload, changes)) if inside else mutate(compress(codec, payload), changes)
     batch = with_payload(bytes(encode_batch(records, compression=codec)), payload)
     try:
-        taken = validate_batch(memoryview(batch), LogConfig(), NOW_MS, AppendOrigin.CLIENT)
+        taken = validate_batch(memoryview(batch), LogConfig(), NOW_MS)
     except KafkaError:
         taken = None
     if taken is None:

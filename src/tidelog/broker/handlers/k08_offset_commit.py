@@ -12,7 +12,6 @@ member id and with generation -1, as long as its group has no members.
 from __future__ import annotations
 
 import asyncio
-from typing import cast
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
@@ -31,14 +30,18 @@ from tidelog.protocol.messages.k08_offset_commit import (
 def handle_offset_commit(
     request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Steps[object]:
+    size = len(request.topics)
+    for topic in request.topics:
+        size += len(topic.partitions)
+    answer: OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Steps[object]
     answer = context.services.groups.submit_prepared(
         request.group_id,
         context,
         lambda shard, client, now: shard.offset_commit(request, client, now),
         refuse=lambda error: _refuse(request, error),
-        size=len(request.topics) + sum(len(topic.partitions) for topic in request.topics),
+        size=size,
     )
-    return cast("OffsetCommitResponse | asyncio.Future[OffsetCommitResponse] | Steps[object]", answer)
+    return answer
 
 
 def _refuse(request: OffsetCommitRequest, error: ErrorCode) -> Steps[OffsetCommitResponse]:

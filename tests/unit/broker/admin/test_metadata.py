@@ -150,7 +150,7 @@ def test_a_fenced_broker_s_partitions_have_no_leader(broker: AdminBroker, monkey
     create(broker, "a")
     image = broker.image
     fenced: ClusterImage = replace(image, brokers={1: replace(image.brokers[1], fenced=True)})
-    monkeypatch.setattr(broker.services.cluster._image, "_value", fenced)
+    monkeypatch.setattr(broker.services.cluster._image, "value", fenced)
     answer = ask(broker, ["a"], 12)
     assert answer.brokers == []
     [partition] = answer.topics[0].partitions

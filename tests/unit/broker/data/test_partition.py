@@ -13,7 +13,7 @@ from tidelog.broker.follower_state import ReplicationTerms
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, Partition
 from tidelog.common.clock import VirtualClock
 from tidelog.controller.image import PartitionState
-from tidelog.log import AppendOrigin, AppendResult, LogConfig, LogStorageError, PartitionLog
+from tidelog.log import AppendResult, LogConfig, LogStorageError, PartitionLog
 from tidelog.log.recovery import create_log
 from tidelog.log.txn_guard import TransactionGuard
 from tidelog.protocol import ErrorCode, KafkaError
@@ -52,7 +52,6 @@ class CountingLog:
         records: memoryview,
         *,
         leader_epoch: int,
-        origin: AppendOrigin,
         guard: TransactionGuard | None,
         on_loop: bool,
     ) -> AppendResult:

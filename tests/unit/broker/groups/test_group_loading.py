@@ -17,9 +17,9 @@ from tidelog.coordinator.actions import GroupRecord
 from tidelog.coordinator.config import GroupConfig
 from tidelog.coordinator.offsets import CommittedOffset, offset_tombstone
 from tidelog.coordinator.shard import GroupShard
-from tidelog.log import AppendOrigin, LogManager, PartitionLog
+from tidelog.log import LogManager, PartitionLog
 from tidelog.log.config import LogConfig
-from tidelog.records import ControlRecordType, encode_batch, encode_control_batch
+from tidelog.records import TRANSACTIONAL_BIT, BatchDraft, Compression, ControlRecordType, draft_marker
 
 NOW_MS = 1_700_000_000_000
 
@@ -50,19 +50,13 @@ class LoadedLog:
         self.log = log
 
     def write(self, *records: GroupRecord, producer_id: int = -1) -> None:
-        batch = encode_batch(
-            [(key, value, (), NOW_MS) for key, value in records],
-            producer_id=producer_id,
-            producer_epoch=0 if producer_id >= 0 else -1,
-            is_transactional=producer_id >= 0,
-        )
-        self.log.append_as_leader(memoryview(batch), leader_epoch=0, origin=AppendOrigin.COORDINATOR)
+        rows = [(key, value, (), NOW_MS) for key, value in records]
+        in_transaction = (producer_id, 0, TRANSACTIONAL_BIT) if producer_id >= 0 else ()
+        self.log.append_as_leader(BatchDraft(rows, Compression.NONE, *in_transaction), leader_epoch=0)
 
     def end_transaction(self, producer_id: int, kind: ControlRecordType) -> None:
-        batch = encode_control_batch(
-            kind, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp_ms=NOW_MS
-        )
-        self.log.append_as_leader(memoryview(batch), leader_epoch=0, origin=AppendOrigin.COORDINATOR)
+        marker = draft_marker(kind, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0, timestamp_ms=NOW_MS)
+        self.log.append_as_leader(marker, leader_epoch=0)
 
     def load(self, buffer_bytes: int) -> tuple[int, dict[str, dict[tuple[str, int], int]]]:
         """The number of records, and all offsets by group."""
