@@ -215,7 +215,9 @@ class Dispatcher:
 
     def _take(self, exchange: Exchange, result: object) -> None:
         """Continue with what a handler, or the steps of its work, returned."""
-        if isinstance(result, asyncio.Future):
+        if type(result) is exchange.handler.response_class and not exchange.is_large:
+            self._answer(exchange, result)
+        elif isinstance(result, asyncio.Future):
             exchange.future = result
         elif isinstance(result, CoroutineType):
             exchange.future = self._loop.create_task(result)

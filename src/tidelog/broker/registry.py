@@ -14,7 +14,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidelog.common.light_dataclass import dataclass
-from tidelog.protocol import Api, Message, request_class, response_header_has_tags
+from tidelog.protocol import Api, Message, request_class, response_class, response_header_has_tags
 
 if TYPE_CHECKING:
     from tidelog.broker.request_context import RequestContext
@@ -61,14 +61,16 @@ class Handler:
     is_partly_local: bool = False
     # Whether only brokers send it, to each other.
     is_internal: bool = False
-    # What every request would otherwise ask of the API again: its class, and from which version on headers have tags.
+    # What every request would otherwise ask of the API again: its classes, and from which version on headers have tags.
     request_class: type[Message] = field(init=False)
+    response_class: type[Message] = field(init=False)
     request_tags_from: int = field(init=False)
     response_tags_from: int = field(init=False)
 
     def __post_init__(self) -> None:
         has_tags = functools.partial(response_header_has_tags, self.api)
         object.__setattr__(self, "request_class", request_class(self.api))
+        object.__setattr__(self, "response_class", response_class(self.api))
         object.__setattr__(self, "request_tags_from", self._first_version(self.api.is_flexible))
         object.__setattr__(self, "response_tags_from", self._first_version(has_tags))
 
