@@ -7,11 +7,12 @@ coordinator, so a lost answer counts as no, and the producer's next batch asks a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tidelog.broker.internal_topics import coordinator_of
 from tidelog.broker.txn_service import TRANSACTION_TOPIC
+from tidelog.broker.txn_verification import Answers
 from tidelog.client.errors import ClientError, error_code
 from tidelog.coordinator.actions import TopicPartition
 from tidelog.protocol import ErrorCode
@@ -40,20 +41,33 @@ class TransactionCoordinators:
         self._replicas = replicas
         self._peers = peers
 
-    async def verify(
+    def verify(
         self,
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         add: bool,
-    ) -> Mapping[TopicPartition, ErrorCode]:
+    ) -> Answers | Awaitable[Answers]:
         image = self._replicas.image
         coordinator = coordinator_of(transactional_id, TRANSACTION_TOPIC, image)
         if coordinator is None and TRANSACTION_TOPIC in image.topics:
             return dict.fromkeys(partitions, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if coordinator is None or coordinator.node_id == self._replicas.node_id:
-            return await self._local.verify(transactional_id, producer_id, producer_epoch, partitions, add)
+            return self._local.verify(transactional_id, producer_id, producer_epoch, partitions, add)
+        return self._verify_remotely(
+            coordinator.node_id, transactional_id, producer_id, producer_epoch, partitions, add
+        )
+
+    async def _verify_remotely(
+        self,
+        node_id: int,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        add: bool,
+    ) -> Answers:
         topics: dict[str, list[int]] = {}
         for topic, index in partitions:
             topics.setdefault(topic, []).append(index)
@@ -66,7 +80,7 @@ class TransactionCoordinators:
         )
         try:
             response = await self._peers.call(
-                coordinator.node_id,
+                node_id,
                 ADD_PARTITIONS_TO_TXN,
                 AddPartitionsToTxnRequest(transactions=[transaction]),
                 AddPartitionsToTxnResponse,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.broker.coordinator_service import KEY_CHARACTERS_MAX, CoordinatorService, Held
@@ -17,6 +17,7 @@ from tidelog.broker.group_loading import load_shard
 from tidelog.broker.internal_topics import replication_factor
 from tidelog.broker.partition import Partition
 from tidelog.broker.txn_markers import MarkerErrors, MarkerWriter
+from tidelog.broker.txn_verification import Answers
 from tidelog.controller.requests import NewTopic
 from tidelog.coordinator.actions import Action, AllocateProducerId, Now, SendMarkers, TopicPartition
 from tidelog.coordinator.memory import MemoryBudget
@@ -51,6 +52,20 @@ _SETTINGS: Final = (
     "transaction.remove.expired.transaction.cleanup.interval.ms",
     "transactional.id.expiration.ms",
 )
+
+
+class AnswerForEach:
+    """The answer about all of these partitions, for each of them; nothing goes on when nobody waits for it."""
+
+    __slots__ = ("_added", "_partitions")
+
+    def __init__(self, added: asyncio.Future[ErrorCode], partitions: Sequence[TopicPartition]) -> None:
+        self._added = added
+        self._partitions = partitions
+
+    def __await__(self) -> Generator[Any, None, Answers]:
+        error = yield from self._added.__await__()
+        return dict.fromkeys(self._partitions, error)
 
 
 class TransactionService(CoordinatorService[TransactionShard]):
@@ -102,29 +117,29 @@ class TransactionService(CoordinatorService[TransactionShard]):
         """Send a request to the id's shard; returns its answer or a future. Raises KafkaError as `shard_of` does."""
         return self._submit(transactional_id, ask)
 
-    async def add_partitions(
+    def add_partitions(
         self,
         transactional_id: str,
         producer: ProducerIdentity,
         partitions: Sequence[TopicPartition],
         client_version: int,
-    ) -> ErrorCode:
+    ) -> ErrorCode | asyncio.Future[ErrorCode]:
         """Add partitions to the producer's transaction, which starts with the first one; raises KafkaError."""
         request = AddPartitions(transactional_id, producer, frozenset(partitions), client_version)
+        answer: ErrorCode | asyncio.Future[ErrorCode]
         answer = self._submit(
             transactional_id, lambda shard, now, exchange: shard.add_partitions(request, now, exchange)
         )
-        error: ErrorCode = await answer if isinstance(answer, asyncio.Future) else answer
-        return error
+        return answer
 
-    async def verify(
+    def verify(
         self,
         transactional_id: str,
         producer_id: int,
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         add: bool,
-    ) -> Mapping[TopicPartition, ErrorCode]:
+    ) -> Answers | Awaitable[Answers]:
         """Whether each partition is part of the producer's open transaction; `add` adds it. Raises KafkaError."""
         if self.topic not in self._cluster.image.topics:
             # Nobody has looked for a coordinator yet, so no producer has a transaction.
@@ -132,8 +147,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
         producer = ProducerIdentity(producer_id, producer_epoch)
         if not add:
             return self.shard_of(transactional_id).verify_partitions(transactional_id, producer, partitions)
-        error = await self.add_partitions(transactional_id, producer, partitions, TRANSACTION_VERSION_2)
-        return dict.fromkeys(partitions, error)
+        added = self.add_partitions(transactional_id, producer, partitions, TRANSACTION_VERSION_2)
+        return dict.fromkeys(partitions, added) if isinstance(added, ErrorCode) else AnswerForEach(added, partitions)
 
     def _find(self, key: str) -> Held[TransactionShard]:
         if not key or len(key) > KEY_CHARACTERS_MAX:

@@ -37,6 +37,9 @@ _UNREACHABLE: Final = frozenset(
 )
 
 
+Answers = Mapping[TopicPartition, ErrorCode]
+
+
 class TransactionVerifier(Protocol):
     """Something that can reach transaction coordinators."""
 
@@ -47,10 +50,11 @@ class TransactionVerifier(Protocol):
         producer_epoch: int,
         partitions: Sequence[TopicPartition],
         add: bool,
-    ) -> Awaitable[Mapping[TopicPartition, ErrorCode]]:
+    ) -> Answers | Awaitable[Answers]:
         """Whether each partition is part of the producer's open transaction; `add`: add it (transaction.version 2).
 
-        The errors are those of AddPartitionsToTxn, NONE for partitions that the producer may write to.
+        The errors are those of AddPartitionsToTxn, NONE for partitions that the producer may write to. A coordinator
+        on this broker answers at once if it can.
         """
         ...
 
@@ -87,7 +91,7 @@ class TransactionVerification:
         self.is_enabled = is_enabled
         # None: no transaction can start, because there are no coordinators.
         self.verifier: TransactionVerifier | None = None
-        self._asking: dict[TransactionGuard, asyncio.Task[Mapping[TopicPartition, ErrorCode]]] = {}
+        self._asking: dict[TransactionGuard, asyncio.Task[Answers]] = {}
         # Of the batches of each producer that wait in a partition.
         self._turns = ArrivalOrder()
 
@@ -112,39 +116,64 @@ class TransactionVerification:
         """Queue the batch behind earlier ones of its producer; later ones wait behind it until `end_turn`."""
         item.turn = self._turns.take((item.name, item.producer_id))
 
+    def confirm_at_once(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> bool:
+        """Ask about all of them; if all answers are there at once, set the errors, else `confirm` waits for them."""
+        if any(item.guard is None or item.guard in self._asking for item in begun):
+            return False
+        return self._ask(transactional_id, begun, add=add)
+
     async def confirm(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> None:
         """Ask about all of them and set the error of each."""
+        self._ask(transactional_id, begun, add=add)
+        asked = [(item, self._asking[item.guard]) for item in begun if item.guard in self._asking]
+        for item, task in asked:
+            answers = await asyncio.shield(task)
+            item.error = answers.get(item.name, ErrorCode.INVALID_TXN_STATE)
+
+    def _ask(self, transactional_id: str, begun: Sequence[BeginningTransaction], *, add: bool) -> bool:
+        """Ask about those that were not asked about; True if all answers are there."""
         unasked: dict[tuple[int, int], list[BeginningTransaction]] = {}
-        asked = [(item, item.guard) for item in begun if item.guard is not None and item.guard is not NOT_ASKED]
-        for item, guard in asked:
-            if guard not in self._asking:
+        for item in begun:
+            if item.guard is not None and item.guard is not NOT_ASKED and item.guard not in self._asking:
                 unasked.setdefault((item.producer_id, item.producer_epoch), []).append(item)
+        is_answered = True
         for (producer_id, producer_epoch), items in unasked.items():
-            ask = self._ask(transactional_id, producer_id, producer_epoch, [item.name for item in items], add)
+            names = [item.name for item in items]
+            answers = self._verify(transactional_id, producer_id, producer_epoch, names, add)
+            if isinstance(answers, Mapping):
+                for item in items:
+                    item.error = answers.get(item.name, ErrorCode.INVALID_TXN_STATE)
+                continue
+            is_answered = False
             # Other requests may be waiting for it as well, so it continues even if this one's connection is gone.
-            task = asyncio.get_running_loop().create_task(ask)
+            task = asyncio.get_running_loop().create_task(_wait_for(answers, names))
             task.add_done_callback(functools.partial(self._on_asked, items))
             for item in items:
                 if item.guard is not None:
                     self._asking[item.guard] = task
-        for item, task in [(item, self._asking[guard]) for item, guard in asked]:
-            answers = await asyncio.shield(task)
-            item.error = answers.get(item.name, ErrorCode.INVALID_TXN_STATE)
+        return is_answered
 
     def _on_asked(self, items: Sequence[BeginningTransaction], task: asyncio.Task[object]) -> None:
         for item in items:
             if item.guard is not None:
                 self._asking.pop(item.guard, None)
 
-    async def _ask(
+    def _verify(
         self, transactional_id: str, producer_id: int, producer_epoch: int, names: list[TopicPartition], add: bool
-    ) -> Mapping[TopicPartition, ErrorCode]:
+    ) -> Answers | Awaitable[Answers]:
         if self.verifier is None:
             return {}
         try:
-            return await self.verifier.verify(transactional_id, producer_id, producer_epoch, names, add)
+            return self.verifier.verify(transactional_id, producer_id, producer_epoch, names, add)
         except KafkaError as error:
             return dict.fromkeys(names, error.code)
+
+
+async def _wait_for(answers: Awaitable[Answers], names: list[TopicPartition]) -> Answers:
+    try:
+        return await answers
+    except KafkaError as error:
+        return dict.fromkeys(names, error.code)
 
 
 def first_sequence(base_sequence: int, produce_version: int) -> int:

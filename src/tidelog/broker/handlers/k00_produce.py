@@ -84,13 +84,14 @@ class Deferred:
     records: memoryview | None
     answers: list[PartitionProduceResponse]
     slot: int
-    turn: Place  # among what its connection sent to the partition
     transaction: BeginningTransaction | None  # to be confirmed by its coordinator
-    check: asyncio.Future[ValidatedBatch] | None  # running in a thread
+    turn: Place | None = None  # among what its connection sent to the partition
+    check: asyncio.Future[ValidatedBatch] | None = None  # running in a thread
 
     def end(self) -> None:
         """It is appended or refused, or nobody waits for it any more."""
-        self.turn.end()
+        if self.turn is not None:
+            self.turn.end()
         if self.transaction is not None:
             self.transaction.end_turn()
         if self.check is not None:
@@ -216,6 +217,7 @@ class _Appending:
         "_pending",
         "_request",
         "_response",
+        "_unconfirmed",
         "_until_s",
         "deferred",
     )
@@ -226,6 +228,8 @@ class _Appending:
         self._until_s = until_s
         self._response = ProduceResponse(responses=[])
         self._pending: list[Pending] = []
+        # Those that only wait for their coordinators, which may answer at once.
+        self._unconfirmed: dict[Partition, Deferred] = {}
         self.deferred: list[Deferred] = []
         self._has_failed = False
         self._checked_bytes = 0
@@ -244,47 +248,89 @@ class _Appending:
         """Append to one partition, or see to it that this happens later."""
         context, acks = self._context, self._request.acks
         replicas, version = context.services.replicas, context.version
-        checks = replicas.checks
         try:
             if acks not in _ACKS:
                 raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
             partition = _find(replicas, topic, data.index, version)
+            if partition in self._unconfirmed:
+                self._defer_unconfirmed()
             records = _records(data, version)
             transaction = _begin_transaction(replicas, partition, records, self._request.transactional_id, version)
             is_long = False
             if records is not None:
                 self._checked_bytes += len(records)
                 is_long = self._checked_bytes > _LOOP_CHECKED_BYTES_MAX or takes_long(records, partition.log.config)
-            if not (
-                is_long or transaction or monotonic() > self._until_s or checks.must_wait(context.session, partition)
-            ):
+            must_wait = monotonic() > self._until_s or replicas.checks.must_wait(context.session, partition)
+            if not (is_long or transaction or must_wait):
                 try:
                     answers.append(_produce(replicas, partition, data.index, records, acks, self._pending))
                     return
                 except LongCheckError:
                     is_long = True
-            check = None
-            if records is not None:
-                records = _kept(records, context)
-                if is_long:
-                    partition.check_writable()
-                    check = checks.start(context.session, partition, records)
-            turn = checks.take_turn(context.session, partition)
-            if transaction is not None:
-                replicas.transactions.take_turn(transaction)
-            self.deferred.append(
-                Deferred(partition, data.index, records, answers, len(answers), turn, transaction, check)
-            )
+            item = Deferred(partition, data.index, records, answers, len(answers), transaction)
+            if is_long or must_wait or self._is_in_steps:
+                self._defer(item, is_long=is_long)
+            else:
+                self._unconfirmed[partition] = item
             answers.append(PartitionProduceResponse(index=data.index))
         except KafkaError as error:
-            self._has_failed = True
-            if acks == ACKS_NONE:
-                _end(self.deferred)
-                raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
-            answers.append(_failure(data.index, error))
+            answers.append(self._refuse(data.index, error))
+
+    @property
+    def _is_in_steps(self) -> bool:
+        return self._until_s == inf
+
+    def _refuse(self, index: int, error: KafkaError) -> PartitionProduceResponse:
+        """The answer for a partition that nothing is appended to."""
+        self._has_failed = True
+        if self._request.acks == ACKS_NONE:
+            _end(self.deferred)
+            raise CloseConnection(f"sent records with acks=0 that failed: {error}") from error
+        return _failure(index, error)
+
+    def _defer(self, item: Deferred, *, is_long: bool) -> None:
+        """Have a batch wait for its turn, and for what it needs besides."""
+        context = self._context
+        replicas = context.services.replicas
+        if item.records is not None:
+            item.records = _kept(item.records, context)
+            if is_long:
+                item.partition.check_writable()
+                item.check = replicas.checks.start(context.session, item.partition, item.records)
+        item.turn = replicas.checks.take_turn(context.session, item.partition)
+        if item.transaction is not None:
+            replicas.transactions.take_turn(item.transaction)
+        self.deferred.append(item)
+
+    def _defer_unconfirmed(self) -> None:
+        for item in self._unconfirmed.values():
+            self._defer(item, is_long=False)
+        self._unconfirmed = {}
+
+    def _append_confirmed(self) -> None:
+        """Append what waits only for coordinators that answer at once."""
+        context, request = self._context, self._request
+        replicas, version = context.services.replicas, context.version
+        begun = [item.transaction for item in self._unconfirmed.values() if item.transaction is not None]
+        if not replicas.transactions.confirm_at_once(
+            request.transactional_id or "", begun, add=adds_partitions(version)
+        ):
+            self._defer_unconfirmed()
+            return
+        for item in self._unconfirmed.values():
+            try:
+                item.answers[item.slot] = _produce_confirmed(
+                    replicas, item, item.records, request.acks, self._pending, version
+                )
+            except LongCheckError:
+                self._defer(item, is_long=True)
+            except KafkaError as error:
+                item.answers[item.slot] = self._refuse(item.index, error)
 
     def result(self) -> ProduceResult:
         """The response, or what to wait for until there is one."""
+        if self._unconfirmed:
+            self._append_confirmed()
         request, context, deferred = self._request, self._context, self.deferred
         if deferred:
             context.hold_request()
@@ -431,22 +477,36 @@ async def _append_deferred(
 async def _append_in_turn(
     context: RequestContext, item: Deferred, acks: int, pending: list[Pending]
 ) -> PartitionProduceResponse:
-    replicas = context.services.replicas
-    guard = None
+    replicas, version = context.services.replicas, context.version
+    assert item.turn is not None  # it was taken when the batch was deferred
     await item.turn.wait()
     if item.transaction is not None:
         await item.transaction.wait_for_turn()
-        error = produce_error(item.transaction.error, context.version)
-        if error is not None:
-            raise error
-        guard = item.transaction.guard
     records = await item.check if item.check is not None else item.records
     try:
-        return _produce(replicas, item.partition, item.index, records, acks, pending, guard)
+        return _produce_confirmed(replicas, item, records, acks, pending, version)
     except LongCheckError:
         assert isinstance(records, memoryview)  # a validated batch is not checked again
         item.check = replicas.checks.start(context.session, item.partition, records)
-        return _produce(replicas, item.partition, item.index, await item.check, acks, pending, guard)
+        return _produce_confirmed(replicas, item, await item.check, acks, pending, version)
+
+
+def _produce_confirmed(
+    replicas: ReplicaManager,
+    item: Deferred,
+    records: memoryview | ValidatedBatch | None,
+    acks: int,
+    pending: list[Pending],
+    version: int,
+) -> PartitionProduceResponse:
+    """Append a batch, unless the coordinator of its transaction has refused it."""
+    guard = None
+    if item.transaction is not None:
+        error = produce_error(item.transaction.error, version)
+        if error is not None:
+            raise error
+        guard = item.transaction.guard
+    return _produce(replicas, item.partition, item.index, records, acks, pending, guard)
 
 
 def _end(deferred: list[Deferred]) -> None:

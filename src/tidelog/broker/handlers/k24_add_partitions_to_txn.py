@@ -11,11 +11,13 @@ version 4 on the coordinator of a group may be the one that asks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
 from tidelog.broker.offsets_topic import OFFSETS_TOPIC
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
+from tidelog.broker.txn_service import AnswerForEach
+from tidelog.broker.txn_verification import Answers
 from tidelog.common.steps import with_pauses
 from tidelog.controller.image import INTERNAL_TOPICS
 from tidelog.coordinator.actions import TopicPartition
@@ -38,39 +40,54 @@ _ABORTABLE_FROM_VERSION = 5
 
 
 @handles(ADD_PARTITIONS_TO_TXN, "0-5")
-async def handle_add_partitions_to_txn(
+def handle_add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, context: RequestContext
-) -> AddPartitionsToTxnResponse:
+) -> AddPartitionsToTxnResponse | Coroutine[None, None, AddPartitionsToTxnResponse]:
     if context.version >= _BATCHED_FROM_VERSION:
-        return AddPartitionsToTxnResponse(
-            results_by_transaction=[
-                AddPartitionsToTxnResult(
-                    transactional_id=transaction.transactional_id, topic_results=await _add(transaction, context)
-                )
-                async for transaction in with_pauses(request.transactions)
-            ]
-        )
+        return _add_all(request, context)
     only = AddPartitionsToTxnTransaction(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,
         producer_epoch=request.v3_and_below_producer_epoch,
         topics=request.v3_and_below_topics,
     )
-    return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _add(only, context))
+    errors = _add(only, context)
+    if isinstance(errors, Mapping):
+        return _answer_one(only, errors, context.version)
+    return _answer_one_later(only, errors, context.version)
 
 
-async def _add(
-    transaction: AddPartitionsToTxnTransaction, context: RequestContext
-) -> list[AddPartitionsToTxnTopicResult]:
+def _answer_one(only: AddPartitionsToTxnTransaction, errors: Answers, version: int) -> AddPartitionsToTxnResponse:
+    return AddPartitionsToTxnResponse(
+        results_by_topic_v3_and_below=[_topic_result(topic, errors, version) for topic in only.topics]
+    )
+
+
+async def _answer_one_later(
+    only: AddPartitionsToTxnTransaction, errors: Awaitable[Answers], version: int
+) -> AddPartitionsToTxnResponse:
+    return _answer_one(only, await errors, version)
+
+
+async def _add_all(request: AddPartitionsToTxnRequest, context: RequestContext) -> AddPartitionsToTxnResponse:
+    results = []
+    async for transaction in with_pauses(request.transactions):
+        errors = _add(transaction, context)
+        if not isinstance(errors, Mapping):
+            errors = await errors
+        topic_results = [_topic_result(topic, errors, context.version) for topic in transaction.topics]
+        results.append(
+            AddPartitionsToTxnResult(transactional_id=transaction.transactional_id, topic_results=topic_results)
+        )
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+def _add(transaction: AddPartitionsToTxnTransaction, context: RequestContext) -> Answers | Awaitable[Answers]:
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     refused = {partition: error for partition in partitions if (error := _check(partition, context))}
     if refused:
-        errors: Mapping[TopicPartition, ErrorCode] = {
-            partition: refused.get(partition, ErrorCode.OPERATION_NOT_ATTEMPTED) for partition in partitions
-        }
-    else:
-        errors = await _ask(transaction, partitions, context)
-    return [_topic_result(topic, errors, context.version) for topic in transaction.topics]
+        return {partition: refused.get(partition, ErrorCode.OPERATION_NOT_ATTEMPTED) for partition in partitions}
+    return _ask(transaction, partitions, context)
 
 
 def _check(partition: TopicPartition, context: RequestContext) -> ErrorCode:
@@ -84,24 +101,22 @@ def _check(partition: TopicPartition, context: RequestContext) -> ErrorCode:
     return ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def _ask(
+def _ask(
     transaction: AddPartitionsToTxnTransaction, partitions: Sequence[TopicPartition], context: RequestContext
-) -> Mapping[TopicPartition, ErrorCode]:
+) -> Answers | Awaitable[Answers]:
     transactions = context.services.transactions
     producer = ProducerIdentity(transaction.producer_id, transaction.producer_epoch)
     try:
         if transaction.verify_only:
-            return await transactions.verify(transaction.transactional_id, *producer, partitions, add=False)
+            return transactions.verify(transaction.transactional_id, *producer, partitions, add=False)
         client_version = TRANSACTION_VERSION_2 if context.version >= _BATCHED_FROM_VERSION else 0
-        error = await transactions.add_partitions(transaction.transactional_id, producer, partitions, client_version)
+        added = transactions.add_partitions(transaction.transactional_id, producer, partitions, client_version)
     except KafkaError as refusal:
-        error = refusal.code
-    return dict.fromkeys(partitions, error)
+        added = refusal.code
+    return dict.fromkeys(partitions, added) if isinstance(added, ErrorCode) else AnswerForEach(added, partitions)
 
 
-def _topic_result(
-    topic: AddPartitionsToTxnTopic, errors: Mapping[TopicPartition, ErrorCode], version: int
-) -> AddPartitionsToTxnTopicResult:
+def _topic_result(topic: AddPartitionsToTxnTopic, errors: Answers, version: int) -> AddPartitionsToTxnTopicResult:
     return AddPartitionsToTxnTopicResult(
         name=topic.name,
         results_by_partition=[

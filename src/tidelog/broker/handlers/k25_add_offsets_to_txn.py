@@ -46,4 +46,5 @@ async def _add(request: AddOffsetsToTxnRequest, context: RequestContext) -> Erro
     partition = (OFFSETS_TOPIC, partition_for(request.group_id, len(topic.partitions)))
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     # Producers of transaction.version 2 leave this request out.
-    return await services.transactions.add_partitions(request.transactional_id, producer, [partition], client_version=0)
+    added = services.transactions.add_partitions(request.transactional_id, producer, [partition], client_version=0)
+    return added if isinstance(added, ErrorCode) else await added

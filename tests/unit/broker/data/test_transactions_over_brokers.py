@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from tidelog.broker.request_context import RequestContext
 from tidelog.broker.txn_coordinators import TransactionCoordinators
 from tidelog.broker.txn_markers import ClusterMarkerWriter, MarkerErrors
 from tidelog.broker.txn_service import TRANSACTION_TOPIC, TransactionService
+from tidelog.broker.txn_verification import Answers
 from tidelog.client.errors import ConnectionLostError
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import random_uuid
@@ -326,6 +327,11 @@ class LocalCoordinator:
         return dict.fromkeys(partitions, ErrorCode.NONE)
 
 
+async def verify(coordinators: TransactionCoordinators, *question: Any) -> Answers:
+    answers = coordinators.verify(*question)
+    return answers if isinstance(answers, dict) else await cast("Awaitable[Answers]", answers)
+
+
 def ids_of_partition(wanted: int) -> str:
     return next(f"id-{number}" for number in range(1000) if partition_for(f"id-{number}", 2) == wanted)
 
@@ -361,10 +367,10 @@ def test_the_coordinator_that_the_image_names_is_asked(run: Run) -> None:
         coordinators = TransactionCoordinators(cast(TransactionService, local), node.replicas, peers)
         mine, others = ids_of_partition(0), ids_of_partition(1)
         names: list[TopicPartition] = [("orders", 0), ("orders", 1), ("clicks", 0)]
-        assert await coordinators.verify(mine, 7, 0, names, True) == dict.fromkeys(names, ErrorCode.NONE)
+        assert await verify(coordinators, mine, 7, 0, names, True) == dict.fromkeys(names, ErrorCode.NONE)
         assert (local.asked, peers.asked) == ([mine], [])
         for add in (True, False):
-            assert await coordinators.verify(others, 7, 0, names, add) == {
+            assert await verify(coordinators, others, 7, 0, names, add) == {
                 ("orders", 0): ErrorCode.NONE,
                 ("orders", 1): ErrorCode.INVALID_TXN_STATE,
                 ("clicks", 0): ErrorCode.NONE,
@@ -387,9 +393,9 @@ def test_a_coordinator_out_of_reach_gives_an_error_that_producers_retry(run: Run
             raise ConnectionLostError("gone")
 
         peers.answer = lose
-        answers = await coordinators.verify(ids_of_partition(0), 7, 0, [("orders", 0)], True)
+        answers = await verify(coordinators, ids_of_partition(0), 7, 0, [("orders", 0)], True)
         assert answers == {("orders", 0): ErrorCode.NETWORK_EXCEPTION}
-        answers = await coordinators.verify(ids_of_partition(1), 7, 0, [("orders", 0)], True)
+        answers = await verify(coordinators, ids_of_partition(1), 7, 0, [("orders", 0)], True)
         assert answers == {("orders", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}
         assert not local.asked
 

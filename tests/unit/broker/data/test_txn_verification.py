@@ -62,6 +62,28 @@ class Coordinator:
         return dict.fromkeys(partitions, self.answer)
 
 
+class CoordinatorHere:
+    """Answers at once, as the coordinators of this broker do."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[TopicPartition]] = []
+        self.answers: list[ErrorCode | KafkaError] = []
+
+    def verify(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partitions: Sequence[TopicPartition],
+        add: bool,
+    ) -> Mapping[TopicPartition, ErrorCode]:
+        self.asked.append(list(partitions))
+        answer = self.answers.pop(0) if self.answers else ErrorCode.NONE
+        if isinstance(answer, KafkaError):
+            raise answer
+        return dict.fromkeys(partitions, answer)
+
+
 async def begin(node: Node) -> Coordinator:
     coordinator = Coordinator()
     state = PartitionState((1,), (1,), 1, leader_epoch=4, partition_epoch=4)
@@ -81,6 +103,15 @@ async def begin(node: Node) -> Coordinator:
 async def produce(
     node: Node, sequence: int, *, epoch: int = 0, version: int = TV1, partitions: Sequence[int] = (0,)
 ) -> list[PartitionProduceResponse]:
+    result = start_produce(node, sequence, epoch=epoch, version=version, partitions=partitions)
+    response = await result if isinstance(result, Awaitable) else result
+    assert isinstance(response, ProduceResponse)
+    return response.responses[0].partition_responses
+
+
+def start_produce(
+    node: Node, sequence: int, *, epoch: int = 0, version: int = TV1, partitions: Sequence[int] = (0,)
+) -> object:
     batches = [
         encode_batch(
             [(b"k", b"v", (), node.clock.now_ms())],
@@ -105,10 +136,7 @@ async def produce(
             )
         ],
     )
-    result = handle_produce(request, RequestContext(PRODUCE, version, node.services))
-    response = await result if isinstance(result, Awaitable) else result
-    assert isinstance(response, ProduceResponse)
-    return response.responses[0].partition_responses
+    return handle_produce(request, RequestContext(PRODUCE, version, node.services))
 
 
 def end(node: Node, *, epoch: int = 0) -> None:
@@ -129,6 +157,41 @@ def test_a_transaction_is_asked_about_once_a_partition(run: Run) -> None:
         end(node)
         assert codes(await produce(node, 2, partitions=(0, 1))) == [0, 0]
         assert coordinator.asked[1:] == [("tx", PRODUCER_ID, 0, [("topic", 0)], False)]
+
+    run(scenario)
+
+
+def at_once(answer: object) -> list[int]:
+    assert isinstance(answer, ProduceResponse)
+    return codes(answer.responses[0].partition_responses)
+
+
+def test_a_coordinator_on_this_broker_is_not_waited_for(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        await begin(node)
+        coordinator = node.replicas.transactions.verifier = CoordinatorHere()
+        busy = ErrorCode.CONCURRENT_TRANSACTIONS
+        coordinator.answers = [busy, KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)]
+        both = (0, 1)
+        assert at_once(start_produce(node, 0, version=TV2, partitions=both)) == [busy, busy]
+        refused = ErrorCode.NOT_ENOUGH_REPLICAS  # which every producer tries again after
+        assert at_once(start_produce(node, 0, version=TV2, partitions=both)) == [refused, refused]
+        assert at_once(start_produce(node, 0, version=TV2, partitions=both)) == [0, 0]
+        assert at_once(start_produce(node, 1, version=TV2, partitions=both)) == [0, 0]
+        assert coordinator.asked == [[("topic", 0), ("topic", 1)]] * 3
+        assert node.replicas.find("topic", 1).log.log_end_offset == 2
+
+    run(scenario)
+
+
+def test_batches_for_one_partition_stay_in_order(run: Run) -> None:
+    async def scenario(node: Node) -> None:
+        await begin(node)
+        node.replicas.transactions.verifier = CoordinatorHere()
+        first, other, again = await produce(node, 0, partitions=(0, 1, 0))
+        assert codes([first, other, again]) == [0, 0, 0]
+        assert first.base_offset == again.base_offset == 0  # it repeats the first one
+        assert node.replicas.find("topic", 0).log.log_end_offset == 1
 
     run(scenario)
 
