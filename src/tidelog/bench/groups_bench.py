@@ -1,8 +1,9 @@
 """`tidelog bench groups`: consumer groups on one broker, Tidelog's and Apache Kafka's, in alternating runs.
 
 What always holds: both sides get the same requests from the same members, which answer at once; nothing is timed before
-every group's coordinator answers; each run begins with an empty data directory. Before joins, heartbeats or commits are
-timed, each side gets some thousand of them, as a JVM needs that many to reach its speed.
+every group's coordinator answers; each run begins with an empty data directory. Before joins or heartbeats are timed,
+each side gets some thousand of them, and before commits are, some hundred thousand: a JVM needs that many to reach its
+speed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import select
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ _FIND_VERSION: Final = 3
 _DEADLINE_S: Final = 120.0
 _POLL_S: Final = 0.02
 _FEW_COMMITTERS: Final = 20
-_WARM_UP_COMMITS: Final = 10_000
+ROWS: Final = ("heartbeats", "rebalances", "commits")
 _WARM_UP_REBALANCES: Final = 10
 _SPARE_FILES: Final = 2_000
 # Of the heartbeats that were due: with fewer, another load was measured than the one that is named.
@@ -75,6 +76,12 @@ class Plan(comparison.Plan):
     group_size: int = 200
     rebalances: int = 10
     commits: int = 3_000
+    # Of 20 groups at once: after so many, the commits per second of a JVM no longer rise.
+    warm_up_commits: int = 300_000
+
+    @classmethod
+    def known_rows(cls) -> Sequence[str]:
+        return ROWS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,23 +100,30 @@ def quantities(plan: Plan) -> list[Quantity]:
     one_more = f"one more member in a group of {plan.group_size}, until all have synced,"
     several = f"commit offsets, {_FEW_COMMITTERS} groups at once"
     form = f"{plan.groups} groups with {plan.members:,} members, until all have synced"
-    return [
-        Quantity("form", form, "s", GOAL),
-        Quantity("memory when formed", "memory then", "MB"),
-        Quantity("usual p50", f"{usual} p50", "ms"),
-        Quantity("usual p99", f"{usual} p99", "ms", GOAL),
-        Quantity("usual CPU", f"{usual} broker CPU", "% of a core"),
-        Quantity("high p50", f"{high} p50", "ms"),
-        Quantity("high p99", f"{high} p99", "ms", GOAL),
-        Quantity("high CPU", f"{high} broker CPU", "% of a core"),
-        Quantity("memory after heartbeats", "memory then", "MB"),
-        Quantity("rebalance", f"{one_more} median of {plan.rebalances}", "ms", GOAL),
-        Quantity("slowest rebalance", f"{one_more} the slowest", "ms"),
-        Quantity("commit p50", "commit an offset, one after the other, p50", "us", GOAL),
-        Quantity("commit p99", "commit an offset, one after the other, p99", "us"),
-        Quantity("commits/s", several, "commits/s", GOAL, higher_is_better=True),
-        Quantity("commit CPU", several, "broker CPU us/commit"),
-    ]
+    by_row = {
+        "heartbeats": [
+            Quantity("form", form, "s", GOAL),
+            Quantity("memory when formed", "memory then", "MB"),
+            Quantity("usual p50", f"{usual} p50", "ms"),
+            Quantity("usual p99", f"{usual} p99", "ms", GOAL),
+            Quantity("usual CPU", f"{usual} broker CPU", "% of a core"),
+            Quantity("high p50", f"{high} p50", "ms"),
+            Quantity("high p99", f"{high} p99", "ms", GOAL),
+            Quantity("high CPU", f"{high} broker CPU", "% of a core"),
+            Quantity("memory after heartbeats", "memory then", "MB"),
+        ],
+        "rebalances": [
+            Quantity("rebalance", f"{one_more} median of {plan.rebalances}", "ms", GOAL),
+            Quantity("slowest rebalance", f"{one_more} the slowest", "ms"),
+        ],
+        "commits": [
+            Quantity("commit p50", "commit an offset, one after the other, p50", "us", GOAL),
+            Quantity("commit p99", "commit an offset, one after the other, p99", "us"),
+            Quantity("commits/s", several, "commits/s", GOAL, higher_is_better=True),
+            Quantity("commit CPU", several, "broker CPU us/commit"),
+        ],
+    }
+    return [quantity for name in plan.chosen for quantity in by_row[name]]
 
 
 def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> list[Row]:
@@ -128,12 +142,14 @@ def _measure(broker: BrokerProcess, plan: Plan, samples: Samples, progress: Prog
     broker.start()
     _create_topic(broker)
     _wait_for_coordinators(broker, [*groups, *committers, _LARGE_GROUP])
-    progress(f"  rebalance a group of {plan.group_size}")
-    _rebalances(broker, plan, samples)
-    # The joins and syncs of the large group have warmed up what many small ones need.
-    _many_groups(broker, plan, groups, samples, progress)
-    progress("  commit offsets")
-    _commits(broker, plan, committers, samples)
+    if plan.chosen != ["commits"]:
+        progress(f"  rebalance a group of {plan.group_size}")
+        _rebalances(broker, plan, samples)
+    if "heartbeats" in plan.chosen:
+        # The joins and syncs of the large group have warmed up what many small ones need.
+        _many_groups(broker, plan, groups, samples, progress)
+    if "commits" in plan.chosen:
+        _commits(broker, plan, committers, samples, progress)
 
 
 # Before the clock runs
@@ -283,26 +299,29 @@ def _is_one_generation(crowd: Crowd, least: int = 0) -> bool:
 # Commits
 
 
-def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: Samples) -> None:
+def _commits(broker: BrokerProcess, plan: Plan, groups: Sequence[str], samples: Samples, progress: Progress) -> None:
+    progress(f"  {plan.warm_up_commits:,} commits, to warm up")
+    _commit_at_once(broker, groups, lambda count: count >= plan.warm_up_commits)
+    progress("  commit offsets")
     with closing(BareConnection(broker.port)) as connection:
         request = _commit_frame(groups[0])
         times_us = []
-        for number in range(_WARM_UP_COMMITS + plan.commits):
+        for _ in range(plan.commits):
             began_ns = time.perf_counter_ns()
             connection.sock.sendall(request)
             answer = connection.receive(OFFSET_COMMIT, OffsetCommitResponse, _COMMIT_VERSION)
-            if number >= _WARM_UP_COMMITS:
-                times_us.append((time.perf_counter_ns() - began_ns) / 1000)
+            times_us.append((time.perf_counter_ns() - began_ns) / 1000)
             _check_commit(broker, answer)
     samples.add("commit p50", statistics.median(times_us))
     samples.add("commit p99", _p99(times_us))
     cpu_before_s, began_s = cpu_s_of(broker.pid), time.perf_counter()
-    count = _commit_at_once(broker, groups, plan.seconds / 2)
+    ends_s = began_s + plan.seconds / 2
+    count = _commit_at_once(broker, groups, lambda _: time.perf_counter() >= ends_s)
     samples.add("commits/s", count / (time.perf_counter() - began_s))
     samples.add("commit CPU", (cpu_s_of(broker.pid) - cpu_before_s) / count * 1e6)
 
 
-def _commit_at_once(broker: BrokerProcess, groups: Sequence[str], seconds: float) -> int:
+def _commit_at_once(broker: BrokerProcess, groups: Sequence[str], is_over: Callable[[int], bool]) -> int:
     """Every group has a connection and commits again as soon as it is answered; gives the number of commits."""
     requests = [_commit_frame(group) for group in groups]
     count = 0
@@ -313,8 +332,7 @@ def _commit_at_once(broker: BrokerProcess, groups: Sequence[str], seconds: float
         for connection, request in zip(connections, requests, strict=True):
             poll.register(connection.sock.fileno(), select.EPOLLIN)
             connection.sock.sendall(request)
-        ends_s = time.perf_counter() + seconds
-        while time.perf_counter() < ends_s:
+        while not is_over(count):
             for descriptor, _ in poll.poll(_DEADLINE_S):
                 index = by_descriptor[descriptor]
                 answer = connections[index].receive(OFFSET_COMMIT, OffsetCommitResponse, _COMMIT_VERSION)

@@ -168,8 +168,12 @@ def cluster(
     _show(rows, markdown, json)
 
 
-@bench.command(epilog="Example: tidelog bench groups --groups 100 --members 400")
+@bench.command(epilog="Example: tidelog bench groups --row commits")
 def groups(
+    row: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Measure only these rows: heartbeats, rebalances, commits. Repeatable."),
+    ] = None,
     runs: Runs = 2,
     count: Annotated[int, typer.Option("--groups", metavar="N", min=1, help="Number of concurrent groups.")] = 500,
     members: Annotated[
@@ -188,9 +192,8 @@ def groups(
     from tidelog.bench import groups_bench
 
     with _measuring() as tell:
-        rows = groups_bench.compare(
-            groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds), tell, directory
-        )
+        plan = groups_bench.Plan(runs=runs, groups=count, members=members, seconds=seconds, rows=row or ())
+        rows = groups_bench.compare(plan, tell, directory)
     _show(rows, markdown, json)
 
 

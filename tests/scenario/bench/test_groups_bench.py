@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from tidelog.protocol.messages.k10_find_coordinator import (
 from tidelog.testing import Broker
 from tidelog.testing.raw_client import RawClient
 
-SMALL = Plan(groups=3, members=40, seconds=1, high_rate=100, group_size=5, rebalances=2, commits=100)
+SMALL = Plan(
+    groups=3, members=40, seconds=1, high_rate=100, group_size=5, rebalances=2, commits=100, warm_up_commits=10
+)
 
 
 def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups_bench, "_WARM_UP_COMMITS", 10)
     monkeypatch.setattr(groups_bench, "_WARM_UP_REBALANCES", 1)
     # Whether this machine is quiet enough to measure is of no matter here.
     monkeypatch.setattr(groups_bench, "_ANSWERED_LEAST", 0.2)
@@ -41,6 +43,17 @@ def test_every_step_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     quantities = groups_bench.quantities(SMALL)
     assert {name: len(samples[name]) for name in samples} == {quantity.name: 1 for quantity in quantities}
     assert {row.ratio for row in comparison.rows(quantities, samples, samples)} == {1.0}
+
+
+def test_commits_can_be_measured_alone(tmp_path: Path) -> None:
+    plan = replace(SMALL, rows=["commits"])
+    samples = Samples()
+    broker: BrokerProcess = TidelogBroker(tmp_path)
+    try:
+        groups_bench._measure(broker, plan, samples, lambda _: None)
+    finally:
+        broker.kill()
+    assert sorted(samples) == sorted(quantity.name for quantity in groups_bench.quantities(plan))
 
 
 def test_a_member_that_is_thrown_out_spoils_the_measurement(
