@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import pyarrow as pa
 
+from tidelog.common.recycled_memory import RecycledMemory
 from tidelog.records.batch import (
     BATCH_HEADER_SIZE,
     BatchHeader,
@@ -145,37 +146,6 @@ def _records_of(buffer: Buffer, header: BatchHeader, position: int, max_bytes: i
     if header.compression is Compression.NONE:
         return memoryview(buffer)[position + BATCH_HEADER_SIZE : position + header.size_bytes]
     return open_records(buffer, header, position, max_bytes)
-
-
-class RecycledMemory:
-    """Memory blocks for successive Arrow batches; a block is reused once nobody holds its batch any more.
-
-    The system zeroes fresh memory page by page, which costs more than decoding into it. At most `BLOCKS_MAX` blocks are
-    kept, none larger than `BLOCK_BYTES_MAX`. Keeping a batch keeps its block, so no block is more than twice as large
-    as needed.
-    """
-
-    BLOCKS_MAX = 4
-    BLOCK_BYTES_MAX = 16 * 1024 * 1024
-    # The list, a variable, and the argument of the call that counts references.
-    _REFERENCES_WHEN_FREE = 3
-
-    def __init__(self) -> None:
-        self._blocks: list[bytearray] = []
-
-    def take(self, size: int) -> bytearray:
-        """A block of at least that size, with leftover contents."""
-        for number in range(len(self._blocks)):
-            block = self._blocks[number]
-            if size <= len(block) <= 2 * size and sys.getrefcount(block) == self._REFERENCES_WHEN_FREE:
-                # Recently used ones stay longest.
-                self._blocks.append(self._blocks.pop(number))
-                return block
-        block = bytearray(size)
-        if size <= self.BLOCK_BYTES_MAX:
-            self._blocks.append(block)
-            del self._blocks[: -self.BLOCKS_MAX]
-        return block
 
 
 def batches_to_arrow(batches: Sequence[OpenBatch], memory: RecycledMemory | None = None) -> pa.RecordBatch:

@@ -1,12 +1,15 @@
-# C types for kernel.py. Nothing but declarations: what the code does is in the .py file, which runs without this one.
+# C types for kernel.py, and one step that only makes sense in C. What the code does is in the .py file, which runs
+# without this one.
 #
 # The value after `except?` is returned together with an error; it may also be a result, so a rare one costs least.
 
 cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
 cdef int64_t INT64_MAX
 cdef int64_t INT64_MIN
+cdef bint IS_COMPILED
 cdef Py_ssize_t RECORD_SIZE_MIN
 
 
@@ -44,8 +47,9 @@ cdef class RecordReader:
     cdef int end_records(self) except -1
     @cython.locals(length=Py_ssize_t)
     cdef int skip_headers(self) except -1
+    cdef bytes copy_of(self, Py_ssize_t at, Py_ssize_t length)
     @cython.locals(length=Py_ssize_t, key=str, headers=list)
-    cdef tuple read_headers(self, bytes data)
+    cdef tuple read_headers(self)
     @cython.locals(length=Py_ssize_t)
     cdef inline Py_ssize_t read_length(self, str part) except -2
     @cython.locals(length=Py_ssize_t)
@@ -58,6 +62,13 @@ cdef class RecordReader:
     cdef inline uint64_t read_varint_rest(self, uint64_t raw, int bytes_max, uint64_t last_byte_max) except? 0
     cdef inline bint leaves_int64(self, int64_t base, int64_t delta) noexcept
     cdef object problem(self, str what)
+
+
+# Slicing in Python would make a slice object and two numbers for each part.
+cdef inline bytes copy_bytes(RecordReader reader, Py_ssize_t at, Py_ssize_t length):
+    if length == 0:
+        return b""  # it may begin where the data ends
+    return PyBytes_FromStringAndSize(<const char*>&reader.data[at], length)
 
 
 @cython.locals(reader=RecordReader, records=list, record=Record)

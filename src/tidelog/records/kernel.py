@@ -14,6 +14,7 @@ from tidelog.records.errors import CorruptBatchError, TimestampRangeError
 
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
 INT64_MIN = -INT64_MAX - 1
+IS_COMPILED = not __file__.endswith(".py")
 
 # length, attributes, timestamp delta, offset delta, key length, value length and headers count: one byte each
 RECORD_SIZE_MIN = 7
@@ -176,18 +177,24 @@ class RecordReader:
             if length > 0:
                 self.position += length
 
-    def read_headers(self, data: bytes) -> RecordHeaders:
+    def copy_of(self, at: int, length: int) -> bytes:
+        """Bytes of a part that `next_record` has located or `read_length` has checked."""
+        if IS_COMPILED:
+            return copy_bytes(self, at, length)  # type: ignore[name-defined,no-any-return]  # noqa: F821  # in the .pxd
+        return bytes(self.data[at : at + length])
+
+    def read_headers(self) -> RecordHeaders:
         headers: list[tuple[str, bytes | None]] = []
         for _ in range(self.headers_count):
             length = self.read_header_key()
             # A key may be any bytes; like the Java client, show invalid UTF-8 as replacement characters.
-            key = data[self.position : self.position + length].decode("utf-8", "replace")
+            key = self.copy_of(self.position, length).decode("utf-8", "replace")
             self.position += length
             length = self.read_length("header value")
             if length < 0:
                 headers.append((key, None))
             else:
-                headers.append((key, data[self.position : self.position + length]))
+                headers.append((key, self.copy_of(self.position, length)))
                 self.position += length
         return tuple(headers)
 
@@ -261,11 +268,11 @@ def decode_objects(
         record.timestamp = reader.timestamp
         record.key = None
         if reader.key_length >= 0:
-            record.key = data[reader.key_at : reader.key_at + reader.key_length]
+            record.key = reader.copy_of(reader.key_at, reader.key_length)
         record.value = None
         if reader.value_length >= 0:
-            record.value = data[reader.value_at : reader.value_at + reader.value_length]
-        record.headers = () if reader.headers_count == 0 else reader.read_headers(data)
+            record.value = reader.copy_of(reader.value_at, reader.value_length)
+        record.headers = () if reader.headers_count == 0 else reader.read_headers()
         reader.end_record()
         records.append(record)
     reader.end_records()

@@ -67,15 +67,16 @@ cdef class BatchCursor:
     cdef readonly int64_t base_timestamp
     cdef readonly int64_t max_timestamp
     cdef readonly Py_ssize_t records_count
-    cdef bytes records
     cdef RecordReader reader
     cdef Py_ssize_t left
 
     @cython.locals(taken=Py_ssize_t)
     cpdef Py_ssize_t take(self, list out, Py_ssize_t count) except -1
-    @cython.locals(reader=RecordReader, data=bytes, taken=Py_ssize_t, headers=tuple, record=ConsumerRecord)
+    @cython.locals(reader=RecordReader, taken=Py_ssize_t, headers=tuple, record=ConsumerRecord)
     cdef Py_ssize_t take_of_batch(self, list out, Py_ssize_t count) except -1
     cdef bint begin_batch(self) except -1
+    @cython.locals(codec=int)
+    cdef object plain_records(self)
     cpdef int end_batch(self) except -1
     cpdef int move_to(self, int64_t offset) except -1
     @cython.locals(length=int64_t)
@@ -87,7 +88,7 @@ cdef class BatchCursor:
     cdef int64_t producer_id(self) except? -998877
     cdef int note_aborted(self) except -1
     cdef int note_skipped(self) except -1
-    @cython.locals(records=bytes, reader=RecordReader)
+    @cython.locals(reader=RecordReader)
     cdef int note_marker(self) except -1
 
 

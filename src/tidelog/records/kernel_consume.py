@@ -43,7 +43,7 @@ ABORT_MARKER = 0
 CREATE_TIME = TimestampType.CREATE_TIME
 LOG_APPEND_TIME = TimestampType.LOG_APPEND_TIME
 
-# Returns the CRC-32C of a view, and the records of a batch, decompressed with the codec of that number.
+# Return the CRC-32C of a view, and the compressed records of a batch, decompressed with the codec of that number.
 Checksum = Callable[[memoryview], int]
 OpenRecords = Callable[[memoryview, int], bytes]
 Deserialize = Callable[[str, bytes, RecordHeaders], Any]
@@ -151,7 +151,6 @@ class BatchCursor:
         "partition",
         "position",
         "reader",
-        "records",
         "records_count",
         "size",
         "taken_epoch",
@@ -182,7 +181,6 @@ class BatchCursor:
     base_timestamp: int
     max_timestamp: int
     records_count: int
-    records: bytes
     reader: RecordReader | None
     left: int  # how many of its records were not read yet
 
@@ -211,7 +209,6 @@ class BatchCursor:
         self.position = 0
         self.left = 0
         self.reader = None
-        self.records = b""
         self.batch_at = 0
         self.batch_end = 0
         self.batch_epoch = -1
@@ -234,14 +231,13 @@ class BatchCursor:
     def take_of_batch(self, out: list[ConsumerRecord], count: int) -> int:
         reader = self.reader
         assert reader is not None
-        data = self.records
         stamp = LOG_APPEND_TIME if reader.is_stamped else CREATE_TIME
         taken = 0
         while self.left > 0 and taken < count:
             reader.next_record()
             headers: RecordHeaders = ()
             if reader.headers_count > 0:
-                headers = reader.read_headers(data)
+                headers = reader.read_headers()
             reader.end_record()
             self.left -= 1
             if reader.offset < self.next_offset:
@@ -257,10 +253,10 @@ class BatchCursor:
             record.timestamp_type = stamp
             record.key = None
             if reader.key_length >= 0:
-                record.key = data[reader.key_at : reader.key_at + reader.key_length]
+                record.key = reader.copy_of(reader.key_at, reader.key_length)
             record.value = None
             if reader.value_length >= 0:
-                record.value = data[reader.value_at : reader.value_at + reader.value_length]
+                record.value = reader.copy_of(reader.value_at, reader.value_length)
             record.headers = headers
             record.leader_epoch = self.batch_epoch
             self.next_offset = reader.offset + 1
@@ -275,15 +271,10 @@ class BatchCursor:
         """Open the next batch with records to return; False if there is none."""
         if not self.next_batch():
             return False
-        if self.records_count == 0:
-            self.records = b""  # compaction may empty a batch and keep its header for the producer state
-        else:
-            self.records = self.open_records(
-                self.view[self.batch_at + BATCH_HEADER_SIZE : self.batch_end], self.attributes & COMPRESSION_MASK
-            )
         self.left = self.records_count
         self.reader = RecordReader(
-            self.records,
+            # Compaction may empty a batch and keep its header for the producer state.
+            self.plain_records() if self.records_count > 0 else b"",
             self.records_count,
             self.base_offset,
             self.base_timestamp,
@@ -292,10 +283,15 @@ class BatchCursor:
         )
         return True
 
+    def plain_records(self) -> Bytes:
+        """The records of the batch, where they were received unless they are compressed."""
+        records = self.view[self.batch_at + BATCH_HEADER_SIZE : self.batch_end]
+        codec = self.attributes & COMPRESSION_MASK
+        return records if codec == 0 else self.open_records(records, codec)
+
     def end_batch(self) -> None:
         """Everything in the batch was returned, or is to be skipped."""
         self.reader = None
-        self.records = b""
         self.left = 0
         self.position = self.batch_end
         if self.batch_next_offset > self.next_offset:
@@ -304,7 +300,6 @@ class BatchCursor:
     def move_to(self, offset: int) -> None:
         """Continue from an offset of the batch that was read last, or from after it."""
         self.reader = None
-        self.records = b""
         self.left = 0
         self.position = self.batch_at
         self.next_offset = offset
@@ -382,9 +377,7 @@ class BatchCursor:
     def note_marker(self) -> None:
         """After the abort marker, the producer's next batches belong to another transaction."""
         if len(self.aborted_ids) > 0 and self.records_count > 0:
-            records = self.open_records(
-                self.view[self.batch_at + BATCH_HEADER_SIZE : self.batch_end], self.attributes & COMPRESSION_MASK
-            )
+            records = self.plain_records()
             reader = RecordReader(records, self.records_count, self.base_offset, 0, 0, False)
             reader.next_record()
             if reader.key_length < CONTROL_KEY_SIZE:

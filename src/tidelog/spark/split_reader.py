@@ -31,9 +31,10 @@ from tidelog.client.network.cluster import Cluster
 from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.types import TopicPartition
 from tidelog.common.ids import ZERO_UUID
+from tidelog.common.recycled_memory import RecycledMemory
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k01_fetch import FetchResponse
-from tidelog.records.arrow import OpenBatch, RecycledMemory, batches_to_arrow
+from tidelog.records.arrow import OpenBatch, batches_to_arrow
 from tidelog.records.batch import BATCH_HEADER_SIZE, Compression
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from tidelog.records.errors import CorruptBatchError
@@ -343,8 +344,6 @@ class SplitReader:
         )
 
     def _open_records(self, view: memoryview, codec: int) -> bytes:
-        if codec == Compression.NONE:
-            return bytes(view)
         if codec >= len(_COMPRESSIONS):
             raise CorruptBatchError(f"unknown compression codec {codec} in the attributes; known codecs are 0 to 4")
         expected = max(65536, int(len(view) * self._ratio * 1.25))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidelog.common.recycled_memory import RecycledMemory
 from tidelog.records import (
     Compression,
     ControlRecordType,
@@ -23,7 +24,7 @@ from tidelog.records import (
     parse_header,
     set_log_append_time,
 )
-from tidelog.records.arrow import SCHEMA, OpenBatch, RecycledMemory, batches_to_arrow, from_arrow, to_arrow
+from tidelog.records.arrow import SCHEMA, OpenBatch, batches_to_arrow, from_arrow, to_arrow
 from tidelog.records.kernel import RecordTuple
 
 RECORDS: list[RecordTuple] = [
@@ -232,19 +233,6 @@ def test_options_reach_the_header() -> None:
 def test_pyarrow_is_not_imported_with_the_records() -> None:
     code = "import sys, tidelog.records; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_memory_is_used_again_when_nobody_has_it() -> None:
-    memory = RecycledMemory()
-    block = memory.take(1000)
-    place = id(block)
-    assert id(memory.take(1000)) != place, "it is still in use"
-    kept = pa.Array.from_buffers(pa.uint8(), 1000, [None, pa.py_buffer(block)]).slice(10, 5)
-    del block
-    assert id(memory.take(800)) != place, "an Arrow array still has it"
-    del kept
-    assert place in {id(memory.take(900)), id(memory.take(900))}
-    assert len(memory.take(100)) < 1000, "a block that is far too large is not given"
 
 
 def test_batches_that_are_kept_stay_as_they_are() -> None:

@@ -11,8 +11,8 @@ import pytest
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.errors import BrokerError, ConnectError
 from tidelog.client.network.loop_thread import LoopThread
+from tidelog.common.recycled_memory import RecycledMemory
 from tidelog.protocol import ErrorCode
-from tidelog.records.arrow import RecycledMemory
 from tidelog.records.batch import Compression
 from tidelog.records.codec import NewRecord, encode_batch
 from tidelog.records.control import ControlRecordType, encode_control_batch

@@ -16,6 +16,7 @@ from tidelog.client.consumer.subscription import SubscriptionState
 from tidelog.client.errors import ClientError, CorruptRecordError, RecordDeserializationError
 from tidelog.client.types import TopicPartition
 from tidelog.common.checksum import crc32c
+from tidelog.common.recycled_memory import RecycledMemory
 from tidelog.records.batch import Compression
 from tidelog.records.compression import DECOMPRESSED_BYTES_MAX, decompress
 from tidelog.records.errors import CorruptBatchError
@@ -24,7 +25,7 @@ from tidelog.records.kernel_consume import BatchCursor, ConsumerRecord, Deserial
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tidelog.records.arrow import OpenBatch, RecycledMemory
+    from tidelog.records.arrow import OpenBatch
 
 _BATCH_HEADER_SIZE = 61
 _TIMESTAMP_TYPE_BIT = 0x08
@@ -52,7 +53,7 @@ class Decoder:
         self._checksum = crc32c if settings.check_crcs else None
         self._key: Deserializer | None = settings.key_deserializer
         self._value: Deserializer | None = settings.value_deserializer
-        self._arrow_memory: RecycledMemory | None = None
+        self._arrow_memory = RecycledMemory()
         self._ratios = [4.0] * len(_COMPRESSIONS)  # how much batches of each codec have grown, to guess the next size
 
     # Records
@@ -111,10 +112,8 @@ class Decoder:
 
     def take_arrow(self, rows_max: int | None) -> pa.RecordBatch | None:
         """The data that is already there as one Arrow batch of at most `rows_max` rows; None if there is none."""
-        from tidelog.records.arrow import RecycledMemory, batches_to_arrow
+        from tidelog.records.arrow import batches_to_arrow
 
-        if self._arrow_memory is None:
-            self._arrow_memory = RecycledMemory()
         while True:
             chunk = self._queue.current()
             if chunk is None:
@@ -250,9 +249,7 @@ class Decoder:
         return chunk.cursor
 
     def _open_records(self, view: memoryview, number: int) -> bytes:
-        """The records of a batch, decompressed."""
-        if number == Compression.NONE:
-            return bytes(view)
+        """The records of a compressed batch, decompressed."""
         if number >= len(_COMPRESSIONS):
             raise CorruptBatchError(f"the attributes name compression codec {number}; only 0 to 4 are known")
         expected = max(65536, int(len(view) * self._ratios[number] * _ROOM_FACTOR))

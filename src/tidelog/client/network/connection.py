@@ -416,7 +416,7 @@ class Connection:
                 self._answer(frame)
         self._loop.call_soon(self._on_readable)  # let others have their turn
 
-    def _answer(self, frame: bytearray) -> None:
+    def _answer(self, frame: bytearray | memoryview) -> None:
         if self._socket is None:
             return
         sent = self._awaited[0] if self._awaited else None
@@ -431,7 +431,7 @@ class Connection:
         if not sent.future.done():
             sent.future.set_result(response)
 
-    def _read_answer(self, sent: _InFlight | None, frame: bytearray) -> Any:
+    def _read_answer(self, sent: _InFlight | None, frame: bytearray | memoryview) -> Any:
         """The response to the oldest request; raises InvalidResponseError."""
         (correlation_id,) = _SIZE.unpack_from(frame)
         if sent is None or correlation_id != sent.correlation_id:
@@ -477,7 +477,7 @@ class Connection:
         return InvalidResponseError(f"the server at {self.address} does not speak plaintext Kafka; check host and port")
 
 
-def _answered_version(sent: _InFlight, frame: bytearray, position: int) -> int:
+def _answered_version(sent: _InFlight, frame: bytearray | memoryview, position: int) -> int:
     """A broker that finds our ApiVersions too new answers in version 0, which only its error code reveals."""
     if sent.api.key == API_VERSIONS.key and len(frame) >= position + _ERROR_CODE.size:
         (code,) = _ERROR_CODE.unpack_from(frame, position)

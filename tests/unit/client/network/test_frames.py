@@ -74,7 +74,25 @@ def test_frames_around_the_size_of_one_receive() -> None:
 def test_a_lying_size_takes_no_memory_before_the_bytes_are_there() -> None:
     reader = FrameReader()
     reader.read(Pipe(struct.pack(">i", FRAME_BYTES_MAX) + b"x" * 1000))  # type: ignore[arg-type]  # as above
-    assert reader.buffered_bytes_max < 16 * 1024 * 1024
+    assert reader.held_bytes < 16 * 1024 * 1024
+
+
+def test_large_frames_that_are_kept_stay_as_they_are() -> None:
+    bodies = [bytes([number]) * (1_000 + number) for number in range(20)]
+    reader, kept = FrameReader(256), []
+    source = Pipe(framed(bodies), forever(300))
+    while (found := reader.read(source)) is not None:  # type: ignore[arg-type]  # as above
+        kept += [(len(frame), frame[10:]) for frame in found if len(frame) % 3]
+        del found
+    assert [(size, bytes(end)) for size, end in kept] == [(len(body), body[10:]) for body in bodies if len(body) % 3]
+
+
+def test_large_frames_use_the_same_memory_until_a_small_one_comes() -> None:
+    reader = FrameReader(256)
+    assert read_all(reader, Pipe(framed([bytes(1_000)] * 10))) == [bytes(1_000)] * 10
+    assert reader.held_bytes == 256 + 2 * 1_000  # the one before was still held when the next one began
+    assert read_all(reader, Pipe(framed([bytes(5)]))) == [bytes(5)]
+    assert reader.held_bytes == 256
 
 
 def test_frames_do_not_share_memory() -> None:
