@@ -174,7 +174,10 @@ class Idempotence:
         return code.retriable
 
     def on_failed(self, batch: ProducerBatch, *, may_be_stored: bool) -> None:
-        """The batch was given up. Those after it would leave a gap, so the partition needs a new epoch."""
+        """The batch was given up. Those after it would leave a gap, so the partition needs a new epoch.
+
+        A batch without a sequence was never sent, and leaves none.
+        """
         entry = self._entry(batch.topic_partition)
         if batch in entry.in_flight:
             entry.in_flight.remove(batch)

@@ -627,10 +627,7 @@ class Sender:
             order_of = None if idempotence is None else idempotence.order_of
             self._accumulator.put_back(batch, self._now_ms() + pause_ms, order_of)
             return
-        # A broker that refused it for good has not stored it; after any other failure that is not known.
-        is_refused = code is not None and not code.retriable
-        may_be_stored = batch.has_sequence and not is_refused
-        self._give_up(batch, error, record_errors=record_errors, may_be_stored=may_be_stored)
+        self._give_up(batch, error, record_errors=record_errors, is_refused=code is not None and not code.retriable)
 
     def _may_retry(
         self, batch: ProducerBatch, error: ClientError, code: ErrorCode | None, log_start_offset: int
@@ -649,10 +646,11 @@ class Sender:
         error: ClientError,
         *,
         record_errors: dict[int, str] | None = None,
-        may_be_stored: bool = False,
+        is_refused: bool = False,
     ) -> None:
+        """A broker that refused a batch for good has not stored it; after any other failure that is not known."""
         if self._idempotence is not None:
-            self._idempotence.on_failed(batch, may_be_stored=may_be_stored)
+            self._idempotence.on_failed(batch, may_be_stored=not is_refused)
         if self._hooks is not None:
             self._hooks.on_batch_failed(batch.topic_partition, error)
         if self._hooks is not None:
@@ -681,10 +679,10 @@ class Sender:
             return oldest.created_ms + timeout_ms
         for batch in self._accumulator.expired(now_ms):
             error = self._accumulator.timeout_error(batch, self._last_errors.get(batch.topic_partition))
-            self._give_up(batch, error, may_be_stored=batch.has_sequence)
+            self._give_up(batch, error)
         for batch in [one for one in self._under_way if one.created_ms + timeout_ms <= now_ms and not one.is_done]:
             error = self._accumulator.timeout_error(batch, self._last_errors.get(batch.topic_partition))
-            self._give_up(batch, error, may_be_stored=True)
+            self._give_up(batch, error)
         oldest = self._accumulator.oldest()
         return _NEVER_MS if oldest is None else max(oldest.created_ms + timeout_ms, now_ms + 1)
 
@@ -693,7 +691,7 @@ class Sender:
         with self._lock:
             for batch in [*self._accumulator.take_all(unsent_only=False), *self._under_way]:
                 if not batch.is_done:
-                    self._give_up(batch, error, may_be_stored=batch.in_flight)
+                    self._give_up(batch, error)
 
     def fail_undrained(self, error: ClientError) -> None:
         """Give up batches that were never sent."""
@@ -774,7 +772,7 @@ class Sender:
         with self._lock:
             for queue in topic.queues if topic is not None else ():
                 for batch in self._accumulator.take_queue(queue) if queue is not None else ():
-                    self._give_up(batch, error, may_be_stored=batch.has_sequence)
+                    self._give_up(batch, error)
 
     def _has_producer_id(self) -> bool:
         """Whether batches can be numbered, or need no numbers; requests a producer id if there is none."""
