@@ -51,6 +51,7 @@ from tidelog.protocol.messages.k18_api_versions import API_VERSIONS, ApiVersions
 CLIENT_SOFTWARE_NAME = "tidelog"
 
 _SIZE = struct.Struct(">i")  # size of a frame; the correlation id of a response has the same form
+_HEAD = struct.Struct(">ihhi")  # of a request: size of the frame, API key, version, correlation id
 _ERROR_CODE = struct.Struct(">h")
 _SENDMSG_PARTS_MAX = 512  # below IOV_MAX on all systems
 # A connection receives at most this much per turn, so that a fetch of 50 MB does not hold up others on the loop.
@@ -99,6 +100,7 @@ class Connection:
         self._client_id = client_id
         self._request_timeout_s = request_timeout_s
         self._next_correlation_id = 0
+        self._header_ends: dict[tuple[int, int], bytes] = {}  # what follows the correlation id, by API and version
         self._awaited: deque[_InFlight] = deque()
         self._versions: dict[int, tuple[int, int]] = {}
         self._reader = FrameReader()
@@ -256,13 +258,19 @@ class Connection:
         if self._socket is None:
             raise ConnectionLostError(f"the connection to the broker at {self.address} is closed")
         correlation_id = self._next_correlation_id
-        header = encode_request_header(RequestHeader(api.key, version, correlation_id, self._client_id))
-        parts: list[memoryview] = [memoryview(header)]
+        header_end = self._header_ends.get((api.key, version))
+        if header_end is None:
+            header = encode_request_header(RequestHeader(api.key, version, correlation_id, self._client_id))
+            header_end = self._header_ends[api.key, version] = header[_HEAD.size - _SIZE.size :]
+        parts: list[memoryview] = []
+        size = _HEAD.size - _SIZE.size + len(header_end)
         for part in encode_parts(message, version):
             if not isinstance(part, (bytes, bytearray, memoryview)):
                 raise TypeError("a client sends records from memory, not from a file")
-            parts.append(memoryview(part).cast("B"))
-        parts.insert(0, memoryview(_SIZE.pack(sum(len(part) for part in parts))))
+            view = memoryview(part).cast("B")
+            size += len(view)
+            parts.append(view)
+        parts.insert(0, memoryview(_HEAD.pack(size, api.key, version, correlation_id) + header_end))
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         return correlation_id, parts
 

@@ -7,6 +7,7 @@ the producer send its batch immediately instead of lingering.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Generator
 from typing import Self
 
@@ -55,8 +56,15 @@ class DeliveryFuture(RecordReceipt):
     def __await__(self) -> Generator[object, None, RecordMetadata]:
         batch = future_batch(self)
         loop = asyncio.get_running_loop()
-        waiting = loop.create_future()
-        if batch.watch(lambda: loop.call_soon_threadsafe(_set_done, waiting)):
+        waiting, thread_id = loop.create_future(), threading.get_ident()
+
+        def wake() -> None:
+            if threading.get_ident() == thread_id:
+                _set_done(waiting)  # waking the loop from outside costs a system call
+            else:
+                loop.call_soon_threadsafe(_set_done, waiting)
+
+        if batch.watch(wake):
             batch.want()
             yield from waiting
         batch = future_batch(self)  # it may have moved to another one meanwhile
