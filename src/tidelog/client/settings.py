@@ -8,12 +8,12 @@ known name or the accepted values. Settings are read once, when the client is cr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from tidelog.client.address import parse_addresses
 from tidelog.client.errors import ConfigError
 from tidelog.client.serialization.pickle_refused import refusal_of_pickle
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Setting, SettingError, SettingType, at_least, nearest_name, one_of
 
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Hashable, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, overload
 
 from tidelog.client.admin.async_admin import AsyncAdmin
@@ -32,6 +32,7 @@ from tidelog.client.network.loop_thread import LoopThread
 from tidelog.client.settings import ClientOptions
 from tidelog.client.types import TopicMetadata, TopicPartition
 from tidelog.common.closing import Closing
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 from tidelog.records.kernel_consume import ConsumerRecord
 

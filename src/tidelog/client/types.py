@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from tidelog.client.address import Address
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 
 

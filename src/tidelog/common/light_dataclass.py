@@ -1,4 +1,4 @@
-"""Data classes that cost little to declare, for what a broker imports at its start.
+"""Data classes that cost little to declare, for what a broker or a client imports at its start.
 
 The standard library compiles six methods for each data class when it is declared: half a millisecond, 50 ms for the
 hundred classes of a broker, a quarter of its start. Here `__init__` is compiled for the first instance, and all other

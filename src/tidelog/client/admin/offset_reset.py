@@ -11,13 +11,13 @@ import datetime
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.client.admin.admin import Admin
 from tidelog.client.admin.types import OffsetSpec
 from tidelog.client.errors import ClientError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 Targets = Callable[[Admin, "Bounds"], Mapping[TopicPartition, int]]
 """Gives the offsets that are wished for; those outside of the log are brought back into it afterwards."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tidelog.client.types import Node, TopicMetadata, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 Replicas = tuple[int, ...]
 

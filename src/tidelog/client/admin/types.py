@@ -9,11 +9,12 @@ import datetime
 import enum
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
 from tidelog.client.errors import BrokerError
 from tidelog.client.types import Node, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol.config_values import (
     AlterOperation as AlterOperation,
 )

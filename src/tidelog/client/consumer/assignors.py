@@ -9,10 +9,11 @@ and the owner is a subscriber. An assignor makes no requests and does not know t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, runtime_checkable
 
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 NO_GENERATION = -1
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tidelog.client.consumer.assignors import Assignor, RangeAssignor, RoundRobinAssignor
 from tidelog.client.consumer.sticky_assignors import CooperativeStickyAssignor, StickyAssignor
 from tidelog.client.errors import ConfigError
+from tidelog.common.light_dataclass import dataclass
 
 ASSIGNORS: dict[str, Callable[[], Assignor]] = {
     RangeAssignor.name: RangeAssignor,

@@ -8,11 +8,11 @@ that it was lost or revoked. Ownership changes only in a turn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 
 NO_GENERATION = -1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tidelog.client.consumer.assignors import Assignor, MemberSubscription, TopicLayout
 from tidelog.client.consumer.group_leader import GroupLeader
@@ -20,6 +19,7 @@ from tidelog.client.consumer.member_bytes import read_assignment, read_subscript
 from tidelog.client.consumer.membership import NO_GENERATION, NO_MEMBER_ID, Identity, Retries, Turn
 from tidelog.client.errors import ClientError, FatalError, InvalidResponseError, error_code
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode, ProtocolError
 from tidelog.protocol.messages.k11_join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from tidelog.protocol.messages.k12_heartbeat import HeartbeatRequest, HeartbeatResponse

@@ -13,12 +13,12 @@ import enum
 import logging
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from tidelog.client.consumer.group_refusals import explain_refusal
 from tidelog.client.consumer.membership import Identity, Retries, Turn
 from tidelog.client.errors import ClientError, FatalError, error_code
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import ErrorCode
 from tidelog.protocol.messages.k68_consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,

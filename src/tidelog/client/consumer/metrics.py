@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 
 class ConsumerCounts:

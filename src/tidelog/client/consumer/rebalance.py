@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 
 from tidelog.client.types import TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 
 class RebalanceListener:

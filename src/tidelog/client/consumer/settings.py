@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.consumer.group_runner import GroupSettings
@@ -24,6 +23,7 @@ from tidelog.client.settings import (
     is_serializer,
     object_setting,
 )
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Setting, SettingType, at_least, one_of
 
 Deserializer = Callable[[str, bytes, Any], Any]

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tidelog.client.consumer.read_replica import ReadReplica
 from tidelog.client.consumer.rebalance import RebalanceListener
 from tidelog.client.errors import UsageError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 NO_EPOCH = -1
 NO_OFFSET = -1

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.client.address import Address, parse_addresses
@@ -32,6 +31,7 @@ from tidelog.client.network.metadata_cache import MetadataCache, read_metadata
 from tidelog.client.network.outage import OutageLog, Reminders
 from tidelog.client.settings import ClientSettings
 from tidelog.client.types import ClusterMetadata, Node, TopicMetadata, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 from tidelog.protocol import Api, ErrorCode
 from tidelog.protocol.messages.k03_metadata import METADATA, MetadataRequest, MetadataRequestTopic, MetadataResponse
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from tidelog.client.errors import ConfigError
@@ -16,6 +15,7 @@ from tidelog.client.processing.blocking import run_blocking
 from tidelog.client.processing.claim_store import ClaimResult, ClaimState, WhenBusy, checked_name, checked_table
 from tidelog.client.processing.errors import ClaimLostError
 from tidelog.client.processing.record_keys import ConsumedRecord, KeyFunction, stored_key
+from tidelog.common.light_dataclass import dataclass
 
 RecordT = TypeVar("RecordT", bound=ConsumedRecord)
 

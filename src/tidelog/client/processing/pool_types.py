@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, TypeVar
 
 from tidelog.client.consumer.rebalance import RebalanceListener
@@ -12,6 +12,7 @@ from tidelog.client.errors import ConfigError
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.processing.record_keys import ConsumedRecord
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
+from tidelog.common.light_dataclass import dataclass
 
 RecordT = TypeVar("RecordT", bound=ConsumedRecord)
 RecordT_co = TypeVar("RecordT_co", bound=ConsumedRecord, covariant=True)

@@ -8,7 +8,6 @@ default yields; if two given settings conflict, ConfigError says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tidelog.client.errors import ConfigError
@@ -24,6 +23,7 @@ from tidelog.client.settings import (
     is_serializer,
     object_setting,
 )
+from tidelog.common.light_dataclass import dataclass
 from tidelog.common.settings import Setting, SettingType, at_least, between, one_of
 from tidelog.records.batch import Compression
 
