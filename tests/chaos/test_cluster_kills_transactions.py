@@ -1,7 +1,7 @@
 """Brokers of a cluster are killed -9 under transactions and groups: nothing is lost, doubled or seen that was aborted.
 
 What is checked all the time, and what in the end, is in `cluster_load`. A failure names its seed; to run it again, or
-another one: TIDELOG_CLUSTER_SEED=<seed>.
+another one: CLUSTER_SEED=<seed>.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def kill_brokers(cluster: BrokerProcesses, load: ClusterLoad, kills: int, seed: 
 )
 @pytest.mark.timeout(7200)
 def test_transactions_and_groups_survive_kills(tmp_path: Path, kills: int, metadata: str) -> None:
-    seed = int(os.environ.get("TIDELOG_CLUSTER_SEED", kills))
+    seed = int(os.environ.get("CLUSTER_SEED", kills))
     with ExitStack() as stack:
         if metadata == "zookeeper":
             ensemble = stack.enter_context(Ensemble(tmp_path / "zookeeper", servers=1))

@@ -48,9 +48,9 @@ def test_the_log_is_what_the_model_allows(first: int, base: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_thousands_of_programs(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = int(os.environ.get("TIDELOG_MODEL_SEED", time.time_ns() // 1_000_000))
-    count = int(os.environ.get("TIDELOG_MODEL_SEEDS", "10000"))
+    first = int(os.environ.get("MODEL_SEED", time.time_ns() // 1_000_000))
+    count = int(os.environ.get("MODEL_SEEDS", "10000"))
     with capsys.disabled():
-        print(f"\n{count} programs from TIDELOG_MODEL_SEED={first} on")
+        print(f"\n{count} programs from MODEL_SEED={first} on")
     for seed in range(first, first + count):
         run_seed(seed, base)

@@ -3,8 +3,8 @@
 Brokers are killed between any two changes to their files, applications are killed, stopped and woken too late,
 connections break, requests arrive late and twice, coordinators load anew; and no real time passes. Each committed
 record must be read once and in order, none of another transaction, none without the others of its transaction, and the
-offsets that were committed with them must agree. A failure names its seed; with that in TIDELOG_TRANSACTION_SEED, and
-TIDELOG_TRANSACTION_SEEDS=1, the soak test runs it again.
+offsets that were committed with them must agree. A failure names its seed; with that in TRANSACTION_SEED, and
+TRANSACTION_SEEDS=1, the soak test runs it again.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def test_a_seed_decides_everything(base: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(4 * 3600)
 def test_thousands_of_seeds(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = int(os.environ.get("TIDELOG_TRANSACTION_SEED", time.time_ns() // 1_000_000))
-    count = int(os.environ.get("TIDELOG_TRANSACTION_SEEDS", "5000"))
+    first = int(os.environ.get("TRANSACTION_SEED", time.time_ns() // 1_000_000))
+    count = int(os.environ.get("TRANSACTION_SEEDS", "5000"))
     with capsys.disabled():
-        print(f"\n{count} runs from TIDELOG_TRANSACTION_SEED={first} on")
+        print(f"\n{count} runs from TRANSACTION_SEED={first} on")
     for seed in range(first, first + count):
         run_seed(seed, base)

@@ -335,7 +335,7 @@ def run_seed(seed: int, base: Path) -> Outcome:
     try:
         return TransactionRun(seed, base).run()
     except BaseException as error:
-        error.add_note(f"TIDELOG_TRANSACTION_SEED={seed}: CONTRIBUTING.md says how to run it again")
+        error.add_note(f"TRANSACTION_SEED={seed}: CONTRIBUTING.md says how to run it again")
         raise
     finally:
         shutil.rmtree(base, ignore_errors=True)
