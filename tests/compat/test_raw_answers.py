@@ -25,6 +25,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "kafka-differences.md"
 # What Kafka's shipped server.properties sets, so that both have the same settings from the same source.
 SHIPPED = {
     "node.id": "1",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
     "num.partitions": "1",
     "num.recovery.threads.per.data.dir": "1",
     "offsets.topic.replication.factor": "1",

@@ -54,6 +54,9 @@ class Versions(NamedTuple):
 ALL_VERSIONS: Final = Versions(0, VERSION_MAX)
 
 
+_OWN_KEYS_FROM = 10_000
+
+
 class Api:
     """A request and its response: the API key, its versions, and the first flexible version."""
 
@@ -66,6 +69,11 @@ class Api:
         self.flexible_from = _flexible_from(flexible)
         self.request_class: type[Message] | None = None
         self.response_class: type[Message] | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of Tidelog's own, for its brokers among themselves, and unknown to Kafka."""
+        return self.key >= _OWN_KEYS_FROM
 
     def supports(self, version: int) -> bool:
         return self.versions.first <= version <= self.versions.last

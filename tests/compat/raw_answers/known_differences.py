@@ -41,7 +41,6 @@ KNOWN = (
     Known("an empty topic name in versions without topic ids", "(Fetch 4 topics.0.topic|OffsetFetch 1 topics.0.name)="),
     Known("a negative leader epoch other than -1 in Fetch", "Fetch 18 .*current_leader_epoch=-2147483648"),
     # What is not offered
-    Known("several brokers, replication", "ApiVersions .*", r"api_keys\[(34|56|58|62|63|67|70|73)\].*"),
     Known("TLS, SASL, delegation tokens, quotas", "ApiVersions .*", r"api_keys\[(17|36|38|39|40|41|49|51)\].*"),
     Known(
         "tiered storage, share groups, client telemetry",
@@ -50,7 +49,7 @@ KNOWN = (
     ),
     Known("streams groups (KIP-1071)", "ApiVersions .*", r"api_keys\[(88|89)\].*"),
     Known("KRaft's own APIs", "ApiVersions .*", r"api_keys\[(5[2-5]|57|59|80|81|82)\].*"),
-    Known("several brokers, replication", "ApiVersions .*", "api_keys#"),
+    Known("KRaft's own APIs", "ApiVersions .*", "api_keys#"),
     Known(
         "features",
         "ApiVersions .*",
@@ -92,6 +91,20 @@ KNOWN = (
     Known(
         "`group.consumer.assignment.interval.ms`",
         r"IncrementalAlterConfigs 1 set group\.consumer\.assignment\.interval\.ms .*",
+    ),
+    Known(
+        "`num.replica.fetchers`, `listener.security.protocol.map`",
+        "DescribeConfigs 4 of 4 1.*",
+        rf"{_CONFIGS}\[(num\.replica\.fetchers|listener\.security\.protocol\.map)\]\.read_only",
+    ),
+    Known(
+        "`num.replica.fetchers`, `listener.security.protocol.map`",
+        r"IncrementalAlterConfigs 1 set num\.replica\.fetchers of .*",
+    ),
+    Known(
+        "TLS, SASL, delegation tokens, quotas",
+        "DescribeConfigs 4 of 4 1 with synonyms",
+        rf"{_CONFIGS}\[listener\.security\.protocol\.map\]\.synonyms.*",
     ),
     Known("default listener", "DescribeConfigs 4 of 4 1.*", rf"{_CONFIGS}\[(advertised\.)?listeners\].*"),
     Known(

@@ -8,7 +8,7 @@ names topics by id (KIP-516).
 (KIP-951). 17 and 18 add fields for controllers, which are read over.
 
 Followers fetch in sessions of their own (`follower_fetches`), from version 15 on; before, they could not say which
-process of their broker they are, and are refused.
+process of their broker they are, and are refused as replicas that the leader doesn't know.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _answer_follower(
 ) -> FetchResponse | Coroutine[None, None, FetchResponse]:
     replicas = context.services.replicas
     if context.version < _REPLICA_STATE_FROM:
-        refused = PartitionRead(error=ErrorCode.INVALID_REQUEST)
+        refused = PartitionRead(error=ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return _follower_response(INVALID_SESSION_ID, [(fetch, refused) for fetch in _wanted(request.topics)])
     fetches = replicas.follower_fetches
     try:

@@ -163,7 +163,7 @@ def test_a_follower_moves_the_high_watermark(run: Run) -> None:
         old = fetch_request(topic, 1)
         old.replica_id = OTHER
         (data,) = (await node.fetch(old, version=14)).responses[0].partitions
-        assert (data.error_code, bool(data.records)) == (ErrorCode.INVALID_REQUEST, False)
+        assert (data.error_code, bool(data.records)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, False)
 
     run(scenario)
 
