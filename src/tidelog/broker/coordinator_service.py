@@ -164,13 +164,18 @@ class CoordinatorService(ABC, Generic[ShardT]):
             self._on_leadership(partition)
 
     async def close(self) -> None:
-        """Stop serving, and wait for what is still running."""
+        """Stop serving; writes whose outcome is open are not waited for.
+
+        Whoever loads the log next finds them there, and until this broker has ended nobody else can.
+        """
         if self._is_started:
             self._replicas.leadership_listeners.remove(self._on_leadership)
         for held in tuple(self._held.values()):
             self._unload(held, ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._timers.close()
         await self._creation.close()
+        for task in self._running:
+            task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     # Finding coordinators
@@ -352,7 +357,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
         return True
 
     def _start(self, work: Any) -> None:
-        """Run a coroutine that `close` waits for."""
+        """Run a coroutine that `close` ends."""
         task = self._loop.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

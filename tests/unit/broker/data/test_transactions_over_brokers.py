@@ -194,28 +194,34 @@ def test_a_marker_counts_once_it_is_below_the_high_watermark(
     run(scenario)
 
 
+async def groups_with_an_open_marker(node: Node) -> GroupService:
+    """A transaction of group g has ended, and the other broker doesn't have its marker yet."""
+    state = PartitionState((HERE, OTHER), (HERE, OTHER), HERE)
+    topics = [TopicImage(OFFSETS_TOPIC, random_uuid(), (state,)), TopicImage("t", random_uuid(), (state,))]
+    image = replace(EMPTY_IMAGE.with_topics(topics), revision=1)
+    await node.apply(image)
+    unused = cast(Any, None)
+    groups = GroupService(
+        settings=load(options={"node.id": HERE}),
+        clock=node.clock,
+        cluster=ClusterView(image),
+        creation=unused,
+        replicas=node.replicas,
+    )
+    groups.start()
+    groups.shard_of("g").replay(CommittedOffset(5).record("g", "t", 0), 0, producer_id=7)
+    partition = node.replicas.find_leader(OFFSETS_TOPIC, 0)
+    node.replicas.write_txn_marker(partition, 7, 0, 1, commit=True)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert partition.log.log_end_offset == 1
+    return groups
+
+
 def test_offsets_of_a_transaction_take_effect_once_its_marker_is_below_the_high_watermark(run: Run) -> None:
     async def scenario(node: Node) -> None:
-        state = PartitionState((HERE, OTHER), (HERE, OTHER), HERE)
-        topics = [TopicImage(OFFSETS_TOPIC, random_uuid(), (state,)), TopicImage("t", random_uuid(), (state,))]
-        image = replace(EMPTY_IMAGE.with_topics(topics), revision=1)
-        await node.apply(image)
-        unused = cast(Any, None)
-        groups = GroupService(
-            settings=load(options={"node.id": HERE}),
-            clock=node.clock,
-            cluster=ClusterView(image),
-            creation=unused,
-            replicas=node.replicas,
-        )
-        groups.start()
-        shard = groups.shard_of("g")
-        shard.replay(CommittedOffset(5).record("g", "t", 0), 0, producer_id=7)
-        partition = node.replicas.find_leader(OFFSETS_TOPIC, 0)
-        node.replicas.write_txn_marker(partition, 7, 0, 1, commit=True)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert partition.log.log_end_offset == 1
+        groups = await groups_with_an_open_marker(node)
+        shard, partition = groups.shard_of("g"), node.replicas.find_leader(OFFSETS_TOPIC, 0)
         assert shard.state.offsets_of("g").get("t", 0) is None
         partition.update_follower(OTHER, 1, 0, -1)
         node.replicas.on_follower_progress(partition)
@@ -225,6 +231,17 @@ def test_offsets_of_a_transaction_take_effect_once_its_marker_is_below_the_high_
         assert committed is not None
         assert committed.offset == 5
         await groups.close()
+
+    run(scenario)
+
+
+def test_a_coordinator_that_ends_does_not_wait_for_replicas(run: Run) -> None:
+    """Its broker keeps its place in the cluster until then, and others could not take over what it led."""
+
+    async def scenario(node: Node) -> None:
+        groups = await groups_with_an_open_marker(node)
+        async with asyncio.timeout(2):
+            await groups.close()
 
     run(scenario)
 
