@@ -1,7 +1,8 @@
 """Looks up offsets at the leaders: by time, at both ends of a partition, and where a leader epoch ended.
 
 What always holds: every requested partition is in the result, or the call raises. Leaders that moved are found and
-asked again until the time is up.
+asked again until the time is up, each with its leader epoch as it is known by then. A lookup that is partial is one
+attempt: it returns what the leaders answered that could be asked, and raises only if none did.
 """
 
 from __future__ import annotations
@@ -39,13 +40,7 @@ class EpochEnd(NamedTuple):
 
     leader_epoch: int
     end_offset: int
-
-
-class AskedEpoch(NamedTuple):
-    """The requested epoch, and the leader's epoch as we know it."""
-
-    leader_epoch: int
-    current_leader_epoch: int
+    current_leader_epoch: int  # of the leader that says so
 
 
 async def list_offsets(
@@ -53,6 +48,7 @@ async def list_offsets(
     timestamps: Mapping[TopicPartition, int],
     *,
     is_read_committed: bool,
+    is_partial: bool = False,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """The first offset at or after each timestamp, or at an end (-2, -1). Offset -1: no record is that recent."""
@@ -65,12 +61,11 @@ async def list_offsets(
             topic = topics.get(name)
             if topic is None:
                 topic = topics[name] = ListOffsetsTopic(name=name)
-            known = cluster.metadata.partition(TopicPartition(name, partition))
             topic.partitions.append(
                 ListOffsetsPartition(
                     partition_index=partition,
                     timestamp=timestamp,
-                    current_leader_epoch=-1 if known is None else known.leader_epoch,
+                    current_leader_epoch=cluster.metadata.leader_epoch(TopicPartition(name, partition)),
                 )
             )
         request = ListOffsetsRequest(replica_id=_CONSUMER_ID, topics=list(topics.values()))
@@ -88,42 +83,40 @@ async def list_offsets(
             for row in topic_row.partitions
         ]
 
-    return await at_leaders(cluster, timestamps, ask, timeout_s=timeout_s)
+    return await at_leaders(cluster, timestamps, ask, is_partial=is_partial, timeout_s=timeout_s)
 
 
-async def epoch_ends(
-    cluster: Cluster, epochs: Mapping[TopicPartition, AskedEpoch], *, timeout_s: float | None = None
-) -> dict[TopicPartition, EpochEnd]:
-    """Where the leaders' logs end for these epochs (KIP-320). Partitions whose leaders can't tell are left out."""
+async def epoch_ends(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, EpochEnd | None]:
+    """Where the leaders' logs end for these epochs (KIP-320); None for a leader that can't tell. It is partial."""
 
     async def ask(
-        connection: Connection, wanted: Mapping[TopicPartition, AskedEpoch]
+        connection: Connection, wanted: Mapping[TopicPartition, int]
     ) -> Iterable[tuple[TopicPartition, int, EpochEnd | None]]:
         if not connection.supports(OFFSET_FOR_LEADER_EPOCH):
             return [(topic_partition, 0, None) for topic_partition in wanted]
+        current_epochs = {topic_partition: cluster.metadata.leader_epoch(topic_partition) for topic_partition in wanted}
         topics: dict[str, OffsetForLeaderTopic] = {}
-        for (name, partition), asked in wanted.items():
-            topic = topics.get(name)
+        for topic_partition, leader_epoch in wanted.items():
+            topic = topics.get(topic_partition.topic)
             if topic is None:
-                topic = topics[name] = OffsetForLeaderTopic(topic=name)
+                topic = topics[topic_partition.topic] = OffsetForLeaderTopic(topic=topic_partition.topic)
             topic.partitions.append(
                 OffsetForLeaderPartition(
-                    partition=partition,
-                    leader_epoch=asked.leader_epoch,
-                    current_leader_epoch=asked.current_leader_epoch,
+                    partition=topic_partition.partition,
+                    leader_epoch=leader_epoch,
+                    current_leader_epoch=current_epochs[topic_partition],
                 )
             )
         request = OffsetForLeaderEpochRequest(replica_id=_CONSUMER_ID, topics=list(topics.values()))
         response = await connection.request(OFFSET_FOR_LEADER_EPOCH, request, OffsetForLeaderEpochResponse)
         return [
             (
-                TopicPartition(topic_row.topic, row.partition),
+                topic_partition := TopicPartition(topic_row.topic, row.partition),
                 row.error_code,
-                EpochEnd(row.leader_epoch, row.end_offset),
+                EpochEnd(row.leader_epoch, row.end_offset, current_epochs[topic_partition]),
             )
             for topic_row in response.topics
             for row in topic_row.partitions
         ]
 
-    found = await at_leaders(cluster, epochs, ask, timeout_s=timeout_s)
-    return {topic_partition: end for topic_partition, end in found.items() if end is not None}
+    return await at_leaders(cluster, epochs, ask, is_partial=True)

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from tidelog.client.consumer.fetcher import log_crash, tell_crash
 from tidelog.client.consumer.offsets_lookup import (
     LATEST_TIMESTAMP,
-    AskedEpoch,
     EpochEnd,
     epoch_ends,
     list_offsets,
 )
 from tidelog.client.consumer.settings import ConsumerSettings
-from tidelog.client.consumer.subscription import NO_EPOCH, PartitionState, SubscriptionState
+from tidelog.client.consumer.subscription import PartitionState, SubscriptionState
 from tidelog.client.errors import ClientError, LogTruncationError, NoOffsetError, RetriableError
 from tidelog.client.network.cluster import Cluster
 from tidelog.client.types import OffsetAndMetadata, OffsetAndTimestamp, TopicPartition
@@ -93,13 +92,14 @@ class PositionKeeper:
         while True:
             self._event.clear()
             try:
-                await self._look_up()
+                has_asked = await self._look_up()
                 if self.has_work:  # some were answered, others not
                     self._failures += 1
                     self._on_found()
                     await asyncio.sleep(self._settings.cluster.retry.pause_s(self._failures))
                     continue
-                self._failures = 0
+                if has_asked:  # else some may only be waiting for metadata
+                    self._failures = 0
             except RetriableError as error:
                 self._failures += 1
                 logger.info("could not determine the position to read from, retrying: %s", error)
@@ -112,13 +112,19 @@ class PositionKeeper:
             # The poll that raises the error wakes us, so an error does not occur faster than it is raised.
             await self._event.wait()
 
-    async def _look_up(self) -> None:
+    async def _look_up(self) -> bool:
+        """Ask whatever is to be asked; False if that is nothing."""
+        has_asked = False
         if needing := self._subscription.needs_position():
+            has_asked = True
             await self._take_committed(needing)
         if resetting := self._subscription.needs_reset():
+            has_asked = True
             await self._reset(resetting)
         if unchecked := self._unchecked():
+            has_asked = True
             await self._check_epochs(unchecked)
+        return has_asked
 
     # Committed offsets
 
@@ -149,7 +155,7 @@ class PositionKeeper:
 
     async def _reset(self, states: list[PartitionState]) -> None:
         versions = {state.topic_partition: state.version for state in states}
-        epochs = {state.topic_partition: self._leader_epoch(state.topic_partition) for state in states}
+        epochs = {state.topic_partition: self._cluster.metadata.leader_epoch(state.topic_partition) for state in states}
         now_ms = self._clock.now_ms()
         timestamps = {
             state.topic_partition: state.reset.timestamp_at(now_ms) for state in states if state.reset is not None
@@ -157,7 +163,10 @@ class PositionKeeper:
         found = await self._list(timestamps)
         # No record is recent enough for the duration: start with the next one that arrives.
         ends = [topic_partition for topic_partition, offset in found.items() if offset.offset < 0]
-        found |= await self._list(dict.fromkeys(ends, LATEST_TIMESTAMP))
+        if ends:
+            for topic_partition in ends:
+                del found[topic_partition]
+            found |= await self._list(dict.fromkeys(ends, LATEST_TIMESTAMP))
         for topic_partition, offset in found.items():
             self._subscription.found(
                 topic_partition,
@@ -168,38 +177,12 @@ class PositionKeeper:
             )
 
     async def _list(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
-        """All at once; if that fails, one by one, so that a partition without a leader does not hold up the others."""
-        if not timestamps:
-            return {}
-        try:
-            return await self._list_once(timestamps)
-        except ClientError:
-            if len(timestamps) == 1:
-                raise
-        outcomes = await asyncio.gather(
-            *(self._list_once({key: timestamp}) for key, timestamp in timestamps.items()), return_exceptions=True
-        )
-        found: dict[TopicPartition, OffsetAndTimestamp] = {}
-        for outcome in outcomes:
-            if isinstance(outcome, dict):
-                found |= outcome
-        if not found:
-            raise next(outcome for outcome in outcomes if isinstance(outcome, BaseException))
-        return found
-
-    async def _list_once(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndTimestamp]:
+        """Partial, so that a partition without a leader does not hold up the others."""
         return await list_offsets(
-            self._cluster,
-            timestamps,
-            is_read_committed=self._settings.is_read_committed,
-            timeout_s=self._settings.cluster.request_timeout_s,
+            self._cluster, timestamps, is_read_committed=self._settings.is_read_committed, is_partial=True
         )
 
     # Leader epochs
-
-    def _leader_epoch(self, topic_partition: TopicPartition) -> int:
-        known = self._cluster.metadata.partition(topic_partition)
-        return NO_EPOCH if known is None else known.leader_epoch
 
     def _unchecked(self) -> list[PartitionState]:
         """Partitions with a new leader that has not confirmed yet that it holds what was read."""
@@ -207,28 +190,30 @@ class PositionKeeper:
         for state in self._subscription.states():
             if state.fetch_offset < 0:
                 continue
-            if state.fetch_epoch >= 0 and self._leader_epoch(state.topic_partition) > state.checked_leader_epoch:
+            leader_epoch = self._cluster.metadata.leader_epoch(state.topic_partition)
+            if state.fetch_epoch >= 0 and leader_epoch > state.checked_leader_epoch:
                 unchecked.append(state)
         return unchecked
 
     async def _check_epochs(self, states: list[PartitionState]) -> None:
-        asked: dict[TopicPartition, AskedEpoch] = {}
-        before = {state.topic_partition: (state.version, state.fetch_offset) for state in states}
-        for state in states:
-            epoch = self._leader_epoch(state.topic_partition)
-            if epoch >= 0:
-                asked[state.topic_partition] = AskedEpoch(state.fetch_epoch, epoch)
-        ends = await epoch_ends(self._cluster, asked, timeout_s=self._settings.cluster.request_timeout_s)
+        metadata = self._cluster.metadata
+        before = {
+            state.topic_partition: (state.version, state.fetch_offset, metadata.leader_epoch(state.topic_partition))
+            for state in states
+        }
+        ends = await epoch_ends(self._cluster, {state.topic_partition: state.fetch_epoch for state in states})
         truncated: list[str] = []
         versions: dict[TopicPartition, int] = {}
         for state in states:
-            version, offset = before[state.topic_partition]
-            if state.version != version or state.fetch_offset != offset or state.topic_partition not in asked:
+            version, offset, leader_epoch = before[state.topic_partition]
+            if state.version != version or state.fetch_offset != offset or state.topic_partition not in ends:
                 continue
-            end = ends.get(state.topic_partition)
-            if end is None or (end.end_offset >= offset and end.leader_epoch >= 0):
-                state.checked_leader_epoch = asked[state.topic_partition].current_leader_epoch
-            elif not self._step_back(state, version, end, asked[state.topic_partition].current_leader_epoch):
+            end = ends[state.topic_partition]
+            if end is None:
+                state.checked_leader_epoch = leader_epoch
+            elif end.end_offset >= offset and end.leader_epoch >= 0:
+                state.checked_leader_epoch = end.current_leader_epoch
+            elif not self._step_back(state, version, end):
                 truncated.append(f"{state.topic_partition} at {max(end.end_offset, 0)}")
                 versions[state.topic_partition] = version
         if truncated:
@@ -238,19 +223,21 @@ class PositionKeeper:
             )
             raise self._error_about(error, versions)
 
-    def _step_back(self, state: PartitionState, version: int, end: EpochEnd, leader_epoch: int) -> bool:
+    def _step_back(self, state: PartitionState, version: int, end: EpochEnd) -> bool:
         """Continue from where the logs diverge; False if the user has to decide."""
         logger.warning(
             "partition %s was truncated to offset %d by its new leader", state.topic_partition, end.end_offset
         )
         if end.end_offset >= state.position >= 0:
             # Only records that were fetched ahead are gone.
-            return self._found(state, version, state.position, end.leader_epoch, leader_epoch)
+            return self._found(state, version, state.position, end)
         if self._settings.reset is None:
             return False
         if end.end_offset < 0 or end.leader_epoch < 0:
             return self._subscription.request_reset(state.topic_partition, self._settings.reset, version)
-        return self._found(state, version, end.end_offset, end.leader_epoch, leader_epoch)
+        return self._found(state, version, end.end_offset, end)
 
-    def _found(self, state: PartitionState, version: int, offset: int, epoch: int, checked: int) -> bool:
-        return self._subscription.found(state.topic_partition, version, offset, epoch, checked_leader_epoch=checked)
+    def _found(self, state: PartitionState, version: int, offset: int, end: EpochEnd) -> bool:
+        return self._subscription.found(
+            state.topic_partition, version, offset, end.leader_epoch, checked_leader_epoch=end.current_leader_epoch
+        )

@@ -393,13 +393,20 @@ class Cluster:
             raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic_partition} has no leader now")
         return found.leader_id
 
-    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """The partitions, grouped by the id of their leader."""
+    async def by_leader(
+        self, partitions: Iterable[TopicPartition]
+    ) -> tuple[dict[int, list[TopicPartition]], list[BaseException]]:
+        """The partitions, grouped by the id of their leader, and what is wrong with those that have none."""
         grouped: dict[int, list[TopicPartition]] = {}
+        errors: list[BaseException] = []
         for topic_partition in partitions:
-            leader_id = await self.leader(topic_partition.topic, topic_partition.partition)
-            grouped.setdefault(leader_id, []).append(topic_partition)
-        return grouped
+            try:
+                leader_id = await self.leader(topic_partition.topic, topic_partition.partition)
+            except (BrokerError, NoSuchPartitionError) as error:
+                errors.append(error)
+            else:
+                grouped.setdefault(leader_id, []).append(topic_partition)
+        return grouped, errors
 
     def note_leader(self, topic_partition: TopicPartition, leader_id: int, leader_epoch: int) -> bool:
         """A broker's refusal named the new leader; returns whether that was news."""

@@ -57,6 +57,11 @@ class MetadataCache:
             return partitions[number]
         return next((row for row in partitions if row.partition == number), None)
 
+    def leader_epoch(self, topic_partition: TopicPartition) -> int:
+        """-1 if the partition or its leader's epoch is not known."""
+        known = self.partition(topic_partition)
+        return -1 if known is None else known.leader_epoch
+
     def note_leader(self, topic_partition: TopicPartition, leader_id: int, leader_epoch: int) -> bool:
         """A broker mentioned the new leader in another response; returns whether that was news."""
         known = self.partition(topic_partition)

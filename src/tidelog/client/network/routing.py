@@ -48,9 +48,13 @@ async def at_leaders(
     ],
     *,
     repeatable: bool = True,
+    is_partial: bool = False,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ResultT]:
-    """Ask all the partitions' leaders concurrently; only partitions whose leader moved are asked again."""
+    """Ask all the partitions' leaders concurrently; only partitions whose leader moved are asked again.
+
+    `is_partial`: ask once, and return what was answered; raise only if that is nothing.
+    """
     results: dict[TopicPartition, ResultT] = {}
 
     async def ask_leader(leader_id: int, led: list[TopicPartition]) -> None:
@@ -68,19 +72,26 @@ async def at_leaders(
 
     async def attempt() -> None:
         missing = [topic_partition for topic_partition in wanted if topic_partition not in results]
-        leaders = await cluster.by_leader(missing)
+        leaders, errors = await cluster.by_leader(missing)
         outcomes = await asyncio.gather(
             *(ask_leader(leader_id, led) for leader_id, led in leaders.items()), return_exceptions=True
         )
-        errors = [outcome for outcome in outcomes if outcome is not None]
+        for led, outcome in zip(leaders.values(), outcomes, strict=True):
+            if outcome is not None:
+                errors.append(outcome)
+                for topic_partition in led:
+                    cluster.forget(topic_partition.topic)
         if errors:
-            for (_, led), outcome in zip(leaders.items(), outcomes, strict=True):
-                if outcome is not None:
-                    for topic_partition in led:
-                        cluster.forget(topic_partition.topic)
             raise next((error for error in errors if not isinstance(error, RetriableError)), errors[0])
 
-    await cluster.retry(attempt, repeatable=repeatable, timeout_s=timeout_s)
+    if is_partial:
+        try:
+            await attempt()
+        except ClientError:
+            if not results:
+                raise
+    else:
+        await cluster.retry(attempt, repeatable=repeatable, timeout_s=timeout_s)
     return {topic_partition: results[topic_partition] for topic_partition in wanted if topic_partition in results}
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tidelog.client.consumer import positions
-from tidelog.client.consumer.offsets_lookup import AskedEpoch, EpochEnd
+from tidelog.client.consumer.offsets_lookup import EpochEnd, epoch_ends
 from tidelog.client.consumer.positions import PositionKeeper
 from tidelog.client.consumer.settings import ConsumerSettings
 from tidelog.client.consumer.subscription import SubscriptionState
@@ -26,18 +26,61 @@ from tidelog.client.types import (
 )
 from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import ZERO_UUID
-from tidelog.protocol import ErrorCode
+from tidelog.protocol import Api, ErrorCode
+from tidelog.protocol.messages.k23_offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 NOW_MS = 1_000_000
+ASK_THE_LEADERS = epoch_ends
 
 
 class FakeCluster:
+    """One broker that leads everything, in an epoch that the metadata may not show yet."""
+
     def __init__(self) -> None:
         self.metadata = MetadataCache()
+        self.epoch = 1
+        self.offline: list[TopicPartition] = []
         self.lead(1)
 
+    async def by_leader(
+        self, partitions: Iterable[TopicPartition]
+    ) -> tuple[dict[int, list[TopicPartition]], list[BaseException]]:
+        refused = BrokerError(ErrorCode.LEADER_NOT_AVAILABLE)
+        wanted = list(partitions)
+        led = [partition for partition in wanted if partition not in self.offline]
+        return {1: led} if led else {}, [refused for partition in wanted if partition in self.offline]
+
+    async def connection_to(self, node_id: int) -> FakeCluster:
+        return self
+
+    def forget(self, name: str) -> None:
+        self.lead(self.epoch)
+
+    def supports(self, api: Api) -> bool:
+        return True
+
+    async def request(
+        self, api: Api, request: OffsetForLeaderEpochRequest, response_class: type
+    ) -> OffsetForLeaderEpochResponse:
+        topics = []
+        for topic in request.topics:
+            rows = [
+                EpochEndOffset(partition=row.partition, error_code=ErrorCode.FENCED_LEADER_EPOCH)
+                if row.current_leader_epoch < self.epoch
+                else EpochEndOffset(partition=row.partition, leader_epoch=row.leader_epoch, end_offset=1_000)
+                for row in topic.partitions
+            ]
+            topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=rows))
+        return OffsetForLeaderEpochResponse(topics=topics)
+
     def lead(self, epoch: int) -> None:
+        self.epoch = max(epoch, self.epoch)
         rows = tuple(PartitionMetadata(number, 1, epoch, (1,), (1,)) for number in range(2))
         topic = TopicMetadata("t", ZERO_UUID, False, rows)
         self.metadata.remember(ClusterMetadata("c", 1, {}, {"t": topic}), everything=True)
@@ -54,7 +97,7 @@ class World:
         self.offsets: dict[tuple[TopicPartition, int], int] = {}
         self.refused: list[TopicPartition] = []
         self.ends: dict[TopicPartition, EpochEnd] = {}
-        self.asked_epochs: list[Mapping[TopicPartition, AskedEpoch]] = []
+        self.asked_epochs: list[Mapping[TopicPartition, int]] = []
         self.failures: list[ClientError] = []
         monkeypatch.setattr(positions, "list_offsets", self._list_offsets)
         monkeypatch.setattr(positions, "epoch_ends", self._epoch_ends)
@@ -62,13 +105,17 @@ class World:
     async def _list_offsets(
         self, cluster: object, timestamps: Mapping[TopicPartition, int], **_: object
     ) -> dict[TopicPartition, OffsetAndTimestamp]:
-        for partition in timestamps:
-            if partition in self.refused:
-                raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, subject=str(partition))
-        return {key: OffsetAndTimestamp(self.offsets[key, at], at, 1) for key, at in timestamps.items()}
+        found = {
+            key: OffsetAndTimestamp(self.offsets[key, at], at, 1)
+            for key, at in timestamps.items()
+            if key not in self.refused
+        }
+        if not found:
+            raise BrokerError(ErrorCode.LEADER_NOT_AVAILABLE, subject=str(self.refused[0]))
+        return found
 
     async def _epoch_ends(
-        self, cluster: object, epochs: Mapping[TopicPartition, AskedEpoch], **_: object
+        self, cluster: object, epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, EpochEnd]:
         self.asked_epochs.append(epochs)
         return self.ends
@@ -198,10 +245,10 @@ def new_leader(world: World, end: EpochEnd, *, fetched_to: int = 120) -> None:
 @pytest.mark.parametrize(
     ("end", "position", "fetch_offset"),
     [
-        (EpochEnd(4, 120), 100, 120),  # all is there
-        (EpochEnd(4, 110), 100, 100),  # only what was fetched ahead is gone
-        (EpochEnd(3, 80), 80, 80),  # what was read is gone: go on where the logs part
-        (EpochEnd(-1, -1), 7, 7),  # the leader knows no such epoch: the policy says where
+        (EpochEnd(4, 120, 5), 100, 120),  # all is there
+        (EpochEnd(4, 110, 5), 100, 100),  # only what was fetched ahead is gone
+        (EpochEnd(3, 80, 5), 80, 80),  # what was read is gone: go on where the logs part
+        (EpochEnd(-1, -1, 5), 7, 7),  # the leader knows no such epoch: the policy says where
     ],
 )
 def test_a_new_leader_is_asked_before_it_is_read(
@@ -215,14 +262,46 @@ def test_a_new_leader_is_asked_before_it_is_read(
         state = world.subscription.state(A)
         await world.until(lambda: not keeper.has_work)
         assert (world.subscription.position(A), state.fetch_offset) == (position, fetch_offset)
-        assert world.asked_epochs[0] == {A: AskedEpoch(4, 5)}
+        assert world.asked_epochs[0] == {A: 4}
+
+    world.run(steps)
+
+
+def test_a_leader_that_has_moved_twice_is_asked_in_its_latest_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses the epoch that the metadata showed at first, and would refuse it however often it is asked."""
+    world = World(monkeypatch)
+    monkeypatch.setattr(positions, "epoch_ends", ASK_THE_LEADERS)
+    new_leader(world, EpochEnd(4, 120, 5))
+    world.cluster.epoch = 6
+
+    async def steps(keeper: PositionKeeper) -> None:
+        await world.until(lambda: world.subscription.state(A).checked_leader_epoch == 6)
+        assert (world.subscription.position(A), world.subscription.state(A).fetch_offset) == (100, 120)
+
+    world.run(steps)
+
+
+def test_one_partition_without_a_leader_leaves_the_others_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    monkeypatch.setattr(positions, "epoch_ends", ASK_THE_LEADERS)
+    world.cluster.offline = [B]
+    world.subscription.assign_manually([A, B])
+    for partition in (A, B):
+        world.subscription.seek(partition, 100, 1)
+    world.cluster.lead(2)
+
+    async def steps(keeper: PositionKeeper) -> None:
+        await world.until(lambda: world.subscription.state(A).checked_leader_epoch == 2)
+        assert world.subscription.state(B).checked_leader_epoch < 2
+        world.cluster.offline = []
+        await world.until(lambda: world.subscription.state(B).checked_leader_epoch == 2)
 
     world.run(steps)
 
 
 def test_without_a_policy_lost_records_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, auto_offset_reset="none")
-    new_leader(world, EpochEnd(3, 80))
+    new_leader(world, EpochEnd(3, 80, 5))
 
     async def steps(keeper: PositionKeeper) -> None:
         await world.until(lambda: keeper.errors)
