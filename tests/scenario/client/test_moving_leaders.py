@@ -32,9 +32,13 @@ def leaders(client_cluster: BrokerProcess) -> Iterator[MovingLeaders]:
 
 @pytest.fixture
 def topic(client_cluster: BrokerProcess, fresh_name: FreshName) -> str:
+    """On the one broker that the two stand in front of, however many there are."""
     name = fresh_name("moving")
     with Admin(bootstrap_servers=client_cluster.bootstrap) as admin:
-        admin.create_topics([NewTopic(name, PARTITIONS, 1)]).raise_for_errors()
+        nodes = admin.describe_cluster().nodes
+        (node_id,) = (node.node_id for node in nodes if node.address.port == client_cluster.port)
+        assignments = {number: [node_id] for number in range(PARTITIONS)}
+        admin.create_topics([NewTopic(name, assignments=assignments)]).raise_for_errors()
     return name
 
 
