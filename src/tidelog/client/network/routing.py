@@ -47,7 +47,6 @@ async def at_leaders(
         [Connection, Mapping[TopicPartition, ValueT]], Awaitable[Iterable[tuple[TopicPartition, int, ResultT]]]
     ],
     *,
-    repeatable: bool = True,
     is_partial: bool = False,
     timeout_s: float | None = None,
 ) -> dict[TopicPartition, ResultT]:
@@ -91,7 +90,7 @@ async def at_leaders(
             if not results:
                 raise
     else:
-        await cluster.retry(attempt, repeatable=repeatable, timeout_s=timeout_s)
+        await cluster.retry(attempt, timeout_s=timeout_s)
     return {topic_partition: results[topic_partition] for topic_partition in wanted if topic_partition in results}
 
 
