@@ -164,10 +164,7 @@ class CoordinatorService(ABC, Generic[ShardT]):
             self._on_leadership(partition)
 
     async def close(self) -> None:
-        """Stop serving; writes whose outcome is open are not waited for.
-
-        Whoever loads the log next finds them there, and until this broker has ended nobody else can.
-        """
+        """Stop serving; whoever loads the log next finds there what became of writes that still wait for replicas."""
         if self._is_started:
             self._replicas.leadership_listeners.remove(self._on_leadership)
         for held in tuple(self._held.values()):

@@ -236,7 +236,7 @@ def test_offsets_of_a_transaction_take_effect_once_its_marker_is_below_the_high_
 
 
 def test_a_coordinator_that_ends_does_not_wait_for_replicas(run: Run) -> None:
-    """Its broker keeps its place in the cluster until then, and others could not take over what it led."""
+    """They may be hanging or gone; what was written is in the log for the next coordinator."""
 
     async def scenario(node: Node) -> None:
         groups = await groups_with_an_open_marker(node)
