@@ -143,7 +143,13 @@ def test_kills_while_compacting_lose_no_key(serve: StartServed, wait_until: Wait
     # The broker goes on compacting, and what is left in the end is no more than it must be.
     table.write(3_000)
     table.flush()
-    wait_until(lambda: len(read_all(broker.bootstrap)) < 3 * KEYS, "all but the active segment is compacted")
+
+    def is_compacted() -> bool:
+        """How many records the active segment takes is another matter: it may be nearly full."""
+        active = max(int(path.stem) for path in (broker.log_dir / f"{TOPIC}-0").glob("*.log"))
+        return sum(offset < active for offset in read_all(broker.bootstrap)) <= KEYS
+
+    wait_until(is_compacted, "all but the active segment is compacted")
     broker.stop()
     assert list(verify(broker.log_dir / f"{TOPIC}-0")) == []
     assert "Traceback" not in broker.output()
