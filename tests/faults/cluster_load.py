@@ -387,3 +387,17 @@ def cluster_load(cluster: BrokerProcesses, seed: int) -> Iterator[ClusterLoad]:
         load.finish()
     finally:
         load.stop()
+
+
+@contextmanager
+def loaded(cluster: BrokerProcesses, seed: int, topics: Mapping[str, int]) -> Iterator[ClusterLoad]:
+    """The load on a cluster that is well; in the end, the brokers stop, and all replicas of these topics are equal."""
+    with cluster_load(cluster, seed) as load:
+        wait_for_progress(load.workers, 2)
+        cluster.wait_until_in_sync(topics)
+        yield load
+    cluster.stop()
+    for topic, partitions in topics.items():
+        cluster.compare_replicas(topic, partitions)
+    for broker in cluster.brokers.values():
+        assert "Traceback" not in broker.output(), broker.output()

@@ -67,7 +67,7 @@ class Leaders(Protocol):
     def on_caught_up(self, partition: Partition) -> None:
         """A follower outside of the ISR has fetched; it may have caught up."""
 
-    def check_storage(self, partition: Partition) -> None:
+    def on_storage_error(self, partition: Partition, error: LogStorageError) -> None:
         """Reading from its log failed."""
 
 
@@ -87,10 +87,12 @@ class FollowerSession:
         "replica_epoch",
         "replica_id",
         "session_id",
+        "terms",
     )
 
-    def __init__(self, session_id: int, replica_id: int, replica_epoch: int) -> None:
+    def __init__(self, session_id: int, replica_id: int, replica_epoch: int, terms: ReplicationTerms) -> None:
         self.session_id = session_id
+        self.terms = terms
         self.replica_id = replica_id
         self.replica_epoch = replica_epoch
         self.epoch = INITIAL_EPOCH + 1
@@ -142,10 +144,12 @@ class FollowerSession:
         timer = loop.call_later(
             min(max_wait_ms / 1000, NEWS_DELAY_S) if self.due else max_wait_ms / 1000, self.end_wait
         )
+        self.terms.note_fetch(self.replica_id, 1)
         try:
             if not self.is_hurried and not any(self.due.values()):
                 await self._waiting
         finally:
+            self.terms.note_fetch(self.replica_id, -1)
             timer.cancel()
             if self._news_timer is not None:
                 self._news_timer.cancel()
@@ -200,6 +204,7 @@ class FollowerFetches:
             # An earlier incarnation of that broker: what it held then says nothing about what it holds now. Or a later
             # one that this broker hasn't heard of yet.
             raise KafkaError(ErrorCode.STALE_BROKER_EPOCH)
+        self._terms.note_fetch(replica_id)
         known = self._sessions.get(session_id)
         if known is not None and known.replica_id != replica_id:
             known = None
@@ -217,14 +222,14 @@ class FollowerFetches:
 
     def _create(self, replica_id: int, replica_epoch: int, *, is_kept: bool) -> FollowerSession:
         if not is_kept:
-            return FollowerSession(INVALID_SESSION_ID, replica_id, replica_epoch)
+            return FollowerSession(INVALID_SESSION_ID, replica_id, replica_epoch, self._terms)
         session_id = self._random.randint(1, _SESSION_ID_MAX)
         while session_id in self._sessions:
             session_id = self._random.randint(1, _SESSION_ID_MAX)
         others = [session for session in self._sessions.values() if session.replica_id == replica_id]
         if len(others) >= SESSIONS_PER_BROKER_MAX:
             self._close(others[0])
-        session = self._sessions[session_id] = FollowerSession(session_id, replica_id, replica_epoch)
+        session = self._sessions[session_id] = FollowerSession(session_id, replica_id, replica_epoch, self._terms)
         return session
 
     def _close(self, session: FollowerSession) -> None:
@@ -278,7 +283,7 @@ class FollowerFetches:
             self._link(session, key, partition)
             fetch.refusal = self._take(session, partition, fetch)
         except LogStorageError as error:
-            self._leaders.check_storage(partition)
+            self._leaders.on_storage_error(partition, error)
             fetch.refusal = PartitionRead(error=error.code)
         except KafkaError as error:
             fetch.refusal = PartitionRead(error=error.code)
@@ -374,7 +379,7 @@ class FollowerFetches:
                 self._quota.record(read.size_bytes)
             return None if has_records and not read.size_bytes else read
         except LogStorageError as error:
-            self._leaders.check_storage(partition)
+            self._leaders.on_storage_error(partition, error)
             return PartitionRead(error=error.code)
         except KafkaError as error:
             return PartitionRead(error=error.code)

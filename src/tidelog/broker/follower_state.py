@@ -9,6 +9,7 @@ moment. Times are monotonic milliseconds. It decides nothing: `partition` does.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
@@ -24,7 +25,7 @@ REPLICA_LAG_TIME_MAX_MS: Final = 30_000
 class ReplicationTerms:
     """What all partitions of a broker need to judge followers by; `brokers` are those of the newest image."""
 
-    __slots__ = ("broker_epoch", "brokers", "clock", "lag_max_ms")
+    __slots__ = ("_fetched_ms", "_parked", "broker_epoch", "brokers", "clock", "lag_max_ms")
 
     def __init__(self, clock: Clock, lag_max_ms: float = REPLICA_LAG_TIME_MAX_MS) -> None:
         self.clock = clock
@@ -33,6 +34,19 @@ class ReplicationTerms:
         # its leaders would take it.
         self.broker_epoch = UNKNOWN_EPOCH
         self.brokers: Mapping[int, BrokerInfo] = {}
+        # When each follower fetched last, whatever it named, and how many of its fetches wait for news.
+        self._fetched_ms: dict[int, float] = {}
+        self._parked: Counter[int] = Counter()
+
+    def note_fetch(self, node_id: int, parked: int = 0) -> None:
+        """A broker has fetched from this one; `parked`: a fetch begins (1) or ends (-1) to wait for news."""
+        self._parked[node_id] += parked
+        self._fetched_ms[node_id] = self.clock.monotonic_ms()
+
+    def seen_ms(self, node_id: int) -> float:
+        """When the broker was last in touch."""
+        now_ms = self.clock.monotonic_ms()
+        return now_ms if self._parked[node_id] else self._fetched_ms.get(node_id, now_ms)
 
     def is_eligible(self, node_id: int, broker_epoch: int) -> bool:
         """Whether the broker may be in an ISR: it is alive, stays, and is the process that fetched (KIP-903)."""
@@ -80,12 +94,17 @@ class FollowerState:
         self._end_offset_at_fetch = max(self._end_offset_at_fetch, leader_end_offset)
         self._fetched_ms = now_ms
 
-    def is_caught_up(self, leader_end_offset: int, now_ms: float, lag_max_ms: float) -> bool:
+    def forget(self) -> None:
+        """It has left the ISR of its own accord: whatever it held, it counts for nothing until it fetches again."""
+        self.log_end_offset = self._end_offset_at_fetch = UNKNOWN_OFFSET
+        self.caught_up_ms = self._fetched_ms = -math.inf
+
+    def is_caught_up(self, leader_end_offset: int, now_ms: float, lag_max_ms: float, *, seen_ms: float) -> bool:
         """Whether it has all, or had all within this time.
 
-        A follower at the end of an idle log fetches without naming the partition, so being there counts as of now.
+        A follower at the end of an idle log fetches without naming the partition, so being there counts as of the time
+        that its broker was last in touch. One that is cut off leaves before the next record has to wait for it.
         """
         if self.log_end_offset == leader_end_offset:
-            self.caught_up_ms = max(self.caught_up_ms, now_ms)
-            return True
+            self.caught_up_ms = max(self.caught_up_ms, seen_ms)
         return now_ms - self.caught_up_ms <= lag_max_ms

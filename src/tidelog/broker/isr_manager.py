@@ -1,5 +1,8 @@
 """Asks the controller for changes of ISRs, by AlterPartition (KIP-497).
 
+Leaders ask for who is in sync; any other replica asks only to leave, once it can't be written: Kafka's brokers report
+their failed directories to the controller instead (KIP-858).
+
 What always holds: one request is in flight at a time, and carries all changes that have gathered by then, so a broker
 that falls behind in a thousand partitions costs its leaders a few requests; a change whose outcome is unknown is asked
 for again until the controller, or an image, has decided it. What is asked for, and what an answer means, is up to each
@@ -11,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
 from tidelog.broker.partition import IsrOutcome, Partition, PendingIsr
+from tidelog.broker.unopened_replica import UnopenedReplica
 from tidelog.client.network.backoff import Backoff
 from tidelog.common.background import start_background
 from tidelog.protocol import ErrorCode, KafkaError
@@ -43,6 +47,9 @@ CALL_TIMEOUT_S: Final = 30.0
 _RETRY: Final = Backoff(0.05, 1.0)
 
 
+Replica: TypeAlias = Partition | UnopenedReplica
+
+
 class IsrManager:
     """The changes that wait to be sent, and the one request in flight."""
 
@@ -51,18 +58,18 @@ class IsrManager:
         node_id: int,
         terms: ReplicationTerms,
         channel: ControllerChannel,
-        on_changed: Callable[[Partition], None],
+        on_changed: Callable[[Replica], None],
     ) -> None:
         """`on_changed` is called after each answer for a partition, as its high watermark may have moved."""
         self._node_id = node_id
         self._terms = terms
         self._channel = channel
         self._on_changed = on_changed
-        self._waiting: dict[Partition, None] = {}
+        self._waiting: dict[Replica, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def submit(self, partition: Partition) -> None:
+    def submit(self, partition: Replica) -> None:
         """Have the partition's pending change sent."""
         if self._is_closed:
             return
@@ -102,8 +109,8 @@ class IsrManager:
             failures += 1
             await asyncio.sleep(_RETRY.pause_s(failures))
 
-    def _take_changes(self) -> dict[Partition, PendingIsr]:
-        changes: dict[Partition, PendingIsr] = {}
+    def _take_changes(self) -> dict[Replica, PendingIsr]:
+        changes: dict[Replica, PendingIsr] = {}
         while self._waiting and len(changes) < CHANGES_PER_REQUEST_MAX:
             partition = next(iter(self._waiting))
             del self._waiting[partition]
@@ -112,7 +119,7 @@ class IsrManager:
                 changes[partition] = partition.pending_isr
         return changes
 
-    async def _send(self, changes: dict[Partition, PendingIsr]) -> list[Partition]:
+    async def _send(self, changes: dict[Replica, PendingIsr]) -> list[Replica]:
         """Ask for the changes; returns those whose outcome is unknown."""
         broker_epoch = self._terms.broker_epoch
         if broker_epoch == UNKNOWN_EPOCH:
@@ -139,7 +146,7 @@ class IsrManager:
         ]
 
     def _decide(
-        self, partition: Partition, pending: PendingIsr, row: AlterPartitionResponsePartitionData | None
+        self, partition: Replica, pending: PendingIsr, row: AlterPartitionResponsePartitionData | None
     ) -> IsrOutcome:
         if row is None:
             return IsrOutcome.UNKNOWN
@@ -166,7 +173,7 @@ class IsrManager:
         return outcome
 
 
-def _topics(changes: Iterable[tuple[Partition, PendingIsr]]) -> list[AlterPartitionRequestTopicData]:
+def _topics(changes: Iterable[tuple[Replica, PendingIsr]]) -> list[AlterPartitionRequestTopicData]:
     topics: dict[uuid.UUID, AlterPartitionRequestTopicData] = {}
     for partition, pending in changes:
         topic = topics.get(partition.topic_id)

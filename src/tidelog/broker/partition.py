@@ -109,6 +109,15 @@ _OUTDATED: Final = frozenset(
 )
 
 
+def outcome_of(error: ErrorCode) -> IsrOutcome:
+    """What the controller's answer means by itself."""
+    if error is ErrorCode.NONE:
+        return IsrOutcome.DECIDED
+    if error in _REFUSED:
+        return IsrOutcome.REFUSED
+    return IsrOutcome.OUTDATED if error in _OUTDATED else IsrOutcome.UNKNOWN
+
+
 class Partition:
     """A partition that has a replica on this broker."""
 
@@ -121,6 +130,7 @@ class Partition:
         "elr",
         "flush_is_running",
         "followers",
+        "has_room",
         "is_internal",
         "is_leader",
         "isr",
@@ -170,6 +180,8 @@ class Partition:
         self._fenced_epoch = NO_EPOCH
         # Why the replica can't be used at all: its topic was deleted, its disk failed.
         self.unavailable = ErrorCode.NONE
+        # False while its disk is full: it is read as always, and written only where nobody else could be.
+        self.has_room = True
         self.flush_is_running = False
         self._acknowledgeable_end_offset = 0
         self._is_sole_replica = False
@@ -190,6 +202,8 @@ class Partition:
             # What followers fetched from the previous leader says nothing about what they hold now.
             self._acknowledgeable_end_offset = self.log.high_watermark
             self.followers = {}
+        asked = self.pending_isr
+        left = [member for member in self.isr if member not in state.isr]
         self.replicas = state.replicas
         self._take_isr(state.isr)
         self.elr = state.elr
@@ -200,6 +214,7 @@ class Partition:
         self._is_sole_replica = state.replicas == (self.node_id,)
         if is_leader:
             self._follow_replicas()
+            self._forget_withdrawn(left, asked)
             self.advance_high_watermark()
         else:
             self.followers = {}
@@ -208,6 +223,16 @@ class Partition:
     def _take_isr(self, isr: tuple[int, ...]) -> None:
         self.isr = self._maximal_isr = isr
         self.pending_isr = None
+
+    def _forget_withdrawn(self, left: Collection[int], asked: PendingIsr | None) -> None:
+        """Forget what followers held that left the ISR though this leader had not asked for it.
+
+        They can't be written, or are gone. They would join again at once for what they held before.
+        """
+        for replica_id in left:
+            follower = self.followers.get(replica_id)
+            if follower is not None and (asked is None or any(replica_id == each.node_id for each in asked.members)):
+                follower.forget()
 
     def _follow_replicas(self) -> None:
         """Know the followers of the current assignment, and no others."""
@@ -415,7 +440,9 @@ class Partition:
             replica_id
             for replica_id in self.isr
             if replica_id not in self.followers
-            or self.followers[replica_id].is_caught_up(end_offset, now_ms, lag_max_ms)
+            or self.followers[replica_id].is_caught_up(
+                end_offset, now_ms, lag_max_ms, seen_ms=self._terms.seen_ms(replica_id)
+            )
         )
         if kept == self.isr:
             return False
@@ -423,15 +450,14 @@ class Partition:
         self._propose(kept)
         return True
 
-    def propose_resignation(self) -> bool:
-        """Ask for another leader, once this replica can no longer be used; True if there is a change to send now.
+    def propose_withdrawal(self) -> bool:
+        """Ask to leave the ISR, once this replica can't be written; True if there is a change to send now.
 
-        Only where others are in sync: nobody else has all that is committed.
+        Whoever leads the partition resigns by it. Only where others are in sync: nobody else has all that is committed.
         """
+        is_writable = self.has_room and self.unavailable is not ErrorCode.KAFKA_STORAGE_ERROR
         others = tuple(member for member in self.isr if member != self.node_id)
-        if self.unavailable is not ErrorCode.KAFKA_STORAGE_ERROR or self.leader != self.node_id or not others:
-            return False
-        if self.pending_isr is not None:
+        if is_writable or self.pending_isr is not None or self.leader < 0 or not 0 < len(others) < len(self.isr):
             return False
         members = tuple(IsrMember(member, self._terms.epoch_of(member)) for member in others)
         self.pending_isr = PendingIsr(members, self.leader_epoch, self.partition_epoch)
@@ -456,14 +482,15 @@ class Partition:
         if self.pending_isr is not pending:
             # An image has decided it meanwhile.
             return IsrOutcome.OUTDATED
-        if error is ErrorCode.NONE:
+        outcome = outcome_of(error)
+        if outcome is IsrOutcome.DECIDED:
             is_next = leader_epoch == self.leader_epoch and partition_epoch > self.partition_epoch
             return IsrOutcome.DECIDED if is_next else IsrOutcome.OUTDATED
-        if error in _REFUSED:
+        if outcome is IsrOutcome.REFUSED:
             self._take_isr(self.isr)
-            self.advance_high_watermark()
-            return IsrOutcome.REFUSED
-        return IsrOutcome.OUTDATED if error in _OUTDATED else IsrOutcome.UNKNOWN
+            if self.is_leader:
+                self.advance_high_watermark()
+        return outcome
 
     # The high watermark
 
@@ -492,7 +519,10 @@ class Partition:
         """
         terms = self._terms
         return terms.is_eligible(replica_id, follower.broker_epoch) and follower.is_caught_up(
-            self.log.log_end_offset, terms.clock.monotonic_ms(), terms.lag_max_ms
+            self.log.log_end_offset,
+            terms.clock.monotonic_ms(),
+            terms.lag_max_ms,
+            seen_ms=terms.seen_ms(replica_id),
         )
 
     def waits_for(self, replica_id: int) -> bool:

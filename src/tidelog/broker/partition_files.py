@@ -36,6 +36,8 @@ class Opened(NamedTuple):
     topic_id: uuid.UUID
     partition: int
     log: PartitionLog | None
+    # Why there is none.
+    error: LogStorageError | None = None
 
 
 class _Step(NamedTuple):
@@ -219,7 +221,7 @@ class PartitionFiles:
         # Nobody waits any longer for a topic that was deleted meanwhile; its files are removed next.
         opened = [one for one in opened if self.is_opening(one.topic_id, one.partition)]
         self._on_opened(opened)
-        for topic_id, index, _ in opened:
+        for topic_id, index, _, _ in opened:
             opening = self._opening[topic_id]
             opening.indexes.discard(index)
             if not opening.indexes:
@@ -233,22 +235,22 @@ class PartitionFiles:
             if config is None:
                 self._delete(topic, index)
             else:
-                opened.append(Opened(topic.topic_id, index, self._open(topic, index, config)))
+                opened.append(self._open(topic, index, config))
         try:
             self._logs.flush_deletions()
         except LogStorageError as error:
             logger.error("%s", error.message)
         return opened
 
-    def _open(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog | None:
+    def _open(self, topic: TopicImage, index: int, config: LogConfig) -> Opened:
         try:
-            return self._get_or_create(topic, index, config)
+            return Opened(topic.topic_id, index, self._get_or_create(topic, index, config))
         except LogStorageError as error:
             # Requests for the partition get KAFKA_STORAGE_ERROR; the others are served. A missing data directory is
             # logged once, and not for each of its thousands of partitions.
             if not self._logs.is_withheld(topic.name, index):
                 logger.error("partition %s-%d is offline: %s", topic.name, index, error)
-            return None
+            return Opened(topic.topic_id, index, None, error)
 
     def _get_or_create(self, topic: TopicImage, index: int, config: LogConfig) -> PartitionLog:
         epoch = _first_epoch(topic.partitions[index])

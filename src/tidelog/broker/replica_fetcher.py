@@ -11,6 +11,7 @@ the disk is done by threads, and an answer is dealt with in slices, so that othe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -72,6 +73,9 @@ _TURN_S: Final = 0.005
 _RETRY_FIRST_S: Final = 0.01
 """Most errors mean that an image has reached one broker and not yet the other, which takes a few milliseconds."""
 
+_FULL_PAUSE_S: Final = 10.0
+"""How often a follower with a full disk looks where its leader's log begins."""
+
 _SESSION_ERRORS: Final = frozenset(
     {
         ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
@@ -105,7 +109,7 @@ class Followers(Protocol):
     def on_followed(self, partition: Partition) -> asyncio.Future[None] | None:
         """The log has grown, or its watermarks moved; returns the flush to wait for, if one is due."""
 
-    def check_storage(self, partition: Partition) -> None:
+    def on_storage_error(self, partition: Partition, error: LogStorageError) -> None:
         """The log could not be written."""
 
 
@@ -136,6 +140,7 @@ class Followed:
     """A partition that is copied, in one leader epoch."""
 
     __slots__ = (
+        "changed",
         "failures",
         "is_busy",
         "is_held",
@@ -162,6 +167,8 @@ class Followed:
         self.is_held = False
         self.failures = 0
         self.timer: asyncio.TimerHandle | None = None
+        # There may be room for its log again, or nobody copies it any more.
+        self.changed = asyncio.Event()
 
 
 class ReplicaFetching:
@@ -200,6 +207,12 @@ class ReplicaFetching:
             self.unfollow(partition)
         self._by_partition[partition] = fetcher
         fetcher.follow(partition)
+
+    def name_again(self, partition: Partition) -> None:
+        """Tell the leader anew how far its copy has come: the leader may have forgotten, or there is room again."""
+        fetcher = self._by_partition.get(partition)
+        if fetcher is not None:
+            fetcher.name_again(partition)
 
     def unfollow(self, partition: Partition) -> None:
         """Stop copying: this broker leads it, or has it no longer. A thread that works on the log goes on."""
@@ -270,6 +283,13 @@ class ReplicaFetcher:
         self._to_forget.pop(key, None)
         self._name(key)
 
+    def name_again(self, partition: Partition) -> None:
+        followed = self._followed.get((partition.topic_id, partition.partition))
+        if followed is not None:
+            followed.changed.set()
+            if not followed.is_busy and followed.timer is None:
+                self._name(followed.key)
+
     def unfollow(self, partition: Partition) -> None:
         followed = self._followed.get((partition.topic_id, partition.partition))
         if followed is not None:
@@ -279,6 +299,7 @@ class ReplicaFetcher:
 
     def _drop(self, followed: Followed) -> None:
         del self._followed[followed.key]
+        followed.changed.set()
         self._to_name.pop(followed.key, None)
         if followed.timer is not None:
             followed.timer.cancel()
@@ -452,6 +473,9 @@ class ReplicaFetcher:
         if isinstance(records, memoryview) and len(records):
             if self._is_throttled(followed):
                 self._quota.record(len(records))
+            if not followed.partition.has_room:
+                self._start(followed, self._wait_for_room(followed))
+                return
             if not log.is_open:
                 self._start(followed, self._owner.followers.open_log(followed.partition))
                 return
@@ -536,8 +560,8 @@ class ReplicaFetcher:
     def _on_storage_error(self, followed: Followed, error: LogStorageError) -> None:
         if not followed.failures:
             logger.error("%s", error.message)
-        self._owner.followers.check_storage(followed.partition)
-        # If the whole log went offline, it is no longer followed.
+        self._owner.followers.on_storage_error(followed.partition, error)
+        # If the whole log went offline, it is not followed any more.
         self._retry_later(followed)
 
     def _retry_later(self, followed: Followed) -> None:
@@ -578,6 +602,22 @@ class ReplicaFetcher:
             followed.is_busy = False
             if self._followed.get(followed.key) is followed:
                 self._go_on(followed)
+
+    async def _wait_for_room(self, followed: Followed) -> None:
+        """Copy nothing while the disk is full; follow the start of the leader's log, as deletions make room."""
+        log = followed.partition.log
+        while not followed.partition.has_room and self._followed.get(followed.key) is followed:
+            followed.changed.clear()
+            start_offset, _ = await self._listed_offset(followed, _EARLIEST)
+            if start_offset > log.log_end_offset:
+                return  # it starts over, which needs no room
+            if start_offset > log.log_start_offset:
+                await self._owner.followers.open_log(followed.partition)
+                # What was deleted was committed.
+                log.advance_high_watermark(start_offset)
+                log.set_log_start_offset(start_offset)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(followed.changed.wait(), _FULL_PAUSE_S)
 
     # Logs that differ from the leader's
 

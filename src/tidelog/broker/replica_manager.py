@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tidelog.broker.delayed_delete import DelayedDelete, PendingDelete
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
 from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
+from tidelog.broker.disk_room import DiskRoom
 from tidelog.broker.fetch_session import FetchSessionCache, PartitionFetch
 from tidelog.broker.follower_fetches import FollowerFetches
 from tidelog.broker.follower_state import UNKNOWN_EPOCH, ReplicationTerms
@@ -33,6 +34,7 @@ from tidelog.broker.replica_moves import ReplicaMoves
 from tidelog.broker.replication_throttle import ReplicationThrottles
 from tidelog.broker.topic_config import LogConfigs
 from tidelog.broker.txn_verification import TransactionVerification
+from tidelog.broker.unopened_replica import UnopenedReplica
 from tidelog.common.clock import Clock
 from tidelog.common.endpoint import Endpoint
 from tidelog.common.ids import ZERO_UUID
@@ -45,6 +47,7 @@ from tidelog.log import (
     LogConfig,
     LogManager,
     LogStorageError,
+    NoRoomError,
     NotInMemoryError,
 )
 from tidelog.log.txn_guard import TransactionGuard
@@ -55,7 +58,7 @@ from tidelog.records import BatchDraft
 
 if TYPE_CHECKING:
     from tidelog.broker.controller_channel import ControllerChannel
-    from tidelog.broker.isr_manager import IsrManager
+    from tidelog.broker.isr_manager import IsrManager, Replica
     from tidelog.broker.replica_fetcher import PeerConnections, ReplicaFetching
     from tidelog.metadata.store import Session
 
@@ -69,6 +72,10 @@ LOOKUP_THREADS = 4
 _COLD_LOOKUPS_MAX = 2
 """Each partition is looked up twice, for its start and its end. More than that means that pages are evicted as fast as
 they are read, or that the disk fails, and then the loop may as well find out."""
+
+ROOM_INTERVAL_MS = 1_000
+OPEN_PAUSE_S = 10.0
+"""Before it is tried again to make files that there was no room for; each attempt that fails is a line in the log."""
 
 DISK_THREADS = 16
 """Flushes of different partitions run side by side: a disk orders and merges them better than we could."""
@@ -146,6 +153,11 @@ class ReplicaManager:
         self._lookup_threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="cold-lookups")
         self.log_opening = LogOpening(logs, self._loop, self._lookup_threads)
         self.moves = ReplicaMoves(logs, self._throttles.moves, self._on_moved)
+        self.room = DiskRoom(clock)
+        # Replicas whose files could not be made, and what there was no room for.
+        self._unopened: dict[tuple[uuid.UUID, int], UnopenedReplica] = {}
+        self._to_open: set[tuple[uuid.UUID, int]] = set()
+        self._open_again_s = 0.0
         self._unsubscribe = logs.directories.subscribe(self._on_directory_offline)
 
     def start_replication(self, peers: PeerConnections, channel: ControllerChannel) -> None:
@@ -165,7 +177,10 @@ class ReplicaManager:
 
     def background_tasks(self) -> list[BackgroundTask]:
         """What the broker's scheduler should run, and how often."""
-        return [BackgroundTask("check ISRs", self._terms.lag_max_ms / 2, self._check_isrs)]
+        return [
+            BackgroundTask("check ISRs", self._terms.lag_max_ms / 2, self._check_isrs),
+            BackgroundTask("check for room", ROOM_INTERVAL_MS, self._check_room),
+        ]
 
     async def close(self) -> None:
         """Wait for running threads; the log manager closes the logs."""
@@ -238,12 +253,14 @@ class ReplicaManager:
         for index, state in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
             if self.node_id not in state.replicas:
+                self._unopened.pop((topic.topic_id, index), None)
                 if partition is not None or self._files.has(topic, index):
                     to_remove.append(index)
             elif partition is not None:
                 self._apply_state(partition, state)
             elif not self._files.is_opening(topic.topic_id, index):
                 to_open.append(index)
+                self._withdraw_unopened(topic, index)
         if to_remove:
             self._remove(topic, to_remove)
         if to_open:
@@ -260,7 +277,7 @@ class ReplicaManager:
         if partition.is_leader and len(partition.isr) < len(partition.replicas):
             # Only one change of an ISR is under way at a time; another may be due by now.
             self.on_caught_up(partition)
-        self._resign_without_disk(partition)
+        self._withdraw(partition)
 
     def _on_leadership_changed(self, partition: Partition) -> None:
         """Copy the partition from its new leader, and wake whoever waits for it or depends on its leadership."""
@@ -289,12 +306,16 @@ class ReplicaManager:
 
     def _on_opened(self, opened: Iterable[Opened]) -> None:
         """Serve partitions whose logs have been opened, in their current states."""
-        for topic_id, index, log in opened:
-            if log is None:
-                continue
+        for topic_id, index, log, error in opened:
             topic = self.image.topics_by_id[topic_id]
+            if log is None:
+                self._on_unopened(topic, index, error)
+                continue
+            self._unopened.pop((topic_id, index), None)
+            self._to_open.discard((topic_id, index))
             log.update_config(self._log_config(topic))
             partition = Partition(topic.name, index, topic_id, log, self.node_id, self._terms)
+            partition.has_room = not self.room.is_full(log.parent)
             self._by_id[topic_id, index] = self._by_name[topic.name, index] = partition
             self._apply_state(partition, topic.partitions[index])
             if log.is_offline:
@@ -326,6 +347,8 @@ class ReplicaManager:
 
     def _stop_partitions(self, topic: TopicImage, indexes: Iterable[int], reason: ErrorCode) -> None:
         for index in indexes:
+            self._unopened.pop((topic.topic_id, index), None)
+            self._to_open.discard((topic.topic_id, index))
             partition = self._by_id.pop((topic.topic_id, index), None)
             if partition is not None:
                 del self._by_name[topic.name, index]
@@ -433,8 +456,8 @@ class ReplicaManager:
         """
         try:
             result = partition.append(records, required_acks, guard)
-        except LogStorageError:
-            self.check_storage(partition)
+        except LogStorageError as error:
+            self.on_storage_error(partition, error)
             raise
         self._on_appended(partition)
         return result
@@ -463,8 +486,8 @@ class ReplicaManager:
             result = partition.write_txn_marker(
                 producer_id, producer_epoch, coordinator_epoch, commit=commit, epoch_is_bumped=epoch_is_bumped
             )
-        except LogStorageError:
-            self.check_storage(partition)
+        except LogStorageError as error:
+            self.on_storage_error(partition, error)
             raise
         self._on_appended(partition)
         if self.on_txn_marker is not None:
@@ -480,8 +503,8 @@ class ReplicaManager:
         """Move the start of the log up; returns where it starts now; raises KafkaError."""
         try:
             log_start_offset = partition.delete_records_before(offset)
-        except LogStorageError:
-            self.check_storage(partition)
+        except LogStorageError as error:
+            self.on_storage_error(partition, error)
             raise
         self._purgatory.check(partition)
         self.follower_fetches.on_changed(partition)
@@ -589,7 +612,7 @@ class ReplicaManager:
                 in_memory=in_memory,
             )
         except LogStorageError as error:
-            self.check_storage(partition)
+            self.on_storage_error(partition, error)
             return PartitionRead(error=error.code)
         except KafkaError as error:
             return PartitionRead(error=error.code)
@@ -661,9 +684,11 @@ class ReplicaManager:
         if partition.propose_expansion() and self._isr_manager is not None:
             self._isr_manager.submit(partition)
 
-    def _on_isr_answer(self, partition: Partition) -> None:
-        self._progress(partition)
-        self.on_caught_up(partition)
+    def _on_isr_answer(self, partition: Replica) -> None:
+        if isinstance(partition, Partition):
+            self._progress(partition)
+            self.on_caught_up(partition)
+            self._withdraw(partition)
 
     async def _check_isrs(self) -> None:
         """Let followers that have not kept up leave their ISRs."""
@@ -672,8 +697,12 @@ class ReplicaManager:
                 self._isr_manager.submit(partition)
             elif partition.is_leader and len(partition.isr) < len(partition.replicas):
                 self.on_caught_up(partition)
-            else:
-                self._resign_without_disk(partition)
+            elif self._fetching is not None and partition.is_follower and self.node_id not in partition.isr:
+                # Its leader may have forgotten what it holds, and an idle log gives no other reason to name it.
+                self._fetching.name_again(partition)
+            self._withdraw(partition)
+        for replica in tuple(self._unopened.values()):
+            self._withdraw(replica)
 
     # Following
 
@@ -700,7 +729,7 @@ class ReplicaManager:
         else:
             changed.set_exception(error)
         if isinstance(error, LogStorageError):
-            self.check_storage(partition)
+            self.on_storage_error(partition, error)
         topic = self.image.topics_by_id.get(partition.topic_id)
         if topic is not None and self._by_id.get((partition.topic_id, partition.partition)) is partition:
             self._apply_state(partition, topic.partitions[partition.partition])
@@ -738,8 +767,8 @@ class ReplicaManager:
         partition.flush_is_running = False
         try:
             flush.result()
-        except LogStorageError:
-            self.check_storage(partition)
+        except LogStorageError as error:
+            self.on_storage_error(partition, error)
         else:
             self._progress(partition)
 
@@ -748,13 +777,21 @@ class ReplicaManager:
         if partition.log.is_offline:
             self.check_storage(partition)
         else:
+            partition.has_room = not self.room.is_full(partition.log.parent)
             self._progress(partition)
 
-    def check_storage(self, partition: Partition) -> None:
-        """After a storage error: if the log went offline, so does its whole directory, whose disk can't be trusted.
+    def on_storage_error(self, partition: Partition, error: LogStorageError) -> None:
+        """A log could not be written or read.
 
-        A log that could undo the failed write, as on a full disk, stays online: the next append may find room.
+        One that could undo the failed write, as on a full disk, stays online; others write instead of it, if they can.
         """
+        if isinstance(error, NoRoomError):
+            self._on_no_room(partition, error)
+        else:
+            self.check_storage(partition)
+
+    def check_storage(self, partition: Partition) -> None:
+        """If the log went offline, so does its whole directory, whose disk can't be trusted."""
         if partition.unavailable or not partition.log.is_offline:
             return
         if partition.log.health.is_damaged:
@@ -777,12 +814,64 @@ class ReplicaManager:
         partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
         self.moves.cancel(partition)
         self._on_leadership_changed(partition)
-        self._resign_without_disk(partition)
+        self._withdraw(partition)
 
-    def _resign_without_disk(self, partition: Partition) -> None:
-        """Have another broker lead a partition that can no longer be used here."""
-        if partition.propose_resignation() and self._isr_manager is not None:
-            self._isr_manager.submit(partition)
+    def _withdraw(self, replica: Replica) -> None:
+        """Leave the ISR of a partition that can't be written here any more, so that others lead and nobody waits."""
+        if replica.propose_withdrawal() and self._isr_manager is not None:
+            self._isr_manager.submit(replica)
+
+    # Disks that are full
+
+    def _on_no_room(self, partition: Partition, error: LogStorageError) -> None:
+        """Nothing is written to a full disk by those who can do without it: more would fail there, one by one."""
+        directory = partition.log.parent
+        if self.room.note_full(directory):
+            logger.warning(
+                "log directory %s is full: %s; other replicas are written instead, where there are any in sync: make "
+                "room, and it is used again without a restart",
+                directory,
+                error.message,
+            )
+        self._tell_of_room(directory)
+
+    def _tell_of_room(self, directory: Path) -> None:
+        has_room = not self.room.is_full(directory)
+        for partition in tuple(self._by_id.values()):
+            if partition.log.parent == directory and partition.has_room != has_room:
+                partition.has_room = has_room
+                self._withdraw(partition)
+                if has_room and self._fetching is not None:
+                    self._fetching.name_again(partition)
+
+    async def _check_room(self) -> None:
+        """Use directories again that have room."""
+        if self.room.full:
+            for directory in await asyncio.to_thread(self.room.take_freed):
+                logger.info("log directory %s has room again", directory)
+                self._tell_of_room(directory)
+        elif self._to_open and self._loop.time() >= self._open_again_s:
+            self._open_again_s = self._loop.time() + OPEN_PAUSE_S
+            for topic_id, index in tuple(self._to_open):
+                topic = self.image.topics_by_id[topic_id]
+                if not self._files.is_opening(topic_id, index):
+                    self._files.open(topic, [index], self._log_config(topic))
+
+    def _on_unopened(self, topic: TopicImage, index: int, error: LogStorageError | None) -> None:
+        """The files of a replica could not be made."""
+        key = topic.topic_id, index
+        if key not in self._unopened:
+            self._unopened[key] = UnopenedReplica(topic.name, index, topic.topic_id, self.node_id, self._terms)
+        if isinstance(error, NoRoomError):
+            self._to_open.add(key)
+            self._open_again_s = self._loop.time() + OPEN_PAUSE_S
+        self._withdraw_unopened(topic, index)
+
+    def _withdraw_unopened(self, topic: TopicImage, index: int) -> None:
+        replica = self._unopened.get((topic.topic_id, index))
+        if replica is not None:
+            replica.apply(topic.partitions[index])
+            self._withdraw(replica)
 
 
 def _is_told_at_once(read: PartitionRead) -> bool:

@@ -320,12 +320,15 @@ def _altered(node_id: int, change: IsrChange, image: ClusterImage, updates: Part
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "No topic has this topic id.")
     if not 0 <= change.index < len(topic.partitions):
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic has {len(topic.partitions)} partitions.")
-    partition_changes.check_isr_change(updates.state(topic, change.index), change, node_id, image.brokers)
+    before = updates.state(topic, change.index)
+    partition_changes.check_isr_change(before, change, node_id, image.brokers)
     isr = tuple(member.node_id for member in change.isr)
     state = updates.update(
-        topic, change.index, lambda state, rules: partition_changes.with_isr(state, isr, change.recovery, rules)
+        topic,
+        change.index,
+        lambda state, rules: partition_changes.with_isr(state, isr, change.recovery, rules, sender=node_id),
     )
-    if state.leader != node_id:
+    if state.leader != before.leader:
         # The change stands; the sender learns that it has handed over, and waits for the image (KIP-841).
         raise KafkaError(ErrorCode.NEW_LEADER_ELECTED, f"The leader is broker {state.leader} now.")
     return state

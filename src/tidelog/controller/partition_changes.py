@@ -87,7 +87,8 @@ def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brok
         raise KafkaError(ErrorCode.NOT_CONTROLLER, "The leader knows a newer state than this controller.")
     if change.leader_epoch < state.leader_epoch:
         raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH, f"The leader epoch is {state.leader_epoch}.")
-    if sender != state.leader:
+    is_withdrawal = sender in state.isr and set(members) == set(_without(state.isr, {sender}))
+    if sender != state.leader and not is_withdrawal:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"The leader is broker {state.leader}.")
     if change.partition_epoch < state.partition_epoch:
         raise KafkaError(ErrorCode.INVALID_UPDATE_VERSION, f"The partition epoch is {state.partition_epoch}.")
@@ -95,7 +96,7 @@ def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brok
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"{members} is not a set of the replicas {list(state.replicas)}.")
     if not members:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "The ISR would be empty.")
-    # Who leaves itself out resigns, to somebody who is in sync.
+    # Who leaves itself out can't be written: a leader resigns, to somebody who is in sync.
     if state.leader not in members and not set(members) <= set(state.isr):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"The ISR {members} is without its leader.")
     if state.leader not in members and not any(member in brokers and brokers[member].is_active for member in members):
@@ -106,7 +107,7 @@ def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brok
             raise KafkaError(ErrorCode.INVALID_REQUEST, "A leader that recovers is alone in its ISR.")
         if state.recovery is LeaderRecoveryState.RECOVERED:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "The leader has recovered already.")
-    reasons = [reason for member in change.isr if (reason := _ineligibility(member, sender, brokers)) is not None]
+    reasons = [reason for member in change.isr if (reason := _ineligibility(member, state.leader, brokers)) is not None]
     if reasons:
         raise KafkaError(ErrorCode.INELIGIBLE_REPLICA, f"Replicas that may not be in the ISR: {', '.join(reasons)}.")
 
@@ -127,13 +128,14 @@ def _ineligibility(member: IsrMember, leader: int, brokers: Mapping[int, BrokerI
 
 
 def with_isr(
-    state: PartitionState, isr: tuple[int, ...], recovery: LeaderRecoveryState, rules: Rules
+    state: PartitionState, isr: tuple[int, ...], recovery: LeaderRecoveryState, rules: Rules, *, sender: int
 ) -> PartitionState:
-    """The state with the ISR that its leader asked for (KIP-497), once `check_isr_change` has let it pass.
+    """The state with the ISR that was asked for (KIP-497), once `check_isr_change` has let it pass.
 
-    A leader that leaves it out of the ISR resigns, as its disk has failed: it can't lead before it has caught up again.
+    A sender that leaves itself out can't write, as its disk has failed or is full. If it leads, it resigns, and leads
+    again only after it has caught up.
     """
-    unsure = () if state.leader in isr else (state.leader,)
+    unsure = () if sender in isr else (sender,)
     if state.leader not in rules.active and any(member in rules.active for member in isr):
         # The leader is shutting down and waited for somebody to hand over to.
         isr = _without(isr, {state.leader})

@@ -16,6 +16,7 @@ from tidelog.log.errors import (
     InconsistentClusterIdError,
     LogCorruptionError,
     LogStorageError,
+    NoRoomError,
 )
 from tidelog.log.file_slice import FileSlice
 from tidelog.log.housekeeping import BackgroundTask
@@ -38,6 +39,7 @@ __all__ = [
     "LogManager",
     "LogRead",
     "LogStorageError",
+    "NoRoomError",
     "NotInMemoryError",
     "PartitionLog",
     "ProducerEntry",

@@ -26,12 +26,14 @@ class EpochEntry:
 class LeaderEpochs:
     """The epochs of one partition, oldest first."""
 
-    __slots__ = ("_directory", "_entries", "_written")
+    __slots__ = ("_directory", "_entries", "_written", "is_saved")
 
     def __init__(self, directory: Path, entries: Iterable[EpochEntry] = ()) -> None:
         self._directory = directory
         self._entries = list(entries)
         self._written: list[EpochEntry] | None = None  # what the file holds; None: nothing that can be read
+        # False while the file lists epochs that were forgotten: nothing may be appended before it is written.
+        self.is_saved = True
 
     @classmethod
     def load(cls, directory: Path) -> LeaderEpochs | None:
@@ -100,8 +102,9 @@ class LeaderEpochs:
         return found, self._entries[slot].start_offset
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """Forget epochs that started at this offset or later."""
+        """Forget epochs that started at this offset or later; `is_saved` tells whether the file could be written."""
         if self._keep_before(end_offset):
+            self.is_saved = False
             self.write()
 
     def finish_replay(self, end_offset: int) -> None:
@@ -144,6 +147,7 @@ class LeaderEpochs:
         # Otherwise, a start with thousands of partitions would wait for the disk once for each.
         write_unflushed(self._directory / LEADER_EPOCH_FILE, encode_rows(rows))
         self._written = self._entries.copy()
+        self.is_saved = True
 
     def _assign(self, epoch: int, start_offset: int) -> bool:
         if epoch < 0 or epoch <= self.latest_epoch:

@@ -19,6 +19,10 @@ class LogStorageError(KafkaError):
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
 
+class NoRoomError(LogStorageError):
+    """A write found no room and was undone: the disk works, and the log goes on once there is room again."""
+
+
 class LogCorruptionError(LogStorageError):
     """Bytes that were once good no longer are, and good ones follow them: nothing here may be cut off silently."""
 

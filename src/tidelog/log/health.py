@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tidelog.log.errors import LogCorruptionError, LogStorageError
+from tidelog.log.errors import LogCorruptionError, LogStorageError, NoRoomError
 from tidelog.log.scan import CorruptSegmentError
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class LogHealth:
     def refuse(self, action: str, error: OSError) -> LogStorageError:
         """The error to raise for a change that left everything as it was: after a full disk the log stays in use."""
         if is_out_of_room(error):
-            return LogStorageError(f"{self.name}: {action} failed and was undone: {error}")
+            return NoRoomError(f"{self.name}: {action} failed and was undone: {error}")
         return self.go_offline(f"{action} failed: {error}")
 
     @contextmanager

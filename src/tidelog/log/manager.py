@@ -29,7 +29,7 @@ from tidelog.log.config import LogConfig
 from tidelog.log.directory import LogDirectory
 from tidelog.log.directory_set import DirectorySet
 from tidelog.log.epochs import UNDEFINED_EPOCH
-from tidelog.log.errors import CorruptCheckpointError, DataDirectoryError, LogStorageError
+from tidelog.log.errors import CorruptCheckpointError, DataDirectoryError, LogStorageError, NoRoomError
 from tidelog.log.flush_together import flush_together
 from tidelog.log.health import is_out_of_room
 from tidelog.log.housekeeping import BackgroundTask, Housekeeping
@@ -387,7 +387,8 @@ class LogManager:
             path, owner = directory.path / f"{topic}-{partition}", self._owners[directory.path]
             log = create_log(topic, partition, path, topic_id, config, self._clock, owner, leader_epoch=leader_epoch)
         except OSError as error:
-            raise LogStorageError(f"partition {topic}-{partition} can't be created: {error}") from error
+            kind = NoRoomError if is_out_of_room(error) else LogStorageError
+            raise kind(f"partition {topic}-{partition} can't be created: {error}") from error
         self._take_in(key, log)
         return log
 

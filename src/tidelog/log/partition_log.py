@@ -543,7 +543,7 @@ class PartitionLog:
         """Forget epochs in which this replica led the partition and wrote nothing: another leader may start earlier."""
         if contents.epochs.latest_start_offset >= self.log_end_offset:
             with self.health.storage("leader epoch checkpoint", is_undone=True):
-                contents.epochs.truncate_from_end(self.log_end_offset)
+                self._forget_epochs_from(self.log_end_offset)
                 self._directory_version += 1
 
     def _check_start(self, records: memoryview) -> None:
@@ -572,6 +572,8 @@ class PartitionLog:
         contents = self._contents or self.open()
         segment = contents.segments.active
         try:
+            if not contents.epochs.is_saved:
+                contents.epochs.write()
             if segment.should_roll(len(records), last.max_timestamp, last_offset, now_ms, self.config):
                 # The segment begins where the last one ends, though a follower's next batch may come later: after a
                 # crash, a gap between segments is taken for a lost file.
@@ -1188,9 +1190,18 @@ class PartitionLog:
                 segment.truncate_to(position, offset)
                 # Until a flush has reached it, the segment is checked after a crash: it may have its old end again.
                 self._flushed_offset = min(self._flushed_offset, segment.base_offset)
-            self._epochs.truncate_from_end(offset)
+            self._forget_epochs_from(offset)
             self._end_at(offset)
         return True
+
+    def _forget_epochs_from(self, offset: int) -> None:
+        try:
+            self._epochs.truncate_from_end(offset)
+        except OSError as error:
+            # A full disk has no room for the file, either. It lists epochs without records, which a start ignores; the
+            # next append writes it first.
+            if not is_out_of_room(error):
+                raise
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove everything; the next record gets this offset. Blocks."""

@@ -282,7 +282,7 @@ def test_a_follower_that_hangs_leaves_the_isr(tmp_path: Path) -> None:
         await cluster.create("t", REPLICAS, configs={"min.insync.replicas": "2"})
         await fill(cluster[1], 3)
         await cluster.until_equal("t")
-        (check,) = cluster[1].replicas.background_tasks()
+        check, _ = cluster[1].replicas.background_tasks()
         await check.run()
         assert cluster.controller.state("t").isr == REPLICAS
         hanging = cluster[3].replicas._fetching

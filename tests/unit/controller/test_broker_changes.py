@@ -179,7 +179,7 @@ def test_isrs_change_as_their_leader_asks(settings: Settings) -> None:
     asked = [
         isr_change(0, 1, 2),
         isr_change(1, 1, 3),
-        isr_change(2, 2),
+        isr_change(2, 1),
         isr_change(5, 1),
         isr_change(0, 1, topic_id=uuid.UUID(int=99)),
         # Built on a state that the first one has replaced.

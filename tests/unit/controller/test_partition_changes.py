@@ -65,7 +65,7 @@ def test_who_leaves_an_isr_below_its_minimum_is_eligible() -> None:
 def test_the_minimum_is_never_more_than_there_are_replicas() -> None:
     state = without_brokers(partition((1, 2), (1, 2), 1), {2}, rules(1, min_isr=3))
     assert (state.isr, state.elr) == ((1,), (2,))
-    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2, min_isr=3)).elr == ()
+    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2, min_isr=3), sender=1).elr == ()
 
 
 def test_a_leader_from_the_elr_that_may_commit_alone_ends_the_elr() -> None:
@@ -133,7 +133,7 @@ def test_it_hands_over_to_an_eligible_replica() -> None:
 
 
 def test_it_hands_over_as_soon_as_another_replica_has_caught_up() -> None:
-    state = with_isr(partition((1, 2), (1,), 1), (1, 2), RECOVERED, rules(2, leaving=(1,), min_isr=2))
+    state = with_isr(partition((1, 2), (1,), 1), (1, 2), RECOVERED, rules(2, leaving=(1,), min_isr=2), sender=1)
     assert (state.leader, state.isr, state.elr, epochs(state)) == (2, (2,), (1,), (6, 9))
 
 
@@ -202,22 +202,22 @@ def test_a_leaderless_partition_gets_its_leader_back() -> None:
 
 def test_the_isr_grows_and_shrinks_under_the_same_leader_epoch() -> None:
     three = rules(1, 2, 3, min_isr=2)
-    state = with_isr(partition((1, 2, 3), (1, 2), 1), (1, 2, 3), RECOVERED, three)
+    state = with_isr(partition((1, 2, 3), (1, 2), 1), (1, 2, 3), RECOVERED, three, sender=1)
     assert (state.isr, epochs(state)) == ((1, 2, 3), (5, 9))
-    state = with_isr(state, (1,), RECOVERED, three)
+    state = with_isr(state, (1,), RECOVERED, three, sender=1)
     assert (state.isr, state.elr, epochs(state)) == ((1,), (2, 3), (5, 10))
-    state = with_isr(state, (1, 3), RECOVERED, three)
+    state = with_isr(state, (1, 3), RECOVERED, three, sender=1)
     assert (state.isr, state.elr, epochs(state)) == ((1, 3), (), (5, 11))
 
 
 def test_asking_for_what_is_changes_nothing() -> None:
     state = partition((1, 2, 3), (1, 2), 1)
-    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2)) is state
+    assert with_isr(state, (1, 2), RECOVERED, rules(1, 2), sender=1) is state
 
 
 def test_a_leader_that_recovered_says_so() -> None:
     state = replace(partition((1, 2), (1,), 1), recovery=RECOVERING)
-    recovered = with_isr(state, (1,), RECOVERED, rules(1, 2))
+    recovered = with_isr(state, (1,), RECOVERED, rules(1, 2), sender=1)
     assert (recovered.recovery, epochs(recovered)) == (RECOVERED, (5, 9))
 
 
@@ -291,23 +291,23 @@ ALL = rules(1, 2, 3, 4, 5, 6, min_isr=2)
 def test_a_move_begins_with_old_and_new_replicas_and_ends_in_one_step() -> None:
     state = reassigned(partition((1, 2, 3), (1, 2, 3), 1), (4, 5, 3), ALL)
     assert (moved(state), state.isr, epochs(state)) == (((4, 5, 3, 1, 2), (4, 5), (1, 2)), (1, 2, 3), (5, 9))
-    state = with_isr(state, (1, 2, 3, 4), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3, 4), RECOVERED, ALL, sender=1)
     assert (moved(state), epochs(state)) == (((4, 5, 3, 1, 2), (4, 5), (1, 2)), (5, 10))
-    state = with_isr(state, (1, 2, 3, 4, 5), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3, 4, 5), RECOVERED, ALL, sender=1)
     assert (moved(state), state.isr, state.elr, state.leader) == (((4, 5, 3), (), ()), (3, 4, 5), (), 4)
     assert epochs(state) == (6, 11)
 
 
 def test_a_leader_that_stays_gets_a_new_epoch_when_replicas_leave() -> None:
     state = reassigned(partition((1, 2), (1, 2), 1), (1, 3), ALL)
-    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL, sender=1)
     assert (moved(state), state.isr, state.leader, epochs(state)) == (((1, 3), (), ()), (1, 3), 1, (6, 10))
 
 
 def test_the_replication_factor_grows_once_the_new_replica_is_in_sync() -> None:
     state = reassigned(partition((1,), (1,), 1), (1, 2, 3), ALL)
     assert moved(state) == ((1, 2, 3), (2, 3), ())
-    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL, sender=1)
     assert (moved(state), epochs(state)) == (((1, 2, 3), (), ()), (5, 10))
 
 
@@ -316,7 +316,7 @@ def test_the_replication_factor_shrinks_at_once_if_the_rest_is_in_sync() -> None
     assert (moved(state), state.isr, state.leader, epochs(state)) == (((2, 1), (), ()), (1, 2), 2, (6, 9))
     waiting = reassigned(partition((1, 2, 3), (1, 3), 3), (2, 1), ALL)
     assert (moved(waiting), waiting.isr, waiting.leader) == (((2, 1, 3), (), (3,)), (1, 3), 3)
-    done = with_isr(waiting, (1, 2, 3), RECOVERED, ALL)
+    done = with_isr(waiting, (1, 2, 3), RECOVERED, ALL, sender=1)
     assert (moved(done), done.leader) == (((2, 1), (), ()), 2)
 
 
@@ -333,7 +333,7 @@ def test_the_same_target_again_changes_nothing() -> None:
 
 def test_a_cancelled_move_leads_back_to_where_it_began() -> None:
     state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
-    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL, sender=1)
     back = reassigned(state, original_replicas(state), ALL)
     assert (moved(back), back.isr, back.leader, epochs(back)) == (((1, 2), (), ()), (1, 2), 1, (6, 11))
 
@@ -346,7 +346,7 @@ def test_cancelling_takes_the_leadership_back() -> None:
 
 def test_another_target_starts_from_the_original_replicas() -> None:
     state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
-    state = with_isr(state, (1, 2, 3), RECOVERED, ALL)
+    state = with_isr(state, (1, 2, 3), RECOVERED, ALL, sender=1)
     state = reassigned(state, (1, 5), ALL)
     assert (moved(state), state.isr, epochs(state)) == (((1, 5, 2), (5,), (2,)), (1, 2), (6, 11))
     assert original_replicas(state) == (1, 2)
@@ -375,7 +375,7 @@ def test_an_eligible_replica_may_take_over_from_one_that_is_let_go() -> None:
 
 def test_a_move_ends_only_when_somebody_can_lead() -> None:
     state = replace(partition((2, 1), (1,), 1), adding=(2,), removing=(1,))
-    done = with_isr(state, (1, 2), RECOVERED, rules(1, 2))
+    done = with_isr(state, (1, 2), RECOVERED, rules(1, 2), sender=1)
     assert (moved(done), done.leader) == (((2,), (), ()), 2)
     leaving = conclude(state, replace(state, isr=(1, 2)), rules(1, leaving=(2,)))
     assert (moved(leaving), leaving.leader) == (((2, 1), (2,), (1,)), 1)
@@ -383,7 +383,7 @@ def test_a_move_ends_only_when_somebody_can_lead() -> None:
 
 def test_a_move_outlives_the_death_of_a_new_replica() -> None:
     state = reassigned(partition((1, 2), (1, 2), 1), (3, 4), ALL)
-    state = without_brokers(with_isr(state, (1, 2, 3), RECOVERED, ALL), {3}, rules(1, 2, 4, min_isr=2))
+    state = without_brokers(with_isr(state, (1, 2, 3), RECOVERED, ALL, sender=1), {3}, rules(1, 2, 4, min_isr=2))
     assert (moved(state), state.isr) == (((3, 4, 1, 2), (3, 4), (1, 2)), (1, 2))
 
 
@@ -454,10 +454,23 @@ def test_a_leader_that_shuts_down_may_still_let_others_in() -> None:
     check_isr_change(state, change((4, 74), (2, 72)), 4, BROKERS)
 
 
+def test_a_follower_may_only_leave_an_isr() -> None:
+    """Its disk has failed or is full, so it is not eligible either. Whoever leads, the leader epoch stays."""
+    check_isr_change(STATE, change((1, 71)), 2, BROKERS)
+    after = with_isr(STATE, (1,), RECOVERED, rules(1, 2, min_isr=2), sender=2)
+    assert (after.leader, after.isr, after.elr) == (1, (1,), ())
+    assert epochs(after) == (5, 9)
+    for members in (((2, 72),), ((1, 71), (2, 72)), ((1, 71), (3, 73))):
+        assert refusal(change(*members), sender=2) is ErrorCode.INVALID_REQUEST
+    outside = replace(STATE, isr=(1,))
+    assert refusal(change((1, 71)), outside, sender=2) is ErrorCode.INVALID_REQUEST
+    assert refusal(change((1, 71), leader_epoch=4), sender=2) is ErrorCode.FENCED_LEADER_EPOCH
+
+
 def test_a_leader_may_resign_to_those_who_are_in_sync() -> None:
     """Its disk has failed, so it is not eligible either, however few are left."""
     check_isr_change(STATE, change((2, 72)), 1, BROKERS)
-    after = with_isr(STATE, (2,), RECOVERED, rules(1, 2, min_isr=2))
+    after = with_isr(STATE, (2,), RECOVERED, rules(1, 2, min_isr=2), sender=1)
     assert (after.leader, after.isr, after.elr) == (2, (2,), ())
     assert epochs(after) == (6, 9)
     nobody = partition((1, 4), (1, 4), 1)

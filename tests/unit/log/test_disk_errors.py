@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog.log import LogConfig, LogStorageError
+from tidelog.log import LogConfig, LogStorageError, NoRoomError
 from tidelog.protocol import ErrorCode
 from tidelog.records import Record
 
@@ -210,5 +210,22 @@ def test_a_new_epoch_that_found_no_room_is_tried_again(
     assert [(entry.epoch, entry.start_offset) for entry in store.reopen(clean=False).epochs] == [(0, 0), (5, 1)]
 
 
-def full_disk_at_once(fd: int, data: memoryview, position: int) -> int:
+def test_a_log_on_a_full_disk_can_be_cut(store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file of epochs is written with the next append; until then, a start ignores the epochs that are gone."""
+    log = store.create()
+    for epoch in (0, 3):
+        log.append_as_leader(make_batch(), leader_epoch=epoch)
+    monkeypatch.setattr(os, "pwrite", full_disk_at_once)
+    monkeypatch.setattr(os, "write", full_disk_at_once)
+    assert log.truncate_to(1)
+    assert not log.is_offline
+    with pytest.raises(NoRoomError, match="append failed and was undone"):
+        log.append_as_leader(make_batch(), leader_epoch=0)
+    monkeypatch.undo()
+    # In an epoch that the file has already: nothing else would write it.
+    log.append_as_leader(make_batch(), leader_epoch=0)
+    assert [(entry.epoch, entry.start_offset) for entry in store.reopen(clean=False).epochs] == [(0, 0)]
+
+
+def full_disk_at_once(fd: int, data: memoryview, position: int = 0) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

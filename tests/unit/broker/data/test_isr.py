@@ -13,7 +13,7 @@ import pytest
 from tests.unit.broker.data.test_partition import BATCH, NODE, CountingLog, counting_log, fails, state
 
 from tidelog.broker.follower_state import UNKNOWN_OFFSET, FollowerState, ReplicationTerms
-from tidelog.broker.isr_manager import IsrManager
+from tidelog.broker.isr_manager import IsrManager, Replica
 from tidelog.broker.partition import ACKS_ALL, ACKS_LEADER, IsrOutcome, Partition, PendingIsr
 from tidelog.common.clock import VirtualClock
 from tidelog.common.endpoint import Endpoint
@@ -80,7 +80,7 @@ def _as_log(log: object) -> PartitionLog:
 
 def test_being_caught_up_is_counted_from_the_fetch_before() -> None:
     follower = FollowerState(0, is_in_sync=False)
-    assert not follower.is_caught_up(5, 0, LAG_MS)
+    assert not follower.is_caught_up(5, 0, LAG_MS, seen_ms=0)
     follower.on_fetch(0, 0, 20, leader_end_offset=5, now_ms=100)
     assert follower.caught_up_ms == -math.inf
     # It has now what the log held at 100.
@@ -90,17 +90,17 @@ def test_being_caught_up_is_counted_from_the_fetch_before() -> None:
     assert follower.caught_up_ms == 100
     follower.on_fetch(12, 0, 20, leader_end_offset=12, now_ms=400)
     assert follower.caught_up_ms == 400
-    assert follower.is_caught_up(13, 1400, LAG_MS)
-    assert not follower.is_caught_up(13, 1401, LAG_MS)
+    assert follower.is_caught_up(13, 1400, LAG_MS, seen_ms=1400)
+    assert not follower.is_caught_up(13, 1401, LAG_MS, seen_ms=1401)
 
 
 def test_a_follower_at_the_end_of_an_idle_log_stays_caught_up() -> None:
     follower = FollowerState(0, is_in_sync=True)
     follower.on_fetch(3, 0, 20, leader_end_offset=3, now_ms=0)
-    assert follower.is_caught_up(3, 50_000, LAG_MS)
+    assert follower.is_caught_up(3, 50_000, LAG_MS, seen_ms=50_000)
     # The time to lag starts with what is appended then.
-    assert follower.is_caught_up(4, 51_000, LAG_MS)
-    assert not follower.is_caught_up(4, 51_001, LAG_MS)
+    assert follower.is_caught_up(4, 51_000, LAG_MS, seen_ms=51_000)
+    assert not follower.is_caught_up(4, 51_001, LAG_MS, seen_ms=51_001)
 
 
 def test_a_follower_joins_when_it_reaches_the_high_watermark() -> None:
@@ -337,22 +337,107 @@ def test_the_low_watermark_is_that_of_the_isr() -> None:
 
 def test_a_leader_whose_disk_failed_asks_for_another_one() -> None:
     leader = Leader((NODE, 2))
-    assert not leader.partition.propose_resignation()
+    assert not leader.partition.propose_withdrawal()
     leader.partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
-    assert leader.partition.propose_resignation()
+    assert leader.partition.propose_withdrawal()
     assert [(member.node_id, member.broker_epoch) for member in leader.pending.members] == [(2, 20)]
-    assert not leader.partition.propose_resignation()
+    assert not leader.partition.propose_withdrawal()
     # The ISR was another one by then; it asks again.
     assert leader.decide(ErrorCode.INVALID_UPDATE_VERSION) is IsrOutcome.OUTDATED
     leader.show(NODE, 2, 3)
-    assert leader.partition.propose_resignation()
+    assert leader.partition.propose_withdrawal()
     assert leader.decide(ErrorCode.NEW_LEADER_ELECTED) is IsrOutcome.OUTDATED
     leader.partition.apply(replace(state(leader.partition), leader=2, isr=(2, 3), leader_epoch=4, partition_epoch=7))
-    assert not leader.partition.propose_resignation()
+    assert not leader.partition.propose_withdrawal()
     for isr, reason in (((NODE,), ErrorCode.KAFKA_STORAGE_ERROR), ((NODE, 2), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
         other = Leader(isr)
         other.partition.stop(reason)
-        assert not other.partition.propose_resignation()
+        assert not other.partition.propose_withdrawal()
+
+
+def test_a_follower_of_an_idle_log_counts_as_long_as_its_broker_fetches() -> None:
+    """One that is cut off has left before the next record would wait for it."""
+    leader = Leader((NODE, 2, 3))
+    leader.append()
+    for node_id in (2, 3):
+        leader.terms.note_fetch(node_id)
+        leader.fetch(node_id, 1)
+    leader.terms.note_fetch(3, 1)  # its next fetch waits for news
+    leader.clock.advance(ms=LAG_MS)
+    leader.terms.note_fetch(2)
+    assert not leader.partition.propose_shrink()
+    leader.clock.advance(ms=LAG_MS)
+    assert not leader.partition.propose_shrink()
+    leader.clock.advance(ms=1)
+    assert leader.partition.propose_shrink()
+    assert [member.node_id for member in leader.pending.members] == [NODE, 3]
+    leader.show(NODE, 3)
+    leader.terms.note_fetch(3, -1)
+    leader.clock.advance(ms=LAG_MS + 1)
+    assert leader.partition.propose_shrink()
+
+
+def test_a_replica_without_room_leaves_the_isr_and_leads_where_nobody_else_can() -> None:
+    leader = Leader((NODE, 2))
+    leader.partition.has_room = False
+    assert leader.partition.propose_withdrawal()
+    assert [member.node_id for member in leader.pending.members] == [2]
+    alone = Leader((NODE,))
+    alone.partition.has_room = False
+    assert not alone.partition.propose_withdrawal()
+    alone.append()
+    # As soon as somebody else could lead, it resigns.
+    alone.fetch(2, 1)
+    assert alone.partition.propose_expansion()
+    alone.show(NODE, 2)
+    assert alone.partition.propose_withdrawal()
+
+
+def test_a_follower_that_cannot_be_written_asks_to_leave_the_isr() -> None:
+    for fault in ("full", "failed"):
+        follower = Leader((NODE, 2))
+        partition = follower.partition
+        partition.apply(replace(state(partition), leader=2, leader_epoch=4, partition_epoch=6))
+        if fault == "full":
+            partition.has_room = False
+        else:
+            partition.stop(ErrorCode.KAFKA_STORAGE_ERROR)
+        assert partition.propose_withdrawal()
+        assert [(member.node_id, member.broker_epoch) for member in follower.pending.members] == [(2, 20)]
+        assert not partition.propose_withdrawal()
+        assert follower.decide(ErrorCode.INELIGIBLE_REPLICA) is IsrOutcome.REFUSED
+        assert partition.propose_withdrawal()
+        assert follower.decide() is IsrOutcome.DECIDED
+        partition.apply(replace(state(partition), isr=(2,), partition_epoch=7))
+        assert not partition.propose_withdrawal()
+
+
+def test_a_follower_that_withdrew_counts_again_once_it_fetches() -> None:
+    """Neither may it join again for what it held before, nor is it waited for."""
+    leader = Leader((NODE, 2, 3))
+    leader.append(2)
+    leader.fetch(2, 2)
+    leader.fetch(3, 1)
+    assert leader.log.high_watermark == 1
+    leader.show(NODE, 2)
+    assert leader.log.high_watermark == 2
+    assert not leader.partition.propose_expansion()
+    assert not leader.partition.waits_for(3)
+    leader.fetch(3, 2)
+    assert leader.partition.propose_expansion()
+
+
+def test_a_follower_that_its_leader_removed_need_not_say_again_what_it_holds() -> None:
+    """It may have caught up while the controller was asked, and be at rest since then."""
+    leader = Leader((NODE, 2, 3))
+    leader.append()
+    leader.fetch(2, 1)
+    leader.clock.advance(ms=LAG_MS + 1)
+    leader.fetch(2, 1)
+    assert leader.partition.propose_shrink()
+    leader.fetch(3, 1)
+    leader.show(NODE, 2)
+    assert leader.partition.propose_expansion()
 
 
 def test_replicas_that_come_and_go_are_known_or_not() -> None:
@@ -425,7 +510,7 @@ def test_changes_are_sent_together_and_again_until_they_are_decided() -> None:
     async def scenario() -> None:
         leaders = [Leader((NODE,)) for _ in range(3)]
         controller = Controller(fail, refuse, say_nothing, agree, agree)
-        decided: list[Partition] = []
+        decided: list[Replica] = []
         manager = IsrManager(NODE, leaders[0].terms, controller, decided.append)
         for leader in leaders[:2]:
             leader.fetch(2, 0)
@@ -453,7 +538,7 @@ def test_a_change_that_comes_as_the_last_one_ends_is_sent() -> None:
         first, second = Leader((NODE,)), Leader((NODE,))
         both_decided = asyncio.Event()
 
-        def on_changed(partition: Partition) -> None:
+        def on_changed(partition: Replica) -> None:
             if partition is first.partition:
                 # Before the loop hears that the task that sent the first one has ended.
                 asyncio.get_running_loop().call_soon(manager.submit, second.partition)
