@@ -20,6 +20,7 @@ system-packages:
 	command -v kcat >/dev/null || missing="$$missing kcat"; \
 	command -v cc >/dev/null || missing="$$missing gcc python3-dev"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
+	PATH="$$PATH:/usr/sbin:/sbin" command -v ip >/dev/null || missing="$$missing iproute2"; \
 	command -v java >/dev/null || missing="$$missing openjdk-17-jre-headless"; \
 	PATH="$$PATH:/usr/sbin:/sbin" command -v mkfs.ext4 >/dev/null || missing="$$missing e2fsprogs"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \

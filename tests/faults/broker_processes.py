@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from network_namespaces import NetworkNamespaces
 from tidelog import Admin
 from tidelog.bench.brokers import TidelogBroker, free_port
 from tidelog.records import iter_headers
@@ -21,12 +22,26 @@ IN_SYNC_S_MAX = 120.0
 class ClusterBroker(TidelogBroker):
     """One broker of a cluster."""
 
-    def __init__(self, directory: Path, node_id: int, settings: Mapping[str, object], metadata: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        node_id: int,
+        settings: Mapping[str, object],
+        metadata: str,
+        networks: NetworkNamespaces | None = None,
+    ) -> None:
         texts = {name: str(value) for name, value in settings.items()}
         super().__init__(directory / f"process-{node_id}", free_port(), settings=texts)
         self.node_id = node_id
         self._metadata = metadata
         self._data_dir = directory / "data"
+        self._networks = networks
+
+    @property
+    def bootstrap(self) -> str:
+        if self._networks is None:
+            return super().bootstrap
+        return f"{self._networks.address_of(self.node_id)}:{self.port}"
 
     @property
     def log_dir(self) -> Path:
@@ -34,7 +49,8 @@ class ClusterBroker(TidelogBroker):
 
     def command(self) -> list[str]:
         own = ["--data", str(self._data_dir), "--node-id", str(self.node_id), "--metadata", self._metadata]
-        return [*super().command(), *own]
+        command = [*super().command(), *own]
+        return command if self._networks is None else self._networks.command(self.node_id, command)
 
     def pause(self) -> None:
         """Stop it where it is, as if it hung, until `resume`."""
@@ -56,12 +72,14 @@ class BrokerProcesses:
         count: int = 3,
         settings: Mapping[str, object] | None = None,
         metadata: str | Sequence[str] = "sqlite",
+        networks: NetworkNamespaces | None = None,
     ) -> None:
         """`metadata` may name the store for each of them, if they reach it in different ways."""
         given = {**REPLICATED, **(settings or {})}
         stores = [metadata] * count if isinstance(metadata, str) else metadata
         self.brokers = {
-            node_id: ClusterBroker(directory, node_id, given, store) for node_id, store in enumerate(stores, start=1)
+            node_id: ClusterBroker(directory, node_id, given, store, networks)
+            for node_id, store in enumerate(stores, start=1)
         }
 
     @property
@@ -150,9 +168,10 @@ def broker_processes(
     count: int = 3,
     settings: Mapping[str, object] | None = None,
     metadata: str | Sequence[str] = "sqlite",
+    networks: NetworkNamespaces | None = None,
 ) -> Iterator[BrokerProcesses]:
-    """Started brokers, which are killed in the end."""
-    processes = BrokerProcesses(directory, count, settings, metadata)
+    """Started brokers, each in its network where there are some; they are killed in the end."""
+    processes = BrokerProcesses(directory, count, settings, metadata, networks)
     try:
         processes.start()
         yield processes

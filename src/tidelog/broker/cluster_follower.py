@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Final
 
 from tidelog.client.address import Address
@@ -48,8 +49,19 @@ _PAUSE_S: Final = 0.1
 class ClusterFollower:
     """Publishes the controller's images in this broker's view, while another broker is the controller."""
 
-    def __init__(self, node_id: int, controller: Controller, peers: Peers, cluster: ClusterView) -> None:
+    def __init__(
+        self,
+        node_id: int,
+        controller: Controller,
+        peers: Peers,
+        cluster: ClusterView,
+        *,
+        max_wait_s: float = MAX_WAIT_S,
+    ) -> None:
         """`controller` is this broker's own, which knows who is elected."""
+        self._max_wait_s = min(MAX_WAIT_S, max_wait_s)
+        # When it last heard of a controller, in the event loop's time.
+        self._heard_s = -math.inf
         self._node_id = node_id
         self._controller = controller
         self._peers = peers
@@ -60,6 +72,10 @@ class ClusterFollower:
 
     def start(self) -> None:
         self._task = start_background(self._run(), "cluster follower")
+
+    def is_in_touch(self, within_s: float) -> bool:
+        """Whether this broker is the controller, or has heard of it within this time."""
+        return self._controller.is_active or asyncio.get_running_loop().time() - self._heard_s <= within_s
 
     async def close(self) -> None:
         await stop_background(self._task)
@@ -132,12 +148,15 @@ class ClusterFollower:
             controller_epoch=epoch,
             revision=revision,
             snapshot_position=position,
-            max_wait_ms=int(MAX_WAIT_S * 1000),
+            max_wait_ms=int(self._max_wait_s * 1000),
             max_bytes=_MAX_BYTES,
         )
-        return await connection.request(
-            FOLLOW_CLUSTER, request, FollowClusterResponse, timeout_s=MAX_WAIT_S + _ANSWER_GRACE_S
+        response = await connection.request(
+            FOLLOW_CLUSTER, request, FollowClusterResponse, timeout_s=self._max_wait_s + _ANSWER_GRACE_S
         )
+        if response.error_code == ErrorCode.NONE:
+            self._heard_s = asyncio.get_running_loop().time()
+        return response
 
 
 async def _add(builder: ImageBuilder, response: FollowClusterResponse) -> None:

@@ -9,7 +9,6 @@ files is in the way, which the disk doesn't tell of. It moves nothing itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -57,9 +56,8 @@ class _Fullness:
 class DiskRoom:
     """The directories of one broker."""
 
-    def __init__(self, clock: Clock, has_room: Callable[[Path], bool] = has_room) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._has_room = has_room
         self._known: dict[Path, _Fullness] = {}
 
     def is_full(self, directory: Path) -> bool:
@@ -85,14 +83,14 @@ class DiskRoom:
         known.changed_ms = now_ms + known.hold_ms
         return True
 
-    def take_freed(self) -> list[Path]:
-        """The full directories that have room again; from now on they are not full. Asks the file systems."""
+    @property
+    def due(self) -> list[Path]:
+        """The full directories that may be asked for room again."""
         now_ms = self._clock.monotonic_ms()
-        freed = []
-        for directory in self.full:
-            known = self._known[directory]
-            if now_ms >= known.changed_ms and self._has_room(directory):
-                known.is_full = False
-                known.changed_ms = now_ms
-                freed.append(directory)
-        return freed
+        return [directory for directory in self.full if now_ms >= self._known[directory].changed_ms]
+
+    def note_room(self, directory: Path) -> None:
+        """A directory that was full is not any more."""
+        known = self._known[directory]
+        known.is_full = False
+        known.changed_ms = self._clock.monotonic_ms()

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from tidelog.common.background import start_background, stop_background
+from tidelog.controller import layout
+from tidelog.metadata.store import MetadataStoreError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k62_broker_registration import (
     BROKER_REGISTRATION,
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from tidelog.controller.cluster_view import ClusterView
     from tidelog.controller.image import BrokerInfo, ClusterImage
     from tidelog.controller.membership import Member, Membership
+    from tidelog.metadata.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,8 @@ REGISTRATION_TIMEOUT_S: Final = 20.0
 _RETRY_PAUSE_S: Final = 0.5
 _SHUTDOWN_PAUSE_S: Final = 0.1
 """How long to wait before asking again whether all leaderships have moved."""
+
+_FENCED_CHECK_S: Final = 1.0
 
 NO_EPOCH: Final = -1
 
@@ -55,9 +61,19 @@ class Registration:
     """This broker's registration; `epoch` is the newest that it was given."""
 
     def __init__(
-        self, channel: ControllerChannel, cluster: ClusterView, membership: Membership, replicas: ReplicaManager
+        self,
+        channel: ControllerChannel,
+        cluster: ClusterView,
+        membership: Membership,
+        replicas: ReplicaManager,
+        *,
+        store: Store,
+        is_in_touch: Callable[[], bool],
     ) -> None:
+        """`is_in_touch` tells whether this broker hears what the controller decides about it."""
         self.epoch = NO_EPOCH
+        self._store = store
+        self._is_in_touch = is_in_touch
         self._channel = channel
         self._cluster = cluster
         self._membership = membership
@@ -138,17 +154,38 @@ class Registration:
         self._replicas.is_fenced = others and not is_serving
 
     async def _wait_for_loss(self) -> None:
-        """Wait until the session is lost, or the image says that this registration is no longer valid."""
+        """Wait until the session is lost, or this registration is no longer valid, by the image or by the store."""
         assert self._member is not None
         losses = [
             asyncio.ensure_future(self._member.wait_until_lost()),
             asyncio.ensure_future(self._cluster.wait_for(lambda image: not self._is_registered(image))),
+            asyncio.ensure_future(self._wait_until_fenced_unheard()),
         ]
         try:
             await asyncio.wait(losses, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for loss in losses:
                 loss.cancel()
+
+    async def _wait_until_fenced_unheard(self) -> None:
+        """Wait until the store says that this registration is fenced: a broker that is cut off hears it nowhere else.
+
+        What others lead by now it must not serve any longer, though its session goes on.
+        """
+        key = layout.broker_key(self._node_id)
+        while True:
+            await asyncio.sleep(_FENCED_CHECK_S)
+            if self._is_in_touch():
+                continue
+            try:
+                rec = await self._store.get(key)
+            except MetadataStoreError:
+                continue  # the session tells how long it may go on
+            broker = None if rec is None else layout.parse_broker(key, layout.decode(rec.value))
+            # An old answer shows an older epoch.
+            if broker is not None and broker.epoch >= self.epoch and (broker.fenced or broker.epoch > self.epoch):
+                logger.warning("broker %d can't reach the controller, and is fenced", self._node_id)
+                return
 
     def _is_registered(self, image: ClusterImage) -> bool:
         broker = image.brokers.get(self._node_id)

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tidelog.broker import disk_room
 from tidelog.broker.delayed_delete import DelayedDelete, PendingDelete
 from tidelog.broker.delayed_fetch import DelayedFetch, FetchParams
 from tidelog.broker.delayed_produce import DelayedProduce, PendingAppend
@@ -253,7 +254,7 @@ class ReplicaManager:
         for index, state in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
             if self.node_id not in state.replicas:
-                self._unopened.pop((topic.topic_id, index), None)
+                self._forget_unopened(topic, index)
                 if partition is not None or self._files.has(topic, index):
                     to_remove.append(index)
             elif partition is not None:
@@ -311,8 +312,7 @@ class ReplicaManager:
             if log is None:
                 self._on_unopened(topic, index, error)
                 continue
-            self._unopened.pop((topic_id, index), None)
-            self._to_open.discard((topic_id, index))
+            self._forget_unopened(topic, index)
             log.update_config(self._log_config(topic))
             partition = Partition(topic.name, index, topic_id, log, self.node_id, self._terms)
             partition.has_room = not self.room.is_full(log.parent)
@@ -347,8 +347,7 @@ class ReplicaManager:
 
     def _stop_partitions(self, topic: TopicImage, indexes: Iterable[int], reason: ErrorCode) -> None:
         for index in indexes:
-            self._unopened.pop((topic.topic_id, index), None)
-            self._to_open.discard((topic.topic_id, index))
+            self._forget_unopened(topic, index)
             partition = self._by_id.pop((topic.topic_id, index), None)
             if partition is not None:
                 del self._by_name[topic.name, index]
@@ -846,11 +845,12 @@ class ReplicaManager:
 
     async def _check_room(self) -> None:
         """Use directories again that have room."""
-        if self.room.full:
-            for directory in await asyncio.to_thread(self.room.take_freed):
+        for directory in self.room.due:
+            if await asyncio.to_thread(disk_room.has_room, directory):
+                self.room.note_room(directory)
                 logger.info("log directory %s has room again", directory)
                 self._tell_of_room(directory)
-        elif self._to_open and self._loop.time() >= self._open_again_s:
+        if self._to_open and not self.room.full and self._loop.time() >= self._open_again_s:
             self._open_again_s = self._loop.time() + OPEN_PAUSE_S
             for topic_id, index in tuple(self._to_open):
                 topic = self.image.topics_by_id[topic_id]
@@ -866,6 +866,10 @@ class ReplicaManager:
             self._to_open.add(key)
             self._open_again_s = self._loop.time() + OPEN_PAUSE_S
         self._withdraw_unopened(topic, index)
+
+    def _forget_unopened(self, topic: TopicImage, index: int) -> None:
+        self._unopened.pop((topic.topic_id, index), None)
+        self._to_open.discard((topic.topic_id, index))
 
     def _withdraw_unopened(self, topic: TopicImage, index: int) -> None:
         replica = self._unopened.get((topic.topic_id, index))

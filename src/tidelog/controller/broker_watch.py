@@ -1,9 +1,12 @@
-"""How the controller notices that a broker is gone: its `live/` key vanishes, or another incarnation holds it.
+"""How the controller notices that a broker is gone: its `live/` key vanishes, another incarnation holds it, or the
+broker lives and is cut off from the controller.
 
 What always holds: while this broker is the controller, every registered broker whose registration is not that of the
 incarnation that holds its key gets fenced, however the two came about: keys and registrations are compared whenever
 either of them changes. A broker is registered only after its key was seen, so that its end will be seen too. Nothing is
-watched, and the store is not polled, while there is no other broker.
+watched, and the store is not polled, while there is no other broker. A broker that does not ask the controller for news
+is fenced as well, since it can neither lead by what is decided nor ask for a smaller ISR. But a controller that hears
+of fewer than half of the brokers, itself among them, is the one that is cut off, and leaves its role to another.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from tidelog.common.background import start_background, stop_background
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
+from tidelog.controller.broker_contact import SILENT_TURNS
 from tidelog.controller.controller import Controller
 from tidelog.controller.image import ClusterImage
 from tidelog.controller.membership import live_incarnation
@@ -29,13 +33,20 @@ logger = logging.getLogger(__name__)
 SEEN_WITHIN_S: Final = 3.0
 """How long a registration waits for the broker's key to be seen: watches of all stores are faster."""
 
+SILENCE_MAX_MS: Final = 9_000
+"""As Kafka's controller waits for a broker's heartbeat."""
+
 _RETRY_PAUSE_S: Final = 1.0
 
 
 class BrokerWatch:
     """Fences brokers that are gone, as long as this broker is the controller."""
 
-    def __init__(self, controller: Controller, store: Store, node_id: int) -> None:
+    def __init__(
+        self, controller: Controller, store: Store, node_id: int, *, silence_max_ms: float = SILENCE_MAX_MS
+    ) -> None:
+        """`silence_max_ms` is how long a broker may ask nothing before it counts as cut off."""
+        self._turn_s = silence_max_ms / 1000 / SILENT_TURNS
         self._controller = controller
         self._store = store
         self._node_id = node_id
@@ -72,7 +83,12 @@ class BrokerWatch:
         while True:
             await self._controller.wait_until_active()
             end = self._controller.view.subscribe(self._on_image)
-            work = (self._watch_brokers(), self._fence_gone(), self._controller.wait_until_resigned())
+            work = (
+                self._watch_brokers(),
+                self._fence_gone(),
+                self._watch_contact(),
+                self._controller.wait_until_resigned(),
+            )
             tasks = [asyncio.ensure_future(each) for each in work]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -118,11 +134,32 @@ class BrokerWatch:
             self._look_again.clear()
             gone = list(self._gone())
             if gone:
-                try:
-                    await self._controller.fence_brokers(gone)
-                except (KafkaError, MetadataStoreError) as error:
-                    # It has resigned, and whoever is elected next looks again.
-                    logger.info("could not fence brokers %s: %s", gone, error)
+                await self._fence(gone)
+
+    async def _fence(self, node_ids: Collection[int]) -> None:
+        try:
+            await self._controller.fence_brokers(node_ids)
+        except (KafkaError, MetadataStoreError) as error:
+            # It has resigned, and whoever is elected next looks again.
+            logger.info("could not fence brokers %s: %s", node_ids, error)
+
+    async def _watch_contact(self) -> None:
+        """Fence brokers that are cut off from this one, or leave the role if this one is."""
+        if not self._has_others(self._controller.image):
+            await self._is_wanted.wait_for(bool)
+        while True:
+            await asyncio.sleep(self._turn_s)
+            others = [
+                broker.node_id
+                for broker in self._controller.image.brokers.values()
+                if not broker.fenced and broker.node_id != self._node_id
+            ]
+            silent = self._controller.contact.take_turn(others)
+            if 2 * len(silent) > len(others) + 1:
+                await self._controller.step_down(f"brokers {sorted(silent)} are alive and can't reach it")
+            elif silent:
+                logger.warning("brokers %s are alive and can't reach the controller", sorted(silent))
+                await self._fence(sorted(silent))
 
     def _gone(self) -> Iterable[int]:
         live, brokers = self._live.value, self._controller.image.brokers

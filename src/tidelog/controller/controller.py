@@ -28,6 +28,7 @@ from tidelog.common.observable import Observable
 from tidelog.common.settings import Settings
 from tidelog.common.steps import Steps, run_through, run_with_pauses
 from tidelog.controller import changes, layout
+from tidelog.controller.broker_contact import BrokerContact
 from tidelog.controller.changes import Change
 from tidelog.controller.cluster_view import ClusterView
 from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, stages
@@ -68,6 +69,9 @@ PARTITIONS_IN_THREAD_MIN: Final = 500
 
 _TOPICS_AT_ONCE_MAX: Final = 500
 """A change of more topics is published in parts: all that a broker has to do about so many takes some milliseconds."""
+
+STEP_BACK_S: Final = 10.0
+"""How long a controller that stepped down leaves the role to others: every broker that lives stands within moments."""
 
 _ELECTION_PAUSE_S: Final = 0.05
 _RECOVERY_PAUSE_S: Final = 1.0
@@ -116,6 +120,10 @@ class Controller:
         # Who is controller, as far as this broker knows; None while nobody is, or it is not known yet.
         self.location: Observable[layout.ControllerLocation | None] = Observable(None)
         self.feed = ImageFeed()
+        # Which of the brokers that follow its images are in touch.
+        self.contact = BrokerContact()
+        # Until when it leaves the role to others, in the event loop's time.
+        self._stands_again_s = 0.0
         self._image = EMPTY_IMAGE
         self._next_producer_id = 0
         # Taken by every change, for as long as it is being written.
@@ -444,12 +452,39 @@ class Controller:
                 else:
                     await self._wait_for_vacancy()
                     self._is_decided.clear()
+                await self._leave_to_others()
                 await self._stand()
             except MetadataStoreError as error:
                 logger.error("can't stand for election: %s", error)
                 self._election_error = error
                 self._is_decided.set()
                 await asyncio.sleep(_RECOVERY_PAUSE_S)
+
+    async def step_down(self, reason: str) -> None:
+        """Give the role up, and leave it to others for a while; does nothing where this is not the controller."""
+        async with self._lock:
+            ledger = self._ledger
+            if ledger is None:
+                return
+            self._stands_again_s = asyncio.get_running_loop().time() + STEP_BACK_S
+            self._resign(reason)
+            await self._release(ledger)
+
+    async def _leave_to_others(self) -> None:
+        """After `step_down`, wait until another broker is the controller, or nobody wanted to be for some time."""
+        pause_s = self._stands_again_s - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wait_for_other()
+
+    async def _wait_for_other(self) -> None:
+        member = self.membership.current
+        async with contextlib.aclosing(self._store.watch(layout.CONTROLLER)) as snapshots:
+            async for snapshot in snapshots:
+                rec = snapshot.records.get(layout.CONTROLLER)
+                if rec is not None and (member is None or rec.owner != member.session.id):
+                    return
 
     async def _wait_for_loss(self) -> None:
         """Wait until this broker is no longer the controller, by its own decision or because its session ended."""
@@ -516,6 +551,7 @@ class Controller:
             self._elected = member
             self._election_error = None
             self._is_decided.set()
+            self.contact.forget()
             self.feed.start(self._image, loaded.deleted_topics)
             self.view.publish(self._image, loaded.deleted_topics)
             self.location.set(layout.ControllerLocation(self._node_id, ledger.epoch, *self._endpoint[1:]))

@@ -67,6 +67,8 @@ _HAND_OVER_DEADLINE_S = 30.0
 # How long a start waits for the controller: it may be starting itself.
 _IMAGE_DEADLINE_S = 60.0
 _REGISTRATION_DEADLINE_S = 60.0
+# How often an idle broker asks the controller for news in the time after which it would count as cut off.
+_QUESTIONS_PER_SESSION = 3
 
 _WILDCARD_HOSTS = ("", "0.0.0.0", "::")
 
@@ -315,10 +317,13 @@ class BrokerServer:
         self._open.push_async_callback(peers.close)
         peers.follow(cluster.image)
         self._open.callback(cluster.subscribe(lambda old, new: peers.follow(new)))
-        follower = ClusterFollower(self.node_id, controller, peers, cluster)
+        session_ms = self.settings.get_int("broker.session.timeout.ms")
+        follower = ClusterFollower(
+            self.node_id, controller, peers, cluster, max_wait_s=session_ms / _QUESTIONS_PER_SESSION / 1000
+        )
         self._open.push_async_callback(follower.close)
         follower.start()
-        broker_watch = BrokerWatch(controller, store, self.node_id)
+        broker_watch = BrokerWatch(controller, store, self.node_id, silence_max_ms=session_ms)
         self._open.push_async_callback(broker_watch.close)
         broker_watch.start()
         self._open.push_async_callback(self._close_logs, logs)
@@ -328,7 +333,14 @@ class BrokerServer:
         self._open.push_async_callback(replicas.close)
         channel = RoutedControllerChannel(lambda: self.services, controller, peers)
         replicas.start_replication(peers, channel)
-        registration = Registration(channel, cluster, controller.membership, replicas)
+        registration = Registration(
+            channel,
+            cluster,
+            controller.membership,
+            replicas,
+            store=store,
+            is_in_touch=lambda: follower.is_in_touch(session_ms / 1000),
+        )
         creation = TopicCreation(channel, cluster, replicas)
         auto_topic_creation = AutoTopicCreation(creation)
         self._open.push_async_callback(auto_topic_creation.close)

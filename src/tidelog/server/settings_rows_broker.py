@@ -416,6 +416,14 @@ def _replication_rows() -> Iterator[Setting]:
         at_least(1),
     )
     yield _row(
+        "broker.session.timeout.ms",
+        SettingType.INT,
+        9_000,
+        "Fence a broker that the metadata store shows as alive and that the controller has not heard of for this long. "
+        "Others lead its partitions then.",
+        at_least(1_000),
+    )
+    yield _row(
         "num.replica.fetchers",
         SettingType.INT,
         1,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replica_nodes import ReplicaCluster, ReplicaNode, run_cluster, until
-from tidelog.broker import replica_fetcher
+from tidelog.broker import disk_room, replica_fetcher
 from tidelog.broker.disk_room import HOLD_FIRST_MS, DiskRoom
 from tidelog.common.clock import VirtualClock
 from tidelog.protocol import ErrorCode
@@ -29,7 +29,8 @@ class FullDisks:
         self._cluster = cluster
         self._clocks = {node_id: VirtualClock() for node_id in cluster.nodes}
         for node_id, node in cluster.nodes.items():
-            node.replicas.room = DiskRoom(self._clocks[node_id], lambda path: path not in self._full.values())
+            node.replicas.room = DiskRoom(self._clocks[node_id])
+        monkeypatch.setattr(disk_room, "has_room", lambda path: path not in self._full.values())
         write, open_file = os.pwrite, os.open
 
         def pwrite(fd: int, data: bytes, offset: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
@@ -29,10 +29,13 @@ def store() -> MemoryStore:
 class Cluster:
     """One controller and its watch, and other brokers that are members only."""
 
-    def __init__(self, store: Store, controller: Controller, closing: AsyncExitStack) -> None:
+    def __init__(
+        self, store: Store, controller: Controller, closing: AsyncExitStack, *, silence_max_ms: float = 1e9
+    ) -> None:
+        """These brokers ask no questions, which matters after `silence_max_ms`."""
         self.store = store
         self.controller = controller
-        self.watch = BrokerWatch(controller, store, 0)
+        self.watch = BrokerWatch(controller, store, 0, silence_max_ms=silence_max_ms)
         self.closing = closing
         self.members: dict[int, Membership] = {}
 
@@ -157,3 +160,65 @@ async def test_a_new_controller_fences_those_who_died_with_the_old_one(
     await fenced(controller, 0, 1)
     session: Session = (await old.members[2].wait()).session
     assert not session.lost.is_set()
+
+
+SILENCE_MS = 90
+
+
+async def ask_again_and_again(controller: Controller, *node_ids: int) -> None:
+    """Brokers that are in touch: one of their questions waits at any time."""
+    with ExitStack() as questions:
+        for node_id in node_ids:
+            questions.enter_context(controller.contact.asking(node_id))
+        await asyncio.Event().wait()
+
+
+async def test_a_broker_that_is_alive_and_cut_off_is_fenced(
+    store: MemoryStore, make_controller: MakeController, closing: AsyncExitStack
+) -> None:
+    cluster = Cluster(store, make_controller(store), closing, silence_max_ms=SILENCE_MS)
+    await cluster.start()
+    talking = asyncio.create_task(ask_again_and_again(cluster.controller, 1))
+    for node_id in (1, 2):
+        await cluster.register(node_id, (await cluster.join(node_id)).incarnation)
+    (created,) = await cluster.controller.create_topics([NewTopic("a", assignments={0: (2, 1)})])
+    assert created.error is ErrorCode.NONE
+    await cluster.fenced(2)
+    assert cluster.controller.image.topics["a"].partitions[0].leader == 1
+    # Of the two that are left, the controller is the one that stays.
+    talking.cancel()
+    await cluster.fenced(1, 2)
+    assert cluster.controller.is_active
+
+
+async def test_a_controller_that_hears_of_too_few_leaves_the_role_to_another(
+    store: MemoryStore, make_controller: MakeController, closing: AsyncExitStack
+) -> None:
+    cluster = Cluster(store, make_controller(store), closing, silence_max_ms=SILENCE_MS)
+    await cluster.start()
+    other = make_controller(store, 1)
+    await other.start()
+    assert other.membership.current is not None
+    members = {1: other.membership.current, 2: await cluster.join(2)}
+    for node_id, member in members.items():
+        await cluster.register(node_id, member.incarnation)
+    await asyncio.wait_for(other.wait_until_active(), 20)
+    assert not cluster.controller.is_active
+    # Nobody was fenced by the one that was cut off.
+    assert not any(broker.fenced for broker in other.image.brokers.values())
+    await asyncio.wait_for(cluster.controller.location.wait_for(lambda at: at is not None and at.node_id == 1), 20)
+
+
+async def test_a_controller_that_stepped_down_stands_again_where_nobody_else_does(
+    store: MemoryStore, make_controller: MakeController, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.controller.controller.STEP_BACK_S", 0.1)
+    controller = make_controller(store)
+    await controller.start()
+    epoch = controller.epoch
+    await controller.step_down("a test")
+    assert not controller.is_active
+    await asyncio.wait_for(controller.wait_until_active(), 20)
+    assert controller.epoch == epoch + 1
+    (created,) = await controller.create_topics([NewTopic("a", partitions=1, replication_factor=1)])
+    assert created.error is not ErrorCode.NOT_CONTROLLER

@@ -22,14 +22,15 @@ async def handle_follow_cluster(request: FollowClusterRequest, context: RequestC
     epoch = controller.epoch
     if not controller.is_active or request.controller_epoch > epoch:
         return FollowClusterResponse(error_code=ErrorCode.NOT_CONTROLLER)
-    page = await controller.feed.read(
-        request.node_id,
-        request.revision,
-        request.snapshot_position,
-        is_same_epoch=request.controller_epoch == epoch,
-        max_bytes=request.max_bytes,
-        max_wait_s=request.max_wait_ms / 1000,
-    )
+    with controller.contact.asking(request.node_id):
+        page = await controller.feed.read(
+            request.node_id,
+            request.revision,
+            request.snapshot_position,
+            is_same_epoch=request.controller_epoch == epoch,
+            max_bytes=request.max_bytes,
+            max_wait_s=request.max_wait_ms / 1000,
+        )
     if page is None:
         return FollowClusterResponse(error_code=ErrorCode.NOT_CONTROLLER)
     return FollowClusterResponse(

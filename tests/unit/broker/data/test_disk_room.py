@@ -20,11 +20,14 @@ class Disks:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.with_room: set[Path] = set()
-        self.room = DiskRoom(self.clock, self.with_room.__contains__)
+        self.room = DiskRoom(self.clock)
 
     def freed_after(self, step_ms: float) -> list[Path]:
         self.clock.advance(ms=step_ms)
-        return self.room.take_freed()
+        freed = [directory for directory in self.room.due if directory in self.with_room]
+        for directory in freed:
+            self.room.note_room(directory)
+        return freed
 
 
 def test_a_directory_is_full_until_its_disk_has_room() -> None:
