@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from broker_processes import BrokerProcesses, broker_processes
 from copiers.report import SESSION_MS
 from copy_scenario import PARTITIONS, SOURCE, TARGET, CopyScenario
 from group_scenario import TOPIC, GroupScenario
+from numbered_writers import PARTITIONS as WRITTEN_PARTITIONS
+from numbered_writers import Aiokafka, Confluent, KafkaPython, Ours, Writer, check, wait_for_progress
 from tidelog import Admin
 from tidelog.client.admin import NewTopic
 
@@ -81,6 +84,26 @@ def test_all_families_stay_in_their_group(cluster: BrokerProcesses, tmp_path: Pa
         group.wait_for_owners(*FAMILIES)
         group.wait_until_read()
         group.check(brokers_died=True)
+
+
+def test_no_error_reaches_a_producer_while_brokers_restart(cluster: BrokerProcesses, tmp_path: Path) -> None:
+    """One after another, stopped cleanly, under producers of each family. Java's is in test_java_while_brokers_die."""
+    writers: list[Writer] = [kind(cluster.bootstrap) for kind in (Ours, Confluent, Aiokafka)]
+    writers.append(KafkaPython(cluster.bootstrap, tmp_path))
+    topics = [writer.topic for writer in writers]
+    with Admin(bootstrap_servers=cluster.bootstrap) as admin:
+        admin.create_topics([NewTopic(topic, WRITTEN_PARTITIONS, 3) for topic in topics]).raise_for_errors()
+    with ExitStack() as stack:
+        for writer in writers:
+            stack.enter_context(writer)
+        for broker in cluster.brokers.values():
+            wait_for_progress(writers, 50)
+            broker.stop()
+            wait_for_progress(writers, 50)
+            broker.start()
+            cluster.wait_until_in_sync(topics)
+        wait_for_progress(writers, 50)
+    check(writers)
 
 
 @pytest.mark.soak
