@@ -832,7 +832,7 @@ class ReplicaManager:
                 directory,
                 error.message,
             )
-        self._tell_of_room(directory)
+            self._tell_of_room(directory)
 
     def _tell_of_room(self, directory: Path) -> None:
         has_room = not self.room.is_full(directory)
