@@ -407,6 +407,10 @@ class ReplicaFetcher:
         for key in tuple(itertools.islice(self._to_name, NAMED_PER_REQUEST_MAX)):
             del self._to_name[key]
             followed = self._followed[key]
+            if not followed.partition.has_room:
+                # Its leader would let it into the ISR for what it holds, and it would have to leave again.
+                self._start(followed, self._wait_for_room(followed))
+                continue
             log = followed.partition.log
             followed.named_by = self._requests
             followed.named_offset = log.log_end_offset
@@ -610,8 +614,8 @@ class ReplicaFetcher:
             followed.changed.clear()
             start_offset, _ = await self._listed_offset(followed, _EARLIEST)
             if start_offset > log.log_end_offset:
-                return  # it starts over, which needs no room
-            if start_offset > log.log_start_offset:
+                await self._start_over(followed)  # which needs no room
+            elif start_offset > log.log_start_offset:
                 await self._owner.followers.open_log(followed.partition)
                 # What was deleted was committed.
                 log.advance_high_watermark(start_offset)
