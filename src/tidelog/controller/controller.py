@@ -462,6 +462,14 @@ class Controller:
 
     async def step_down(self, reason: str) -> None:
         """Give the role up, and leave it to others for a while; does nothing where this is not the controller."""
+        # Finished even if its caller goes away, as whoever works for the controller does once it has resigned: nobody
+        # else can take the role before it is released.
+        task = asyncio.get_running_loop().create_task(self._step_down(reason))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        await asyncio.shield(task)
+
+    async def _step_down(self, reason: str) -> None:
         async with self._lock:
             ledger = self._ledger
             if ledger is None:

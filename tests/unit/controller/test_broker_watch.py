@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 
 import pytest
@@ -15,7 +15,7 @@ from tidelog.controller.broker_watch import BrokerWatch
 from tidelog.controller.membership import Member, Membership
 from tidelog.metadata.faulty import Faults, FaultyStore
 from tidelog.metadata.memory import MemoryStore
-from tidelog.metadata.store import Session, Store
+from tidelog.metadata.store import Check, Op, Session, Store, TxnResult
 from tidelog.protocol import ErrorCode, KafkaError
 
 MakeController = Callable[..., Controller]
@@ -191,17 +191,27 @@ async def test_a_broker_that_is_alive_and_cut_off_is_fenced(
     assert cluster.controller.is_active
 
 
+class SlowStore(MemoryStore):
+    """A store that takes as long for a transaction as one on a disk or across a network."""
+
+    async def txn(self, checks: Sequence[Check], ops: Sequence[Op]) -> TxnResult:
+        await asyncio.sleep(0.01)
+        return await super().txn(checks, ops)
+
+
 async def test_a_controller_that_hears_of_too_few_leaves_the_role_to_another(
-    store: MemoryStore, make_controller: MakeController, closing: AsyncExitStack
+    make_controller: MakeController, closing: AsyncExitStack
 ) -> None:
+    store = SlowStore(poll_interval_ms=5)
     cluster = Cluster(store, make_controller(store), closing, silence_max_ms=SILENCE_MS)
     await cluster.start()
     other = make_controller(store, 1)
     await other.start()
     assert other.membership.current is not None
     members = {1: other.membership.current, 2: await cluster.join(2)}
-    for node_id, member in members.items():
-        await cluster.register(node_id, member.incarnation)
+    with cluster.controller.contact.asking(1), cluster.controller.contact.asking(2):
+        for node_id, member in members.items():
+            await cluster.register(node_id, member.incarnation)
     await asyncio.wait_for(other.wait_until_active(), 20)
     assert not cluster.controller.is_active
     # Nobody was fenced by the one that was cut off.
