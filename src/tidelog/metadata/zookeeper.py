@@ -180,6 +180,10 @@ class ZooKeeperStore:
                     break
             else:
                 return Unknown("the keys keep changing")
+            if owners and isinstance(result, Ok):
+                # The session's connection may be to another server than the one that reads are from, which may not
+                # know of this write yet. It does once it has answered a later one.
+                await self.barrier()
         except MetadataStoreError as error:
             return Unknown(str(error))
         if isinstance(result, Ok):

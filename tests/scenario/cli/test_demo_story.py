@@ -30,13 +30,15 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["pid"]):
         try:
-            if process.pid != os.getpid() and (
-                str(directory) in " ".join(process.cmdline()) or process.cwd().startswith(str(directory))
+            if (
+                process.pid != os.getpid()
+                and (str(directory) in " ".join(process.cmdline()) or process.cwd().startswith(str(directory)))
+                and process.status() != psutil.STATUS_ZOMBIE
             ):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return found
 
 
 @pytest.fixture

@@ -58,6 +58,21 @@ async def test_two_stores_see_each_others_writes(open_zookeeper: OpenStore) -> N
     assert await second.txn([("topics/a", ABSENT)], [Put("topics/a", b"2")]) == Conflict("topics/a")
 
 
+async def test_reads_know_of_what_was_written_for_a_session(open_zookeeper: OpenStore) -> None:
+    """A session has a connection of its own, as a rule to another server than the one that answers reads."""
+    for _ in range(6):
+        store = open_zookeeper()
+        session = await store.session(8_000)
+        for number in range(20):
+            value = b"%d" % number
+            written = await store.txn([], [Put("live/1", value, owner=session.id)])
+            assert isinstance(written, Ok), written
+            read = await store.get("live/1")
+            assert read is not None
+            assert (read.value, read.token) == (value, written.tokens["live/1"])
+        await session.close()
+
+
 async def test_keys_may_look_like_anything(open_zookeeper: OpenStore) -> None:
     store = open_zookeeper()
     keys = ["a", "a/b", "a/b/c", "a%2Fb", "a:", "a:/b", "t/.", "t/..", "t/ü ß", "t/100%"]
