@@ -1,8 +1,9 @@
 """Who leads a partition: the order of election.
 
 What always holds: an election never adds a member to an ISR, except that ISR = {leader} where the ISR was empty or the
-election was unclean; without `unclean` only a replica that has all committed records is elected. Epochs are left as
-they are: `partition_changes` raises them once, for all that happens to a partition in one change.
+election was unclean; without `unclean` only a replica that has all committed records is elected, or the last leader if
+every replica that had them has crashed since. Epochs are left as they are: `partition_changes` raises them once, for
+all that happens to a partition in one change.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def elect(state: PartitionState, rules: Rules, *, preferred: bool = False) -> Pa
     for node_id in state.replicas:
         if _may_lead(state, node_id, rules):
             return _led_by(state, node_id)
+    if not (state.isr or state.elr) and state.last_leader in rules.active:
+        # All who had everything have crashed, itself included, and nobody was ahead of it (KIP-966).
+        return replace(state, leader=state.last_leader, isr=(state.last_leader,))
     for node_id in state.replicas:
         if rules.unclean and node_id in rules.active:
             recovering = LeaderRecoveryState.RECOVERING

@@ -78,6 +78,8 @@ class PartitionState:
     removing: tuple[int, ...] = ()
     elr: tuple[int, ...] = ()
     recovery: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+    # Who led it before it had no leader; only while it has none.
+    last_leader: int = NO_LEADER
 
     @property
     def is_reassigned(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID, uuid_from_text, uuid_to_text
 from tidelog.common.light_dataclass import dataclass
-from tidelog.controller.image import BrokerInfo, LeaderRecoveryState, PartitionState, TopicImage
+from tidelog.controller.image import NO_LEADER, BrokerInfo, LeaderRecoveryState, PartitionState, TopicImage
 
 LAYOUT_VERSION: Final = 1
 
@@ -231,6 +231,8 @@ def _partition_record(state: PartitionState) -> Record:
             record[name] = members
     if state.recovery is not LeaderRecoveryState.RECOVERED:
         record["recovery"] = int(state.recovery)
+    if state.last_leader != NO_LEADER:
+        record["last_leader"] = state.last_leader
     return record
 
 
@@ -245,4 +247,5 @@ def _parse_partition(record: Record) -> PartitionState:
         removing=tuple(record.get("removing", ())),
         elr=tuple(record.get("elr", ())),
         recovery=LeaderRecoveryState(record.get("recovery", 0)),
+        last_leader=record.get("last_leader", NO_LEADER),
     )

@@ -38,6 +38,7 @@ def conclude(
     if draft.elr and _may_commit(draft, rules):
         # Elected from the ELR, and enough on its own: the others will lack what it commits.
         draft = replace(draft, elr=())
+    draft = replace(draft, last_leader=_last_leader(before, draft))
     is_replica_removed = not set(before.replicas) <= set(draft.replicas)
     if draft.leader != before.leader or is_replica_removed or new_leader_epoch:
         draft = replace(draft, leader_epoch=before.leader_epoch + 1)
@@ -76,7 +77,9 @@ def after_registration(
         # As if it had been seen to go: the leadership ends, then the ordinary election follows.
         draft = replace(draft, leader=NO_LEADER)
     is_unsure = draft.isr != state.isr or draft.elr != state.elr
-    return conclude(state, draft, rules, unsure={node_id} if is_unsure else (), new_leader_epoch=was_leader)
+    after = conclude(state, draft, rules, unsure={node_id} if is_unsure else (), new_leader_epoch=was_leader)
+    is_empty = not clean_shutdown and not same_disks and state.replicas != (node_id,)
+    return replace(after, last_leader=NO_LEADER) if is_empty and after.last_leader == node_id else after
 
 
 def check_isr_change(state: PartitionState, change: IsrChange, sender: int, brokers: Mapping[int, BrokerInfo]) -> None:
@@ -223,16 +226,28 @@ def _may_commit(state: PartitionState, rules: Rules) -> bool:
 def _without_unsure_member(state: PartitionState, node_id: int, *, same_disks: bool) -> PartitionState:
     """Without a replica that may have lost acknowledged records with its page cache (KIP-966).
 
-    Where no other replica is in the ISR or the ELR it stays: it is the last known leader, nobody has more than it,
-    and without it the partition would never come back. With new disks it has nothing, and others may have old records.
+    Where no other replica is in the ISR or the ELR, the last leader stays: nobody has more than it, and without it the
+    partition would never come back. With new disks it has nothing, and others may have old records.
     """
+    # A sole replica knows itself which of its files are missing: nobody else could have them.
+    keeps_files = same_disks or state.replicas == (node_id,)
+    if not keeps_files and state.last_leader == node_id:
+        state = replace(state, last_leader=NO_LEADER)
     isr, elr = _without(state.isr, {node_id}), _without(state.elr, {node_id})
     if len(isr) == len(state.isr) and len(elr) == len(state.elr):
         return state
-    # A sole replica knows itself which of its files are missing: nobody else could have them.
-    if (same_disks or state.replicas == (node_id,)) and not (isr or elr):
+    # Records from before last leaders were noted don't say who it was.
+    led_last = state.leader == node_id or state.last_leader in (node_id, NO_LEADER)
+    if keeps_files and led_last and not (isr or elr):
         return state
     return replace(state, isr=isr, elr=elr)
+
+
+def _last_leader(before: PartitionState, after: PartitionState) -> int:
+    """Who led a partition that has no leader now."""
+    if after.leader != NO_LEADER:
+        return NO_LEADER
+    return after.last_leader if before.leader == NO_LEADER else before.leader
 
 
 def _without(members: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:

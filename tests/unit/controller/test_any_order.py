@@ -118,7 +118,8 @@ class ClusterModel(RuleBasedStateMachine):
             self.check_elr(index, old, new)
             if new.leader != NO_LEADER and new.leader_epoch != old.leader_epoch:
                 members = {*old.isr, *old.elr, *joining}
-                self.check_leader(index, new, members, unclean=unclean or self.is_unclean_allowed)
+                last_leader = old.last_leader if old.leader == NO_LEADER else old.leader
+                self.check_leader(index, new, members, last_leader, unclean=unclean or self.is_unclean_allowed)
         return change.results
 
     @property
@@ -162,7 +163,9 @@ class ClusterModel(RuleBasedStateMachine):
         is_new = new.leader != old.leader or not set(old.replicas) <= set(new.replicas) or has_restarted
         assert new.leader_epoch == old.leader_epoch + is_new
 
-    def check_leader(self, index: int, new: PartitionState, members: set[int], *, unclean: bool) -> None:
+    def check_leader(
+        self, index: int, new: PartitionState, members: set[int], last_leader: int, *, unclean: bool
+    ) -> None:
         """A new leader has all that is committed, unless records may be given up, or nobody can have them."""
         if not self.brokers[new.leader].is_running:
             # Nobody has noticed that it is gone. It leads only once it has registered again, under another epoch.
@@ -171,7 +174,9 @@ class ClusterModel(RuleBasedStateMachine):
         is_unsure = (new.leader, index) in self.unsure
         gives_up = new.leader not in members or is_unsure
         # A sole replica is trusted even with new disks: nobody else could have what it lacks.
-        is_last = members == {new.leader} and ((new.leader, index) not in self.emptied or len(new.replicas) == 1)
+        has_files = (new.leader, index) not in self.emptied or len(new.replicas) == 1
+        nobody_is_sure = all((member, index) in self.unsure for member in members)
+        is_last = has_files and nobody_is_sure and (new.leader == last_leader or members == {new.leader})
         if gives_up and not is_last:
             assert unclean
             assert new.recovery is LeaderRecoveryState.RECOVERING

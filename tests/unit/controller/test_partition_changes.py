@@ -177,11 +177,36 @@ def test_a_leader_that_crashed_waits_for_the_replica_that_has_everything() -> No
     assert (back.leader, back.isr, back.elr) == (2, (2,), ())
 
 
-def test_the_last_that_may_have_everything_leads_even_after_a_crash() -> None:
+@pytest.mark.parametrize("first, second", [(1, 2), (2, 1)])
+def test_the_last_leader_leads_again_when_all_have_crashed(first: int, second: int) -> None:
+    """Whoever comes back: others may lack what it had, and it lacks nothing that they had (KIP-966)."""
     fenced = without_brokers(partition((1, 2), (1, 2), 1), {1, 2}, rules(min_isr=2))
-    fenced = after_registration(fenced, 1, rules(1, min_isr=2), clean_shutdown=False)
-    state = after_registration(fenced, 2, rules(1, 2, min_isr=2), clean_shutdown=False)
-    assert (state.leader, state.isr, state.elr, state.recovery) == (2, (2,), (), RECOVERED)
+    assert (fenced.leader, fenced.last_leader) == (NO_LEADER, 1)
+    one_back = after_registration(fenced, first, rules(first, min_isr=2), clean_shutdown=False)
+    assert (one_back.leader, one_back.isr, one_back.elr) == (NO_LEADER, (), (second,))
+    state = after_registration(one_back, second, rules(1, 2, min_isr=2), clean_shutdown=False)
+    assert (state.leader, state.isr, state.elr, state.recovery) == (1, (1,), (), RECOVERED)
+    assert state.last_leader == NO_LEADER
+
+
+def test_a_last_leader_with_new_disks_does_not_lead_again() -> None:
+    fenced = without_brokers(partition((1, 2), (1, 2), 1), {1, 2}, rules(min_isr=2))
+    back = after_registration(fenced, 1, rules(1, min_isr=2), clean_shutdown=False, same_disks=False)
+    assert (back.leader, back.elr, back.last_leader) == (NO_LEADER, (2,), NO_LEADER)
+    state = after_registration(back, 2, rules(1, 2, min_isr=2), clean_shutdown=False)
+    assert (state.leader, state.isr) == (2, (2,))
+
+
+def test_a_leader_that_restarts_with_new_disks_is_forgotten() -> None:
+    state = after_registration(
+        partition((1, 2), (1,), 1, elr=(2,)), 1, rules(1, min_isr=2), clean_shutdown=False, same_disks=False
+    )
+    assert (state.leader, state.elr, state.last_leader) == (NO_LEADER, (2,), NO_LEADER)
+
+
+def test_the_last_eligible_leads_after_a_crash_where_the_last_leader_is_not_known() -> None:
+    state = after_registration(partition((1, 2), (), NO_LEADER, elr=(2,)), 2, rules(1, 2), clean_shutdown=False)
+    assert (state.leader, state.isr) == (2, (2,))
 
 
 def test_a_broker_with_new_disks_has_nothing_to_lead_with() -> None:

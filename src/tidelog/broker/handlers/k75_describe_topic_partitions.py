@@ -100,6 +100,6 @@ def _partition(index: int, state: PartitionState, live: frozenset[int]) -> Descr
         replica_nodes=list(state.replicas),
         isr_nodes=list(state.isr),
         eligible_leader_replicas=list(state.elr),
-        last_known_elr=[],
+        last_known_elr=[] if state.last_leader == NO_LEADER else [state.last_leader],
         offline_replicas=[replica for replica in state.replicas if replica not in live],
     )
