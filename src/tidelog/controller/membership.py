@@ -108,7 +108,10 @@ class Membership:
         """End the session, and with it all that it owns."""
         await stop_background(self._keeper)
         self._state.set(None)
-        await self._close_session()
+        try:
+            await self._close_session()
+        except MetadataStoreError as error:
+            logger.warning("broker %d leaves its session to end by itself: %s", self._node_id, error)
 
     async def _keep(self) -> None:
         """Become a member again whenever the session is lost."""

@@ -146,12 +146,17 @@ class SimulatedDisk:
             for patch in patches:
                 patch.stop()
 
-    def power_cut(self, target: Path, rng: random.Random) -> None:
-        """Write to a new directory what the disk may hold after a power cut now."""
+    def power_cut(self, target: Path, rng: random.Random, source: Path | None = None) -> None:
+        """Write to a new directory what the disk, or a directory of it, may hold after a power cut now."""
         style = rng.choice(("all", "flushed", "mixed", "mixed", "mixed"))
-        inode = os.stat(self._root).st_ino
-        self._observe(Path(self._root))
-        self._write_tree(self._directories[inode], target, style, rng)
+        source = source or Path(self._root)
+        self._observe(source)
+        self._write_tree(self._directories[os.stat(source).st_ino], target, style, rng)
+
+    def adopt(self, path: Path) -> None:
+        """What was put there by others has been there for long."""
+        self._observe(path.parent)
+        self._adopt(path)
 
     def _write_tree(self, directory: _Directory, target: Path, style: str, rng: random.Random) -> None:
         target.mkdir()

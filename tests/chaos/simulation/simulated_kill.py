@@ -1,4 +1,4 @@
-"""Kills simulated processes in the middle of what they write.
+"""Kills simulated processes in the middle of what they write, and lets the disks of their machines fail or fill up.
 
 What always holds: every call by which Python code of a simulated process changes files passes through here, and may be
 the last of that process; a write to a log may be done in part first. What the dead still try to change, while their
@@ -8,6 +8,7 @@ killed between its transactions only.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from simulated_loop import Process, SimulatedLoop
 
 _CHANGES = ("pwrite", "write", "ftruncate", "truncate", "rename", "replace", "unlink", "remove", "mkdir", "rmdir")
 _WRITES = ("pwrite", "write")
+_TAKE_ROOM = ("pwrite", "write", "mkdir")
 
 
 class KillSwitch:
@@ -27,11 +29,21 @@ class KillSwitch:
     def __init__(self, loop: SimulatedLoop) -> None:
         self._loop = loop
         self._countdowns: dict[Process, tuple[int, float]] = {}
+        # Machines of which the disk refuses what would take room, or everything, with this error.
+        self._disk_errors: dict[str, int] = {}
         self.mid_write = 0
+        self.refused = 0
 
     def kill_at(self, process: Process, changes: int, torn_share: float = 0.0) -> None:
         """Kill it instead of the change after so many, of which this share is done if it is a write to a log."""
         self._countdowns[process] = changes, torn_share
+
+    def break_disk(self, host: str, error: int) -> None:
+        """ENOSPC: the disk is full, and names can still be removed or changed. EIO: it fails."""
+        self._disk_errors[host] = error
+
+    def repair_disks(self) -> None:
+        self._disk_errors.clear()
 
     def spare_all(self) -> None:
         """Nobody is to be killed any more."""
@@ -60,6 +72,10 @@ class KillSwitch:
                 if left == 0:
                     self._kill(process, real if name in _WRITES else None, args, torn_share)
                 self._countdowns[process] = left - 1, torn_share
+            error = self._disk_errors.get(process.host)
+            if error is not None and (error != errno.ENOSPC or name in _TAKE_ROOM):
+                self.refused += 1
+                raise OSError(error, os.strerror(error))
             return real(*args, **kwargs)
 
         return change

@@ -12,7 +12,6 @@ It knows neither disks nor networks: those call `schedule`, and tell it by `set_
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import heapq
 import itertools
@@ -32,6 +31,9 @@ _THREAD_S_MEAN = 0.002
 """How long work for a thread waits and takes, on average."""
 
 
+_TICK_S = 1e-9
+_CLEAN_UPS_MAX = 50
+
 # Which process a task belongs to: one that waits for a task of another process goes on in its own.
 _OWNER: contextvars.ContextVar[Process] = contextvars.ContextVar("_OWNER")
 
@@ -43,8 +45,12 @@ class SimulationError(AssertionError):
 class Process:
     """Something that runs by itself and can die by itself."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, host: str) -> None:
         self.name = name
+        # The machine it runs on: a restarted broker is another process on the same one.
+        self.host = host
+        # How much longer its work for threads takes than usual, for disks that are slow.
+        self.thread_slowness = 1.0
         self.is_alive = True
         self.is_paused = False
         self.ready: deque[asyncio.Handle] = deque()
@@ -81,8 +87,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # Processes
 
-    def process(self, name: str) -> Process:
-        made = Process(name)
+    def process(self, name: str, host: str | None = None) -> Process:
+        made = Process(name, host or name)
         self._processes.append(made)
         return made
 
@@ -105,14 +111,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # Running
 
-    def run(self, work: Coroutine[Any, Any, T], limit_s: float) -> T:
-        """Run everybody until this is done; raises what it raises, and SimulationError when time is up."""
+    def run(self, work: Coroutine[Any, Any, T], limit_s: float, steps_max: int = sys.maxsize) -> T:
+        """Run everybody until this is done; raises what it raises, and SimulationError when time or steps are up."""
         asyncio._set_running_loop(self)
         try:
             task = self.spawn(self.outside, work)
             while not task.done():
                 if self._time_s > limit_s:
                     raise SimulationError(f"not done after {limit_s:.0f} s of simulated time: {task}")
+                if self.steps > steps_max:
+                    raise SimulationError(f"not done after {steps_max} steps: {task}")
                 self._step()
             return task.result()
         finally:
@@ -129,7 +137,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if not self._timers:
             raise SimulationError("everybody waits for something that will not happen")
         due_s, _, process, handle = heapq.heappop(self._timers)
-        self._time_s = max(self._time_s, due_s)
+        # On a clock that stands still, who works in milliseconds could wait for ever for the last billionth of one.
+        self._time_s = max(self._time_s + _TICK_S, due_s)
         if process.is_alive and not handle.cancelled():
             process.ready.append(handle)
 
@@ -154,9 +163,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             for task in self._tasks:
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio would complain of it
-                    work = task.get_coro()
-                    with contextlib.suppress(BaseException):
-                        work.close()
+                    _end(task.get_coro())
             self._tasks.clear()
         asyncio._set_running_loop(None)
 
@@ -215,7 +222,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             else:
                 future.set_result(result)
 
-        due_s = self._time_s + self._random.expovariate(1 / _THREAD_S_MEAN)
+        due_s = self._time_s + self._random.expovariate(1 / _THREAD_S_MEAN) * self.current.thread_slowness
         if isinstance(executor, ThreadPoolExecutor) and executor._max_workers == 1:
             due_s = max(due_s, self._single_threads.get(executor, 0.0))
             self._single_threads[executor] = due_s
@@ -243,11 +250,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]  # as above
         assert not args
-        self._readers[fd] = self.current, callback
-        self._look_at(fd)
+        number = _number_of(fd)
+        self._readers[number] = self.current, callback
+        self._look_at(number)
 
     def remove_reader(self, fd: Any) -> bool:
-        return self._readers.pop(fd, None) is not None
+        return self._readers.pop(_number_of(fd), None) is not None
 
     def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]  # as above
         raise SimulationError("simulated sockets take everything at once")
@@ -274,3 +282,20 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         if entry is not None and is_readable is not None and is_readable():
             entry[1]()
             self._look_at(fd)
+
+
+def _end(work: Any) -> None:
+    """Close a coroutine, however often its clean-up waits for something."""
+    for _ in range(_CLEAN_UPS_MAX):
+        try:
+            work.close()
+        except RuntimeError:
+            continue  # it has ignored its end so far
+        except BaseException:  # noqa: BLE001 - what the dead raise, nobody hears
+            return
+        return
+
+
+def _number_of(fd: Any) -> int:
+    """asyncio takes file descriptors and what has one."""
+    return fd if isinstance(fd, int) else int(fd.fileno())

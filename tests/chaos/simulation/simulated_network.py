@@ -3,7 +3,9 @@
 What always holds: the bytes of a connection arrive in order or the connection breaks, as with TCP; what was sent before
 an end was closed, or its process killed, may still arrive, unless its sender is one for whom only requests that are
 not `may_be_late` are safe: then it is lost with the connection. What is lost on a broken connection can't be told from
-what was only not answered. A broker has sockets of the usual kind; clients have `ClientConnection`.
+what was only not answered. What a machine sends to another that it is cut off from is lost with its connection, which
+both ends notice only after a while; a cut may be in one direction. A broker, and the real client, have sockets of the
+usual kind; simple clients have `ClientConnection`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import os
 import random
 import struct
 from collections import deque
@@ -20,6 +23,12 @@ from typing import Any
 from simulated_loop import Process, SimulatedLoop
 
 _FIRST_FD = 1_000_000
+ANY_ADDRESS = ("127.0.0.1", 9092)
+
+# A connection over which nothing arrives any more is given up by the kernel, or by who waits for an answer.
+_CUT_NOTICED_S = (0.5, 10.0)
+# Connecting to a machine that is cut off: those who wait have time-outs of their own.
+_UNREACHABLE_S = 60.0
 _SIZE = struct.Struct(">i")
 
 
@@ -43,9 +52,17 @@ class SimulatedSocket:
     """One end of a connection, as far as a broker uses it."""
 
     def __init__(
-        self, network: SimulatedNetwork, process: Process, fd: int, *, is_client: bool, may_be_late: bool
+        self,
+        network: SimulatedNetwork,
+        process: Process,
+        fd: int,
+        address: tuple[str, int],
+        *,
+        is_client: bool,
+        may_be_late: bool,
     ) -> None:
         self._network = network
+        self._address = address
         self.process = process
         # Its own: a broker that stops closes its connections in any order.
         self.random = random.Random(network.seed + fd)
@@ -66,7 +83,7 @@ class SimulatedSocket:
         return self._fd
 
     def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 9092
+        return self._address
 
     def setblocking(self, flag: bool) -> None:
         """It never blocks."""
@@ -113,8 +130,9 @@ class SimulatedSocket:
 class SimulatedListener:
     """A listening socket."""
 
-    def __init__(self, network: SimulatedNetwork, process: Process, fd: int) -> None:
+    def __init__(self, network: SimulatedNetwork, process: Process, fd: int, address: tuple[str, int]) -> None:
         self.process = process
+        self.address = address
         self.waiting: deque[SimulatedSocket] = deque()
         self.is_accepting = True
         self._network = network
@@ -124,7 +142,7 @@ class SimulatedListener:
         return self._fd
 
     def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 9092
+        return self.address
 
     def accept(self) -> tuple[SimulatedSocket, tuple[str, int]]:
         if not self.waiting:
@@ -137,7 +155,7 @@ class SimulatedListener:
 
 
 class SimulatedNetwork:
-    """All connections of one simulation; one broker listens."""
+    """All connections of one simulation."""
 
     def __init__(self, loop: SimulatedLoop, rng: random.Random, weather: Weather) -> None:
         self.weather = weather
@@ -145,43 +163,83 @@ class SimulatedNetwork:
         self.seed = rng.getrandbits(64)
         self._random = rng
         self._fds = itertools.count(_FIRST_FD)
-        self._listener: SimulatedListener | None = None
+        self._listeners: dict[tuple[str, int], SimulatedListener] = {}
+        self._sockets: dict[int, SimulatedSocket] = {}
         self._open: dict[Process, dict[SimulatedSocket, None]] = {}
+        # From whom to whom nothing arrives, by the names of machines.
+        self._cuts: set[tuple[str, str]] = set()
         self.broken = 0
         self.late = 0
+        self.lost_to_cuts = 0
 
-    def listen(self) -> SimulatedListener:
+    # Cuts
+
+    def cut(self, sender: str, receiver: str) -> None:
+        """Nothing that one machine sends arrives at the other any more."""
+        self._cuts.add((sender, receiver))
+
+    def heal(self) -> None:
+        self._cuts.clear()
+
+    def is_cut(self, sender: str, receiver: str) -> bool:
+        return (sender, receiver) in self._cuts
+
+    # Connections
+
+    def listen(self, address: tuple[str, int] = ANY_ADDRESS) -> SimulatedListener:
         process = self._loop.current
-        listener = self._listener = SimulatedListener(self, process, next(self._fds))
+        listener = SimulatedListener(self, process, next(self._fds), address)
+        if address in self._listeners:
+            raise OSError(errno.EADDRINUSE, "address already in use")
+        self._listeners[address] = listener
         process.on_death.append(lambda: self.stop_listening(listener))
         return listener
 
     def stop_listening(self, listener: SimulatedListener) -> None:
         self._loop.forget(listener.fileno())
-        if self._listener is listener:
-            self._listener = None
+        if self._listeners.get(listener.address) is listener:
+            del self._listeners[listener.address]
         for socket in listener.waiting:
             socket.close()
 
-    async def connect(self, *, may_be_late: bool = False) -> ClientConnection:
+    async def connect(self, *, may_be_late: bool = False, address: tuple[str, int] = ANY_ADDRESS) -> ClientConnection:
         """Connect to whoever listens; raises ConnectionError."""
+        return ClientConnection(await self.dial(address, may_be_late=may_be_late), self._loop)
+
+    async def dial(self, address: tuple[str, int], *, may_be_late: bool = False) -> SimulatedSocket:
+        """A socket that is connected; raises ConnectionError."""
+        process = self._loop.current
         await asyncio.sleep(self._delay_s(self._random))
-        listener = self._listener
+        listener = self._listeners.get(address)
         if listener is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "connection refused")
-        near = self._socket(self._loop.current, is_client=True, may_be_late=may_be_late)
-        far = self._socket(listener.process, is_client=False, may_be_late=False)
+        there = listener.process.host
+        if self.is_cut(process.host, there) or self.is_cut(there, process.host):
+            await asyncio.sleep(_UNREACHABLE_S)
+            raise TimeoutError(errno.ETIMEDOUT, "connection timed out")
+        near = self._socket(process, address, is_client=True, may_be_late=may_be_late)
+        far = self._socket(listener.process, address, is_client=False, may_be_late=False)
         near.peer, far.peer = far, near
         listener.waiting.append(far)
         self._loop.set_readable(listener.fileno(), lambda: bool(listener.waiting))
-        return ClientConnection(near, self._loop)
+        return near
 
-    def _socket(self, process: Process, *, is_client: bool, may_be_late: bool) -> SimulatedSocket:
+    def sendfile(self, socket_fd: int, file_fd: int, position: int, size_bytes: int) -> int:
+        """`os.sendfile` for these sockets."""
+        return self._sockets[socket_fd].send(os.pread(file_fd, size_bytes, position))
+
+    def owns(self, fd: int) -> bool:
+        return fd in self._sockets
+
+    def _socket(
+        self, process: Process, address: tuple[str, int], *, is_client: bool, may_be_late: bool
+    ) -> SimulatedSocket:
         if process not in self._open:
             self._open[process] = {}
             process.on_death.append(lambda: self._end_all(process))
-        socket = SimulatedSocket(self, process, next(self._fds), is_client=is_client, may_be_late=may_be_late)
+        socket = SimulatedSocket(self, process, next(self._fds), address, is_client=is_client, may_be_late=may_be_late)
         self._open[process][socket] = None
+        self._sockets[socket.fileno()] = socket
         return socket
 
     def _end_all(self, process: Process) -> None:
@@ -190,6 +248,10 @@ class SimulatedNetwork:
 
     def transmit(self, sender: SimulatedSocket, data: bytes) -> None:
         if not sender.process.is_alive or sender.is_cut:
+            return
+        assert sender.peer is not None
+        if self.is_cut(sender.process.host, sender.peer.process.host):
+            self._lose(sender)
             return
         if sender.random.random() < self.weather.break_share:
             self._break(sender)
@@ -204,8 +266,14 @@ class SimulatedNetwork:
     def ended(self, sender: SimulatedSocket) -> None:
         """One end is closed; the other learns of it behind all that was sent."""
         self._loop.forget(sender.fileno())
+        self._sockets.pop(sender.fileno(), None)
         self._open.get(sender.process, {}).pop(sender, None)
-        if not sender.is_cut:
+        assert sender.peer is not None
+        if sender.is_cut:
+            return
+        if self.is_cut(sender.process.host, sender.peer.process.host):
+            self._lose(sender)
+        else:
             self._deliver(sender, _end)
 
     def _break(self, sender: SimulatedSocket) -> None:
@@ -217,6 +285,15 @@ class SimulatedNetwork:
             self._loop.schedule(
                 socket.process, self._loop.time() + self._delay_s(socket.random), self._notice_break, socket
             )
+
+    def _lose(self, sender: SimulatedSocket) -> None:
+        """What is sent across a cut is lost, and the connection with it; what comes the other way still arrives."""
+        self.lost_to_cuts += 1
+        sender.is_cut = True
+        for socket in (sender, sender.peer):
+            assert socket is not None
+            noticed_s = self._loop.time() + socket.random.uniform(*_CUT_NOTICED_S)
+            self._loop.schedule(socket.process, noticed_s, self._notice_break, socket)
 
     def _notice_break(self, socket: SimulatedSocket) -> None:
         socket.is_broken = True

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from simulated_broker import SimulatedBroker
+from simulated_broker import Machines, SimulatedBroker
 from simulated_client import Question, RefusedError, SimulatedClient
 from simulated_clock import SimulatedClock
 from simulated_kill import KillSwitch
@@ -78,10 +78,9 @@ class TransactionRun:
         self._network = SimulatedNetwork(self._loop, self._rng(), self._plan.weather)
         self._kills = KillSwitch(self._loop)
         self._clock = SimulatedClock(self._loop)
+        self._machines = Machines(self._loop, self._network, self._kills)
         self._broker = SimulatedBroker(
-            self._loop,
-            self._network,
-            self._kills,
+            self._machines,
             base,
             {
                 "offsets.topic.num.partitions": 2,
@@ -135,7 +134,7 @@ class TransactionRun:
     # The run
 
     def run(self) -> Outcome:
-        with self._broker.installed(self._rng()):
+        with self._machines.installed(self._rng()):
             # What a killed process was doing must not be collected while others run.
             gc.disable()
             try:

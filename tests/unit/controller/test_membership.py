@@ -127,3 +127,19 @@ async def test_a_failed_join_leaves_no_session(store: MemoryStore, closing: Asyn
     with pytest.raises(MetadataStoreError, match="the disk is full"):
         await membership(FailingStore(store), closing).join()
     assert not store._sessions
+
+
+async def test_a_member_leaves_though_the_store_is_away(
+    store: MemoryStore, closing: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that stops, or gives up its start, then ends as it should; the store ends the session in time."""
+    member = membership(store, closing)
+    await member.join()
+
+    async def fail(_: str) -> None:
+        raise MetadataStoreError("nobody answers")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(store, "end_session", fail)
+        await member.close()
+    assert "leaves its session to end by itself: nobody answers" in caplog.text

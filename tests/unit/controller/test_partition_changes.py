@@ -177,7 +177,7 @@ def test_a_leader_that_crashed_waits_for_the_replica_that_has_everything() -> No
     assert (back.leader, back.isr, back.elr) == (2, (2,), ())
 
 
-@pytest.mark.parametrize("first, second", [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1)])
 def test_the_last_leader_leads_again_when_all_have_crashed(first: int, second: int) -> None:
     """Whoever comes back: others may lack what it had, and it lacks nothing that they had (KIP-966)."""
     fenced = without_brokers(partition((1, 2), (1, 2), 1), {1, 2}, rules(min_isr=2))
