@@ -25,7 +25,7 @@ from simulated_disk import SimulatedDisk
 from simulated_kill import KillSwitch
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import SimulatedNetwork
-from tidelog.broker import coordinator_service, group_timers, half_closed, replica_fetcher, turns
+from tidelog.broker import coordinator_service, disk_room, group_timers, half_closed, replica_fetcher, turns
 from tidelog.broker.handlers import k00_produce
 from tidelog.client.address import Address
 from tidelog.client.network import connection as connection_module
@@ -141,6 +141,7 @@ class Machines:
                 (uuid, "uuid4", new_uuid),
                 (os, "sendfile", send_file),
                 (boot_id, "_read", read_id),
+                (disk_room, "has_room", lambda _: not self.kills.is_full(loop.current.host)),
                 (connection_module, "_resolve", resolve),
                 (connection_module, "_connect_to", connect),
                 (time, "monotonic", loop.time),

@@ -42,6 +42,9 @@ class KillSwitch:
         """ENOSPC: the disk is full, and names can still be removed or changed. EIO: it fails."""
         self._disk_errors[host] = error
 
+    def is_full(self, host: str) -> bool:
+        return self._disk_errors.get(host) == errno.ENOSPC
+
     def repair_disks(self) -> None:
         self._disk_errors.clear()
 
