@@ -58,9 +58,9 @@ def test_a_seed_decides_everything(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(8 * 3600)
 def test_thousands_of_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = int(os.environ.get("TIDELOG_CLUSTER_SEED", time.time_ns() // 1_000_000))
-    count = int(os.environ.get("TIDELOG_CLUSTER_SEEDS", "10000"))
+    first = int(os.environ.get("SIMULATION_SEED", time.time_ns() // 1_000_000))
+    count = int(os.environ.get("SIMULATION_SEEDS", "10000"))
     with capsys.disabled():
-        print(f"\n{count} runs from TIDELOG_CLUSTER_SEED={first} on")
+        print(f"\n{count} runs from SIMULATION_SEED={first} on")
     for start in range(first, first + count, CHUNK):
         run_seeds(start, min(CHUNK, first + count - start), tmp_path)

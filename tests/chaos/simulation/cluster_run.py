@@ -529,7 +529,7 @@ def run_seed(seed: int, base: Path, without: Collection[str] = ()) -> Outcome:
     try:
         return run.run()
     except BaseException as error:
-        error.add_note(f"TIDELOG_CLUSTER_SEED={seed}: CONTRIBUTING.md says how to run it again")
+        error.add_note(f"SIMULATION_SEED={seed}: CONTRIBUTING.md says how to run it again")
         for told in run.errors[-_ERRORS_SHOWN:]:
             error.add_note(f"an application was told: {told}")
         raise
