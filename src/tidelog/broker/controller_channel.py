@@ -19,6 +19,7 @@ from tidelog.broker.request_context import RequestContext
 from tidelog.client.address import Address
 from tidelog.client.errors import ClientError, ConnectError, RequestTimeoutError, UnsupportedVersionError
 from tidelog.common.steps import run_with_pauses
+from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import Api, ErrorCode, KafkaError, response_class
 
 if TYPE_CHECKING:
@@ -130,11 +131,17 @@ async def handle_locally(api: Api, request: object, services: BrokerServices) ->
     context = RequestContext(api, handler.version_max, services)
     try:
         return await run_handler(handler, request, context)
-    except KafkaError as error:
+    except (KafkaError, MetadataStoreError) as failure:
+        error = as_kafka_error(failure)
         response = failure_response(handler, error.code, error.message)
         if response is None:
-            raise
+            raise error from failure
         return response
+
+
+def as_kafka_error(error: KafkaError | MetadataStoreError) -> KafkaError:
+    """What clients and brokers are told. A store that is away may be back soon, so it is an error to retry after."""
+    return error if isinstance(error, KafkaError) else KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
 
 async def run_handler(handler: Handler, request: object, context: RequestContext) -> object:

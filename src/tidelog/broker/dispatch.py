@@ -315,6 +315,8 @@ class Dispatcher:
         else:
             self._log_failure(exchange, error)
             code, message = ErrorCode.UNKNOWN_SERVER_ERROR, None
+            if isinstance(error, MetadataStoreError):
+                code, message = ErrorCode.KAFKA_STORAGE_ERROR, str(error)
         response = failure_response(exchange.handler, code, message)
         if response is None:
             raise CloseConnection(f"{exchange.handler.api.name} failed: {error}") from error

@@ -19,6 +19,7 @@ from tidelog.broker.registry import CloseConnection, Handler, handles
 from tidelog.broker.request_context import ClientSession, RequestContext
 from tidelog.broker.services import BrokerServices, FeatureRange
 from tidelog.common.steps import Steps
+from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import (
     ErrorCode,
     KafkaError,
@@ -209,6 +210,17 @@ class TestHandlers:
         assert response.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
         assert caplog.records[0].levelno == logging.ERROR
         assert caplog.records[0].exc_info
+
+    def test_a_store_that_is_away_is_an_error_to_retry_after(
+        self, handlers: dict[int, Handler], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def handle(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+            raise MetadataStoreError("nobody answers")
+
+        exchange = _dispatcher().start(_heartbeat(handlers, handle), ClientSession(), HOLDER)
+        response = decode(HeartbeatResponse, _answer(exchange), 0)
+        assert response.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert not caplog.records[0].exc_info
 
     def test_a_kafka_error_is_told_as_it_is(self, handlers: dict[int, Handler]) -> None:
         def handle(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
