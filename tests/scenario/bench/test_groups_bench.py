@@ -87,7 +87,7 @@ def test_too_few_answers_spoil_the_measurement(tmp_path: Path, monkeypatch: pyte
 def test_a_broker_that_does_not_answer_is_named(broker: Broker) -> None:
     with closing(Crowd(broker.port)) as crowd:
         crowd.add(["group"])
-        with pytest.raises(MeasurementError, match="gave up after .*: a join that nobody sent"):
+        with pytest.raises(MeasurementError, match=r"gave up after .*: a join that nobody sent"):
             crowd.run(crowd.all_stable, "a join that nobody sent", 0.05)
 
 
