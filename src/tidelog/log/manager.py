@@ -333,7 +333,8 @@ class LogManager:
             owner = self._owners[item.path.parent]
             return open_log(topic, partition, item.path, topic_id, config, self._clock, item.known, progress, owner)
         except (OSError, CorruptCheckpointError) as error:
-            raise LogStorageError(f"partition {topic}-{partition} can't be opened: {error}") from error
+            kind = NoRoomError if isinstance(error, OSError) and is_out_of_room(error) else LogStorageError
+            raise kind(f"partition {topic}-{partition} can't be opened: {error}") from error
 
     def _finish_cut_off_move(self, path: Path) -> None:
         """Forget that a log was moved here, once it is on disk that it has left the directory where it was."""
@@ -413,7 +414,13 @@ class LogManager:
         *,
         leader_epoch: int = UNDEFINED_EPOCH,
     ) -> PartitionLog:
-        """The log with these settings; refuses one that belongs to another topic of the same name. Blocks."""
+        """The log with these settings; refuses one that belongs to another topic of the same name. Blocks.
+
+        One that a full disk kept from being opened is opened now, if there is room.
+        """
+        failure, item = self._offline.get((topic, partition), (None, None))
+        if item is not None and isinstance(failure, NoRoomError):
+            self._open_again(item, config)
         log = self.get(topic, partition)
         if log is None:
             return self.create(topic, partition, topic_id, config, leader_epoch=leader_epoch)
@@ -425,6 +432,13 @@ class LogManager:
             )
         log.update_config(config)
         return log
+
+    def _open_again(self, item: _Found, config: LogConfig) -> None:
+        log = self._open_log({item.key[0]: config}, item, RecoveryProgress())
+        del self._offline[item.key]
+        self._take_in(item.key, log)
+        if log.recovery_point < item.known.recovery_point:
+            self.checkpoint()
 
     def _choose_directory(self) -> LogDirectory:
         online = self._directories.online

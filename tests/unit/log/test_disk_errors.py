@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidelog.log import LogConfig, LogStorageError, NoRoomError
+from tidelog.log import LogConfig, LogStorageError, NoRoomError, PartitionLog
 from tidelog.protocol import ErrorCode
 from tidelog.records import Record
 
@@ -229,3 +229,23 @@ def test_a_log_on_a_full_disk_can_be_cut(store: Store, make_batch: MakeBatch, mo
 
 def full_disk_at_once(fd: int, data: memoryview, position: int = 0) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_log_that_a_full_disk_kept_closed_is_opened_once_there_is_room(
+    store: Store, make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = store.create()
+    log.append_as_leader(make_batch([b"a"]), leader_epoch=0)
+    assert log.topic_id is not None
+    topic_id = log.topic_id
+    store.stop(clean=False)
+
+    def no_room(*_: object, **__: object) -> PartitionLog:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patches:
+        patches.setattr("tidelog.log.manager.open_log", no_room)
+        manager = store.start()
+        with pytest.raises(NoRoomError, match="can't be opened"):
+            manager.get_or_create("topic", 0, topic_id, LogConfig())
+    assert manager.get_or_create("topic", 0, topic_id, LogConfig()).log_end_offset == 1
