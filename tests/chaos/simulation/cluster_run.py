@@ -384,9 +384,8 @@ class ClusterRun:
         """Put in good disks; a broker looks at a disk that has failed when it starts."""
         self._kills.repair_disks()
         for broker in self._brokers.values():
-            if broker.server is not None and any(
-                each.offline_reason for each in broker.server.services.logs.directories
-            ):
+            logs = broker.server.services.logs if broker.server is not None else None
+            if logs is not None and (logs._offline or any(each.offline_reason for each in logs.directories)):
                 broker.kill()
 
     def _pause(self, broker: SimulatedBroker, pause_s: float) -> None:
