@@ -1,14 +1,13 @@
 """Files and directories that survive a power cut: what must be forced to disk, and in which order.
 
 What always holds: when a function here returns, what it wrote is on disk under the name it was given. The content is
-forced before the name, so a name never leads to a file that is empty or half written. The broker's log has rules of its
-own and does not use this.
+forced before the name, so a name never leads to a file that is empty or half written. The broker's log has rules of
+its own for its files.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 
@@ -31,7 +30,7 @@ def make_directory(directory: Path) -> None:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file as a whole, in one step: readers find the old content or the new."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -46,7 +45,7 @@ def replace_file(path: Path, text: str) -> None:
 
 def replace_link(link: Path, target: str) -> None:
     """Make a symbolic link with this target in one step, whatever the name led to before."""
-    temporary = link.with_name(f".{link.name}.{secrets.token_hex(6)}")
+    temporary = link.with_name(f".{link.name}.{os.urandom(6).hex()}")
     os.symlink(target, temporary)
     os.replace(temporary, link)
     sync_path(link.parent)

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tidelog.common.durable_files import make_directory
 from tidelog.common.ids import random_uuid, uuid_from_text, uuid_to_text
 from tidelog.log.boot_id import BOOT_ID_FILE, was_machine_down, write_boot_id
 from tidelog.log.checkpoints import (
@@ -80,7 +81,7 @@ class LogDirectory:
     def lock(self) -> None:
         """Lock the directory for this process; raises DataDirectoryLockedError if another process has it."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_directory(self.path)
             self._lock()
         except OSError as error:
             raise DataDirectoryError(f"can't use the data directory {self.path}: {error}") from error

@@ -37,6 +37,7 @@ from tidelog.broker.txn_coordinators import TransactionCoordinators
 from tidelog.broker.txn_markers import ClusterMarkerWriter
 from tidelog.broker.txn_service import TransactionService
 from tidelog.common.clock import Clock, SystemClock
+from tidelog.common.durable_files import make_directory
 from tidelog.common.endpoint import Endpoint, parse_endpoint
 from tidelog.common.ids import uuid_to_text
 from tidelog.common.scheduler import Scheduler
@@ -222,7 +223,7 @@ class BrokerServer:
 
     async def _open_store(self) -> Store:
         try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            make_directory(self.data_dir)
         except OSError as error:
             raise StartError(f"can't use the data directory {self.data_dir}: {error.strerror}") from error
         try:

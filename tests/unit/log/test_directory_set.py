@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from simulated_disk import SimulatedDisk
 from tidelog.common.clock import VirtualClock
 from tidelog.common.ids import random_uuid
 from tidelog.log import (
@@ -21,6 +23,7 @@ from tidelog.log import (
     LogManager,
     LogStorageError,
 )
+from tidelog.log.directory import LogDirectory
 from tidelog.log.directory_set import DirectorySet
 from tidelog.records import Record
 
@@ -159,3 +162,16 @@ def test_a_partition_in_two_directories(
         assert served is not None
         assert served.log_end_offset == 1
         assert len(list(tmp_path.glob("*/*-stray"))) == 1
+
+
+def test_a_new_data_directory_survives_a_power_cut(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "shelf").mkdir()
+    disk = SimulatedDisk(tmp_path / "disk", tmp_path / "shelf")
+    with disk.installed():
+        directory = LogDirectory(tmp_path / "disk" / "data" / "broker-1", lambda path, reason: None)
+        directory.lock()
+        directory.unlock()
+        for seed in range(10):
+            disk.power_cut(tmp_path / f"after-{seed}", random.Random(seed))
+    assert all((tmp_path / f"after-{seed}" / "data" / "broker-1").is_dir() for seed in range(10))
