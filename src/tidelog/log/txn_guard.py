@@ -67,8 +67,14 @@ class TransactionGuards:
         """Raise KafkaError unless the batch may start a transaction."""
         if guard is NOT_ASKED:
             return
-        if guard is None or self._guards.get(header.producer_id) is not guard:
+        if guard is None:
             raise KafkaError(ErrorCode.INVALID_TXN_STATE, "the batch is not part of an open transaction")
+        if self._guards.get(header.producer_id) is not guard:
+            # The answer may have been about a transaction that has ended since, or about one that began after the
+            # marker came which revoked the guard. Every producer sends the batch again, and the coordinator is asked.
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS, "a transaction of the producer ended while its coordinator was asked"
+            )
         if check_sequence and header.base_sequence > guard.lowest_sequence:
             raise KafkaError(
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,

@@ -251,9 +251,28 @@ def test_an_answer_that_comes_after_the_end_opens_nothing(run: Run) -> None:
         await coordinator.was_asked.wait()
         end(node)
         coordinator.may_answer.set()
-        assert codes(await late) == [ErrorCode.INVALID_TXN_STATE]
+        assert codes(await late) == [ErrorCode.NOT_ENOUGH_REPLICAS]
         log = node.replicas.find("topic", 0).log
         assert (log.log_end_offset, log.last_stable_offset) == (1, 1)
+        # Sent again, it is the coordinator's to say whether there is such a transaction.
+        coordinator.answer = ErrorCode.INVALID_TXN_STATE
+        assert codes(await produce(node, 0)) == [ErrorCode.INVALID_TXN_STATE]
+
+    run(scenario)
+
+
+def test_a_transaction_begins_though_a_marker_of_the_last_one_comes_while_it_is_confirmed(run: Run) -> None:
+    """As after a restart of the coordinator, which writes the markers of the last transaction again."""
+
+    async def scenario(node: Node) -> None:
+        coordinator = await begin(node)
+        coordinator.may_answer.clear()
+        first = asyncio.ensure_future(produce(node, 0))
+        await coordinator.was_asked.wait()
+        end(node)
+        coordinator.may_answer.set()
+        assert codes(await first) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+        assert codes(await produce(node, 0)) == [ErrorCode.NONE]
 
     run(scenario)
 
