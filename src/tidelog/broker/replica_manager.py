@@ -260,6 +260,8 @@ class ReplicaManager:
             elif partition is not None:
                 self._apply_state(partition, state)
             elif not self._files.is_opening(topic.topic_id, index):
+                if any(member != self.node_id for member in state.isr):
+                    self._logs.release(topic.name, index)
                 to_open.append(index)
                 self._withdraw_unopened(topic, index)
         if to_remove:

@@ -363,6 +363,10 @@ class LogManager:
         """Keep a partition from being recreated while its files are missing; its offsets would be assigned twice."""
         self._withheld[topic, partition] = LogStorageError(f"partition {topic}-{partition} is offline: {reason}")
 
+    def release(self, topic: str, partition: int) -> None:
+        """Let a partition that was withheld be created again: others have what its lost log held."""
+        self._withheld.pop((topic, partition), None)
+
     def is_withheld(self, topic: str, partition: int) -> bool:
         return (topic, partition) in self._withheld
 

@@ -22,7 +22,7 @@ from tidelog.broker.request_context import RequestContext
 from tidelog.common.endpoint import PLAINTEXT, Endpoint
 from tidelog.common.ids import ZERO_UUID
 from tidelog.common.steps import run_through
-from tidelog.controller.image import EMPTY_IMAGE, BrokerInfo, ClusterImage, PartitionState, TopicImage
+from tidelog.controller.image import EMPTY_IMAGE, NO_LEADER, BrokerInfo, ClusterImage, PartitionState, TopicImage
 from tidelog.log import LogStorageError, NotInMemoryError, PartitionLog
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.config_values import ConfigResource, ResourceType
@@ -283,6 +283,22 @@ def test_a_lost_leadership_ends_waits(run: Run) -> None:
         refused = (await fetch).responses[0].partitions[0]
         assert refused.error_code == ErrorCode.FENCED_LEADER_EPOCH
         assert refused.current_leader.leader_id == OTHER
+
+    run(scenario)
+
+
+def test_a_replica_whose_files_are_gone_is_copied_once_others_lead(run: Run) -> None:
+    """It is not made anew while it may have been the last one: its offsets would be given out twice."""
+
+    async def scenario(node: Node) -> None:
+        alone = topic_of("t", state(NO_LEADER, (NODE, OTHER), isr=(), partition_epoch=1))
+        node.logs.withhold("t", 0, "its disk is missing")
+        await node.apply(image_of(alone))
+        with fails(ErrorCode.KAFKA_STORAGE_ERROR):
+            node.replicas.find("t", 0)
+        followed = replace(alone, partitions=(state(OTHER, (NODE, OTHER), isr=(OTHER,), partition_epoch=2),))
+        await node.apply(image_of(followed))
+        assert node.replicas.find("t", 0).is_follower
 
     run(scenario)
 
