@@ -19,16 +19,18 @@ from typing import Any
 
 import pytest
 
+from cluster_mistakes import MISTAKES
+
 SEEDS = 300  # `make soak` runs thousands
 CHUNK = 30
 
 _PROGRAM = Path(__file__).parent / "simulation" / "cluster_seeds.py"
 
 
-def run_seeds(first: int, count: int, base: Path) -> list[dict[str, Any]]:
-    """In a process of their own: the order of Python's sets must not differ from run to run."""
+def run_program(first: int, count: int, base: Path, *mistake: str) -> list[dict[str, Any]]:
+    """In a process of its own: the order of Python's sets must not differ from run to run."""
     done = subprocess.run(
-        [sys.executable, _PROGRAM, str(first), str(count), str(base / "run")],
+        [sys.executable, _PROGRAM, str(first), str(count), str(base / "run"), *mistake],
         env=os.environ | {"PYTHONHASHSEED": "0"},
         capture_output=True,
         text=True,
@@ -36,9 +38,14 @@ def run_seeds(first: int, count: int, base: Path) -> list[dict[str, Any]]:
     )
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     for row in rows:
-        if "failed" in row:
+        if "with" in row:
             pytest.fail(f"seed {row['seed']} fails with {row['with']}:\n{row['failed']}")
     assert done.returncode == 0, done.stderr
+    return rows
+
+
+def run_seeds(first: int, count: int, base: Path) -> list[dict[str, Any]]:
+    rows = run_program(first, count, base)
     assert len(rows) == count
     return rows
 
@@ -49,6 +56,12 @@ def test_clusters_hold_whatever_happens(first: int, tmp_path: Path) -> None:
     # A simulation in which nothing happens would hold as well.
     for name in rows[0]:
         assert any(row[name] for row in rows), f"no run has {name}"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_planted_mistakes_are_seen(mistake: str, tmp_path: Path) -> None:
+    (row,) = run_program(0, CHUNK, tmp_path, mistake)
+    assert row["failed"]
 
 
 def test_a_seed_decides_everything(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 What always holds: a seed gives the same run whenever it is run by this program with PYTHONHASHSEED=0, as tests do. A
 seed that fails is shrunk: it is run again with fewer kinds of trouble for as long as it still fails.
 
-    PYTHONHASHSEED=0 python tests/chaos/simulation/cluster_seeds.py FIRST COUNT DIRECTORY
+    PYTHONHASHSEED=0 python tests/chaos/simulation/cluster_seeds.py FIRST COUNT DIRECTORY [MISTAKE]
+
+With one of the planted mistakes, seeds are run until one fails, which is not shrunk.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
+from cluster_mistakes import MISTAKES
 from cluster_run import NETWORK, STORE, TROUBLES, run_seed
 
 
@@ -30,10 +33,19 @@ def shrink(seed: int, base: Path) -> list[str]:
     return [trouble for trouble in (*TROUBLES, NETWORK, STORE) if trouble not in without]
 
 
+def find(mistake: str, first: int, count: int, base: Path) -> int:
+    """Make a mistake on purpose, until a seed fails."""
+    with MISTAKES[mistake]():
+        for seed in range(first, first + count):
+            try:
+                run_seed(seed, base)
+            except AssertionError as error:
+                print(json.dumps({"seed": seed, "failed": str(error)}), flush=True)
+                return 0
+    return 1
+
+
 def main(first: int, count: int, base: Path) -> int:
-    # Every kill is followed by lines about it, and what a killed process awaited is never awaited.
-    logging.getLogger("tidelog").setLevel(logging.CRITICAL)
-    warnings.simplefilter("ignore", RuntimeWarning)
     failed = 0
     for seed in range(first, first + count):
         try:
@@ -48,4 +60,8 @@ def main(first: int, count: int, base: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])))
+    # Every kill is followed by lines about it, and what a killed process awaited is never awaited.
+    logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    chosen = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    sys.exit(find(sys.argv[4], *chosen) if len(sys.argv) > 4 else main(*chosen))
