@@ -15,6 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tidelog.common.durable_files import make_directory
 from tidelog.common.ids import random_uuid, uuid_from_text, uuid_to_text
@@ -55,6 +56,8 @@ _META_VERSION = "1"
 # POSIX locks don't keep one process from locking twice, as several brokers in one test process would.
 _locked_here: set[Path] = set()
 _locked_here_guard = threading.Lock()
+
+_UNKNOWN: Final = 2**63 - 1
 
 
 class LogDirectory:
@@ -225,6 +228,11 @@ class LogDirectory:
 
     def write_recovery_points(self, offsets: Mapping[PartitionKey, int]) -> bool:
         return self._write(RECOVERY_POINT_FILE, offsets)
+
+    def written_recovery_point(self, key: PartitionKey) -> int:
+        """The recovery point of a partition as it is on the disk, or more if that is not known."""
+        written = self._written.get(RECOVERY_POINT_FILE)
+        return _UNKNOWN if written is None else written.get(key, 0)
 
     def write_log_start_offsets(self, offsets: Mapping[PartitionKey, int]) -> bool:
         return self._write(LOG_START_OFFSET_FILE, offsets)

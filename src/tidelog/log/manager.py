@@ -104,7 +104,12 @@ class LogManager:
         producer_limits = ProducerLimits(self._config.producer_ids_per_partition_max, self._config.producer_ids_max)
         self._owners = {
             directory.path: LogOwner(
-                directory.fail, self._changed_logs.add, self._open_logs.add, producer_limits, directory.path
+                directory.fail,
+                self._changed_logs.add,
+                self._open_logs.add,
+                self._lower_recovery_point,
+                producer_limits,
+                directory.path,
             )
             for directory in self._directories
         }
@@ -521,7 +526,7 @@ class LogManager:
         Until the move is finished or abandoned the log is not compacted.
         """
         directory = self._directories[target]
-        owner = LogOwner(directory.fail, _ignore, _ignore, ProducerLimits(*_LIMITS_OF_COPIES), target)
+        owner = LogOwner(directory.fail, _ignore, _ignore, _ignore, ProducerLimits(*_LIMITS_OF_COPIES), target)
         self.cleaner.pause(log)
         try:
             log.open()
@@ -672,6 +677,17 @@ class LogManager:
         if is_written:
             self._stale -= stale
         return is_written
+
+    def _lower_recovery_point(self, log: PartitionLog) -> None:
+        """Write the recovery points, if the one of a truncated log is too high.
+
+        What is appended next would otherwise count as flushed after a power cut, and its loss as damage. A full disk
+        keeps the old ones until there is room; until then there is none for records either.
+        """
+        directory = self._directories[log.parent]
+        if directory.written_recovery_point((log.topic, log.partition)) > log.recovery_point:
+            logs = self._told_of(directory)
+            directory.write_recovery_points({key: each.recovery_point for key, each in logs.items()})
 
     def checkpoint_log_start_offsets(self) -> bool:
         """Write where logs start; False if the disk was full. Blocks."""

@@ -150,6 +150,8 @@ class LogOwner:
     on_segments_changed: Callable[[PartitionLog], None]
     # A log that was at rest is about to be opened, and may change.
     on_opening: Callable[[PartitionLog], None]
+    # Its end was cut off: what is on the disk must not tell of the old one.
+    on_truncated: Callable[[PartitionLog], None]
     producer_limits: ProducerLimits
     # The data directory.
     path: Path
@@ -1239,6 +1241,8 @@ class PartitionLog:
         self._lowest_end_offset = offset if lowest is None else min(lowest, offset)
         self.high_watermark = min(self.high_watermark, offset)
         self._flushed_offset = min(self._flushed_offset, offset)
+        if self.owner is not None:
+            self.owner.on_truncated(self)
         contents = self.open()
         contents.last_aborted_offset = contents.segments.last_aborted_offset
         contents.pending_snapshot = None

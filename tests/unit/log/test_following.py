@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tidelog.log import BelowStartError, LogConfig, LogStorageError, PartitionLog
+from tidelog.log.checkpoints import RECOVERY_POINT_FILE, read_offsets
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.records import assign_offsets
 
@@ -154,3 +155,20 @@ def test_a_deletion_waits_for_the_thread_that_truncates(store: Store, make_batch
         assert log.directory == store.directory
     deleting.join()
     assert log.directory != store.directory
+
+
+def test_the_recovery_point_on_the_disk_goes_back_with_the_end(store: Store, make_batch: MakeBatch) -> None:
+    """What is appended instead is not flushed, and its loss in a power cut no damage."""
+    log = store.create()
+    log.append_as_follower(batches(make_batch, (0, 1), (1, 1), (2, 1)), leader_epoch=1)
+    log.flush()
+    store.manager.checkpoint()
+    checkpoint = store.path / RECOVERY_POINT_FILE
+    assert read_offsets(checkpoint) == {("topic", 0): 3}
+    log.truncate_to(1)
+    assert read_offsets(checkpoint) == {("topic", 0): log.recovery_point}
+    assert log.recovery_point <= 1
+    log.flush()
+    store.manager.checkpoint()
+    log.truncate_fully_and_start_at(0)
+    assert read_offsets(checkpoint) == {("topic", 0): 0}
