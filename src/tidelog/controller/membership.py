@@ -2,20 +2,22 @@
 
 What always holds: a broker has one session at a time, and owns `live/<node id>` by it, so no two brokers of one id are
 members at once, and the key is gone once the broker is. Each session is an incarnation of the broker with an id of its
-own: a session that is lost ends all that was registered under it, and the next one registers again (KAFKA-2729).
+own: a session that is lost ends all that was registered under it, and the next one registers again (KAFKA-2729). The
+ids of one process begin alike, so that it can be told from one that was started again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import uuid
 from dataclasses import field
 from typing import Final
 
 from tidelog.common.background import start_background, stop_background
-from tidelog.common.ids import uuid_from_text, uuid_to_text
+from tidelog.common.ids import ZERO_UUID, uuid_from_text, uuid_to_text
 from tidelog.common.light_dataclass import dataclass
 from tidelog.common.observable import Observable
 from tidelog.controller import layout
@@ -30,6 +32,7 @@ _TAKEN_GRACE_S: Final = 1.0
 """How much longer than a session lasts a start waits for the broker before it to be gone: stores notice late."""
 
 _RETRY_PAUSE_S: Final = 1.0
+_PROCESS_BYTES: Final = 12
 _UNKNOWN_PAUSE_S: Final = 0.05
 
 
@@ -71,6 +74,8 @@ class Membership:
         self._ttl_ms = ttl_ms
         # The present member, None while there is no session, or why there can't be one at the moment.
         self._state: Observable[Member | MetadataStoreError | None] = Observable(None)
+        self._process_id = uuid.uuid4().bytes[:_PROCESS_BYTES]
+        self._incarnations = itertools.count()
         # A session that will be closed, whatever happens to it.
         self._session: Session | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -143,7 +148,7 @@ class Membership:
         key = layout.live_key(self._node_id)
         while True:
             session = self._session = await self._store.session(self._ttl_ms)
-            incarnation = uuid.uuid4()
+            incarnation = self._next_incarnation()
             value = layout.encode({"incarnation": uuid_to_text(incarnation)})
             while not session.lost.is_set():
                 result = await self._store.txn([(key, ABSENT)], [Put(key, value, owner=session.id)])
@@ -159,6 +164,10 @@ class Membership:
                 else:
                     await asyncio.sleep(_UNKNOWN_PAUSE_S)
             await self._close_session()
+
+    def _next_incarnation(self) -> uuid.UUID:
+        number = next(self._incarnations)
+        return uuid.UUID(bytes=self._process_id + number.to_bytes(16 - _PROCESS_BYTES))
 
     async def _wait_for_owner_to_go(self, key: str, session: Session, deadline_s: float | None) -> None:
         """Wait until nobody holds the key, or our own session is lost; raises NodeIdTakenError at the deadline."""
@@ -185,6 +194,11 @@ class Membership:
             async for snapshot in snapshots:
                 if key not in snapshot.records:
                     return
+
+
+def is_same_process(one: uuid.UUID, other: uuid.UUID) -> bool:
+    """Whether two incarnations of a broker are sessions of one process: nothing it had can be lost in between."""
+    return one.bytes[:_PROCESS_BYTES] == other.bytes[:_PROCESS_BYTES] != ZERO_UUID.bytes[:_PROCESS_BYTES]
 
 
 def live_incarnation(rec: Rec) -> uuid.UUID:

@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from tidelog.common.ids import ZERO_UUID
 from tidelog.controller import layout
-from tidelog.controller.membership import Membership, NodeIdTakenError, live_incarnation
+from tidelog.controller.membership import Membership, NodeIdTakenError, is_same_process, live_incarnation
 from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
 from tidelog.metadata.store import Check, MetadataStoreError, Op, Store, TxnResult
@@ -143,3 +144,23 @@ async def test_a_member_leaves_though_the_store_is_away(
         patches.setattr(store, "end_session", fail)
         await member.close()
     assert "leaves its session to end by itself: nobody answers" in caplog.text
+
+
+async def test_sessions_of_one_process_can_be_told_from_those_of_another(
+    store: MemoryStore, closing: AsyncExitStack
+) -> None:
+    """A process that lost its session has lost none of its records, whatever it has heard of its registrations."""
+    member = membership(store, closing)
+    await member.join()
+    first = member.current
+    assert first is not None
+    first.report_lost()
+    second = await member.wait_for_next(first)
+    assert second.incarnation != first.incarnation
+    assert is_same_process(second.incarnation, first.incarnation)
+    await member.close()
+    restarted = membership(store, closing)
+    await restarted.join()
+    assert restarted.current is not None
+    assert not is_same_process(restarted.current.incarnation, second.incarnation)
+    assert not is_same_process(ZERO_UUID, ZERO_UUID)

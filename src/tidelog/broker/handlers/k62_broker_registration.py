@@ -13,6 +13,7 @@ from tidelog.broker.request_context import RequestContext
 from tidelog.broker.services import FeatureRange
 from tidelog.common.endpoint import Endpoint
 from tidelog.controller.image import BrokerInfo
+from tidelog.controller.membership import is_same_process
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k62_broker_registration import (
     BROKER_REGISTRATION,
@@ -37,7 +38,10 @@ async def handle_broker_registration(
     _check_features(broker, context.services.features)
     await context.services.broker_watch.confirm(broker.node_id, broker.incarnation)
     known = controller.image.brokers.get(broker.node_id)
-    is_clean = known is not None and known.epoch == request.previous_broker_epoch
+    # A process that lost its session may not have heard of its last registration, and names the one before.
+    is_clean = known is not None and (
+        known.epoch == request.previous_broker_epoch or is_same_process(known.incarnation, broker.incarnation)
+    )
     epoch = await controller.register_broker(broker, clean_shutdown=is_clean)
     return BrokerRegistrationResponse(broker_epoch=epoch)
 
