@@ -213,4 +213,4 @@ def test_it_ends_when_a_background_task_fails(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1, ended.stderr
     assert "broker watch has failed: 'a bug'" in ended.stderr
-    assert "can't go on without its task 'broker watch'" in ended.stderr
+    assert "the broker stops because its task 'broker watch' has failed" in ended.stderr
