@@ -14,8 +14,18 @@ from pathlib import Path
 from tidelog.bench import comparison
 from tidelog.bench.bare import BATCH_BYTES, echo_round_trips, fetch_batches, produce_batches, round_trips
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker
-from tidelog.bench.comparison import Progress, Quantity, Samples, Side, both_running, in_turn, prepare_kafka, throughput
-from tidelog.bench.processes import available_memory_bytes, held_to_one_core, resident_bytes_of, touch_memory
+from tidelog.bench.comparison import (
+    Progress,
+    Quantity,
+    Samples,
+    Side,
+    both_running,
+    in_turn,
+    prepare_kafka,
+    throughput,
+    touch_free_memory,
+)
+from tidelog.bench.processes import held_to_one_core, resident_bytes_of
 from tidelog.bench.report import Row
 from tidelog.bench.stage import led_topic, work_directory
 from tidelog.bench.workload import Load, consume, produce, write_lines
@@ -26,7 +36,6 @@ LATENCY_GOAL = 2.0
 KCAT_GOAL = 1.0
 COLD_START_GOAL, COLD_START_LIMIT_S = 10.0, 0.2
 IDLE_MEMORY_LIMIT_MB = 40.0
-MEMORY_TOUCHED = 0.7
 
 WARM_UP_ROUND_TRIPS = 30_000
 WARM_UP_PRODUCES = 10_000
@@ -70,7 +79,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
     if plan.chosen == ["start"]:
         return rows
     with both_running(directory, progress) as (work, sides):
-        _touch_free_memory(progress)
+        touch_free_memory(progress)
         for side in sides:
             _warm_up(side.broker, progress)
         if "latency" in plan.chosen:
@@ -78,7 +87,7 @@ def compare(plan: Plan, progress: Progress, directory: Path | None = None) -> li
         if "ready-made" in plan.chosen:
             rows += _ready_made(plan, sides, progress)
         if "kcat" in plan.chosen:
-            _touch_free_memory(progress)
+            touch_free_memory(progress)
             for load in plan.loads():
                 rows += _through_kcat(plan, load, sides, work, progress)
     return rows
@@ -135,12 +144,6 @@ def _latencies(plan: Plan, sides: Sequence[Side], progress: Progress) -> list[Ro
         Quantity("p99 less the echo", f"{what} p99 less the echo", "us", LATENCY_GOAL),
     ]
     return comparison.rows(quantities, *(side.samples for side in sides))
-
-
-def _touch_free_memory(progress: Progress) -> None:
-    """What is free for long, a host may take back."""
-    progress("touching the machine's free memory, so that neither broker is the first to use it")
-    touch_memory(int(available_memory_bytes() * MEMORY_TOUCHED))
 
 
 def _ready_made(plan: Plan, sides: Sequence[Side], progress: Progress) -> list[Row]:

@@ -28,7 +28,7 @@ from tidelog.bench.bare import (
 )
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.bench.clusters import MEMBERS, Cluster, KafkaCluster, TidelogCluster
-from tidelog.bench.comparison import Progress, Quantity, Samples, in_turn, prepare_kafka, throughput
+from tidelog.bench.comparison import Progress, Quantity, Samples, in_turn, prepare_kafka, throughput, touch_free_memory
 from tidelog.bench.errors import MeasurementError
 from tidelog.bench.report import Row
 from tidelog.bench.stage import work_directory
@@ -95,6 +95,8 @@ def measure(cluster: Cluster, plan: Plan, samples: Samples, progress: Progress) 
         cluster.start()
         samples.add("idle memory", statistics.median(cluster.resident_bytes) / 1e6)
         _warm_up(cluster)
+        # A warm-up writes 6 GB, and the cluster before this one has given back as much.
+        touch_free_memory(lambda line: progress(f"  {line}"))
         for name in plan.chosen:
             progress(f"  {name}")
             MEASUREMENTS[name].measure(cluster, plan, samples)

@@ -17,12 +17,15 @@ from typing import TypeVar
 
 from tidelog.bench.brokers import BrokerProcess, KafkaBroker, TidelogBroker, kafka_jars
 from tidelog.bench.errors import PlanError
+from tidelog.bench.processes import available_memory_bytes, touch_memory
 from tidelog.bench.report import Row
 from tidelog.bench.stage import work_directory
 from tidelog.bench.workload import Throughput
 
 Progress = Callable[[str], None]
 SideT = TypeVar("SideT")
+
+_MEMORY_TOUCHED = 0.7
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,12 @@ def in_turn(sides: Sequence[SideT], run: int) -> Sequence[SideT]:
 def prepare_kafka(progress: Progress) -> None:
     progress("getting Apache Kafka's jars (the first time only)")
     kafka_jars()
+
+
+def touch_free_memory(progress: Progress) -> None:
+    """Before large loads: a host may take back what is free for long, and whoever uses it first would pay for that."""
+    progress("touching the machine's free memory, so that neither side is the first to use it")
+    touch_memory(int(available_memory_bytes() * _MEMORY_TOUCHED))
 
 
 @contextmanager
