@@ -32,6 +32,8 @@ SETTINGS = {
 }
 TOPICS = {SOURCE: PARTITIONS, COPY: PARTITIONS, "__consumer_offsets": 2, "__transaction_state": 2}
 PAIR = "pair"
+# With two partitions of either internal topic, some of them were coordinated by any given broker, very likely.
+GROUPS = 8
 
 
 class CutCluster(NamedTuple):
@@ -48,12 +50,18 @@ class CutCluster(NamedTuple):
         with self.admin() as admin:
             return admin.describe_cluster().controller_id
 
-    def isr(self, topic: str) -> list[int]:
-        with self.admin() as admin:
-            return sorted(admin.describe_topics([topic])[topic].partitions[0].isr)
+    def isrs(self, topic: str) -> list[list[int]]:
+        """The ISR of the topic's partition as each broker knows it."""
+        known = []
+        for broker in self.cluster.brokers.values():
+            with Admin(bootstrap_servers=broker.bootstrap, request_timeout_ms=5_000) as admin:
+                known.append(sorted(admin.describe_topics([topic])[topic].partitions[0].isr))
+        return known
 
     def wait_for_isr(self, topic: str, *members: int) -> None:
-        wait_until(lambda: self.isr(topic) == sorted(members), lambda: self.isr(topic), self.load.workers)
+        """Wait until every broker knows it: a leader that doesn't yet still accepts what it can't commit."""
+        wanted = [sorted(members)] * len(self.cluster.brokers)
+        wait_until(lambda: self.isrs(topic) == wanted, lambda: self.isrs(topic), self.load.workers)
 
     def wait_for_log(self, node_id: int, text: str, past: int) -> None:
         broker = self.cluster.brokers[node_id]
@@ -125,7 +133,21 @@ def cut_off_from_all(here: CutCluster) -> None:
     here.wait_for_log(node_id, "can't reach the controller, and is fenced", seen)
     wait_for_progress(here.load.workers, 5)
     assert here.controller_id() == controller
+    work_by_way_of(here.cluster.brokers[node_id].bootstrap)
     here.recover()
+
+
+def work_by_way_of(bootstrap: str) -> None:
+    """Clients that know no other address than that of the broker that is cut off find the others by its metadata."""
+    for number in range(GROUPS):
+        name = f"newcomer-{number}"
+        with Producer(bootstrap_servers=bootstrap, transactional_id=name) as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            producer.send("three", name.encode())
+            producer.commit_transaction()
+        with Admin(bootstrap_servers=bootstrap) as admin:
+            admin.list_consumer_group_offsets(name).raise_for_errors()
 
 
 def cut_off_controller(here: CutCluster) -> None:

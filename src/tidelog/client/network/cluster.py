@@ -9,6 +9,7 @@ it raises the last error unchanged. Everything runs on one event loop; only `kno
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
@@ -42,6 +43,8 @@ _NO_TOPICS_FROM = 1
 _AUTO_CREATION_SAID_FROM = 4
 # How often to look for idle connections, at most.
 _IDLE_CHECK_S = 10.0
+# How long to prefer a broker that the cluster names, while a connection to another address is open.
+_NAMED_CONNECT_S = 1.0
 # Kafka's retry.backoff.ms and reconnect.backoff.ms, with their maximums.
 _RETRY = Backoff(0.1, 1.0)
 _RECONNECT = Backoff(0.05, 1.0)
@@ -154,8 +157,10 @@ class Cluster:
             for number, (address, peer) in enumerate(self._peers.items())
             if peer.connection and peer.connection.is_open
         ]
-        if open_ones and not self._is_abandoned(min(open_ones)[-1]):
-            return min(open_ones)[-1]
+        if open_ones:
+            is_unnamed, *_, best = min(open_ones)
+            named = await self._first_named(known) if is_unnamed and known else None
+            return named or best
         addresses = list(dict.fromkeys([*known, *self.settings.bootstrap]))
         # Brokers in their backoff pause come last, but are tried all the same: there is nobody else.
         for address in sorted(addresses, key=lambda address: self._peer(address).blocked_until_s > self._now_s()):
@@ -163,16 +168,26 @@ class Cluster:
                 return await self._connect(address)
             except ConnectError as problem:
                 first_error = first_error or problem
-        if open_ones:
-            return min(open_ones)[-1]
         error = first_error or ConnectError("no broker address is known")
         if self._outage is not None:
             self._outage.failed(error, self._now_s())
         raise error
 
-    def _is_abandoned(self, connection: Connection) -> bool:
-        """Whether it leads to a broker that is currently not part of the cluster."""
-        return connection.node_id is not None and connection.node_id >= 0 and connection.node_id not in self.nodes
+    async def _first_named(self, known: Iterable[Address]) -> Connection | None:
+        """A connection to a broker that the cluster names, if one can be reached soon.
+
+        Otherwise the caller has an open connection to another address, which may be all that leads to the cluster from
+        here: a bootstrap address that the brokers don't advertise.
+        """
+        try:
+            async with asyncio.timeout(_NAMED_CONNECT_S):
+                for address in known:
+                    if self._peer(address).blocked_until_s <= self._now_s():
+                        with contextlib.suppress(ConnectError):
+                            return await self._connect(address)
+        except TimeoutError:
+            pass  # the attempt goes on, and the next caller may find it successful
+        return None
 
     async def connection_to(self, node_id: int) -> Connection:
         """The connection to this broker; raises ConnectError, or BrokerError for an unknown broker."""

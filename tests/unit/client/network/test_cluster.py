@@ -6,7 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import cast
 
+import pytest
+
 from tidelog.client.address import Address
+from tidelog.client.errors import ConnectError
 from tidelog.client.network.cluster import Cluster, ClusterSettings
 from tidelog.client.network.connection import Connection
 from tidelog.client.types import ClusterMetadata, Node
@@ -38,3 +41,51 @@ def test_a_broker_that_the_cluster_no_longer_names_is_asked_last() -> None:
     assert asyncio.run(choose([1, 2, 3], {1: 0, 2: 1, 3: 1})) == 1
     assert asyncio.run(choose([2, 3], {1: 0, 2: 2, 3: 1})) == 3
     assert asyncio.run(choose([], {1: 1, 2: 0})) == 2
+
+
+class Dialling(Cluster):
+    """A cluster whose brokers are reached, refuse or never answer, by their ports."""
+
+    def __init__(self, bootstrap: Address, *, refusing: frozenset[int], silent: frozenset[int]) -> None:
+        super().__init__(ClusterSettings(bootstrap=(bootstrap,), metadata_max_age_s=1e6))
+        self.dialled: list[int] = []
+        self._refusing = refusing
+        self._silent = silent
+
+    async def _dial(self, address: Address) -> Connection:
+        self.dialled.append(address.port)
+        if address.port in self._refusing:
+            raise ConnectError("refused")
+        if address.port in self._silent:
+            await asyncio.Event().wait()
+        return cast(Connection, Open(0, node_id=address.port))
+
+
+@pytest.mark.parametrize(
+    ("refusing", "silent", "chosen", "dialled"),
+    [
+        (set[int](), set[int](), 2, [1, 2]),
+        ({2}, set[int](), 3, [1, 2, 3]),
+        ({2, 3}, set[int](), 1, [1, 2, 3]),
+        (set[int](), {2}, 1, [1, 2]),
+    ],
+    ids=["reached", "the next one", "none", "no answer"],
+)
+def test_a_bootstrap_server_that_does_not_name_itself_is_left_for_named_ones(
+    refusing: set[int], silent: set[int], chosen: int, dialled: list[int]
+) -> None:
+    """It may be cut off from the cluster; where nobody else can be reached, it is asked all the same."""
+
+    async def choose() -> None:
+        bootstrap = Address("127.0.0.1", 1)
+        cluster = Dialling(bootstrap, refusing=frozenset(refusing), silent=frozenset(silent))
+        assert cast(Open, await cluster.any_connection()).node_id == 1  # nothing is known yet
+        nodes = {port: Node(port, Address("127.0.0.1", port), None) for port in (2, 3)}
+        cluster.metadata.remember(ClusterMetadata("c", -1, nodes, {}), everything=True)
+        found = cast(Open, await cluster.any_connection())
+        assert (found.node_id, cluster.dialled) == (chosen, dialled)
+        for peer in cluster._peers.values():
+            peer.connection = None
+        await cluster.close()
+
+    asyncio.run(choose())
