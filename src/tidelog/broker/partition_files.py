@@ -57,6 +57,11 @@ class _Work:
     config: LogConfig | None
 
 
+def is_new(state: PartitionState) -> bool:
+    """Whether nothing has happened to a partition since it was made."""
+    return state.partition_epoch == 0
+
+
 class _Opening:
     """The partitions of a topic that are not open yet, and who waits for them."""
 
@@ -64,7 +69,7 @@ class _Opening:
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.indexes: set[int] = set()
-        # The first partition to be opened; those before it were already open.
+        # The first new partition among them; clients know those before it.
         self.first = sys.maxsize
         self.done = done
 
@@ -86,10 +91,10 @@ class PartitionFiles:
         self._settled.set()
         self._is_closed = False
 
-    def open(self, topic: TopicImage, indexes: Collection[int], config: LogConfig) -> None:
+    def open(self, topic: TopicImage, indexes: Collection[int], config: LogConfig, *, were_tried: bool = False) -> None:
         """Open the logs of these partitions, creating those that don't exist yet.
 
-        Logs that were loaded at startup are delivered immediately.
+        Logs that were loaded at startup are delivered immediately. `were_tried`: not for the first time.
         """
         ready = [opened for opened in (self._find_loaded(topic, index) for index in indexes) if opened is not None]
         if ready:
@@ -102,7 +107,9 @@ class PartitionFiles:
         if opening is None:
             opening = self._opening[topic.topic_id] = _Opening(self._loop.create_future())
         opening.indexes.update(indexes)
-        opening.first = min((opening.first, *indexes))
+        if not were_tried:
+            # Partitions that move here, or whose leader has changed, are served by others: clients know them.
+            opening.first = min((opening.first, *(index for index in indexes if is_new(topic.partitions[index]))))
         self._add(_Work(topic, deque(indexes), config))
 
     def _find_loaded(self, topic: TopicImage, index: int) -> Opened | None:
@@ -147,9 +154,9 @@ class PartitionFiles:
         return opening.indexes if opening is not None else ()
 
     def opening_from(self, topic_id: uuid.UUID) -> int | None:
-        """The partition from which a topic is still being opened, though some may be open already; None: all are."""
+        """The first new partition, until all are open; None: there is none, and clients may see all of the topic."""
         opening = self._opening.get(topic_id)
-        return opening.first if opening is not None else None
+        return opening.first if opening is not None and opening.first != sys.maxsize else None
 
     async def wait_until_opened(
         self, topic_ids: Iterable[uuid.UUID], deadline_s: float | None = None

@@ -857,7 +857,7 @@ class ReplicaManager:
             for topic_id, index in tuple(self._to_open):
                 topic = self.image.topics_by_id[topic_id]
                 if not self._files.is_opening(topic_id, index):
-                    self._files.open(topic, [index], self._log_config(topic))
+                    self._files.open(topic, [index], self._log_config(topic), were_tried=True)
 
     def _on_unopened(self, topic: TopicImage, index: int, error: LogStorageError | None) -> None:
         """The files of a replica could not be made."""

@@ -124,6 +124,33 @@ def test_what_is_being_opened_counts_from_its_first_partition_until_all_are_open
     run(scenario)
 
 
+def test_a_partition_that_moves_here_hides_nothing_from_clients(run: Run) -> None:
+    """Its leader serves it elsewhere: clients would believe that the topic has shrunk."""
+
+    async def scenario(files: Files) -> None:
+        made = topic_of("t", 3)
+        moved = replace(made.partitions[0], partition_epoch=1)
+        topic = replace(made, partitions=(moved, *made.partitions[1:]))
+        files.files.open(topic, [0], CONFIG)
+        assert files.files.opening(topic.topic_id) == {0}
+        assert files.files.opening_from(topic.topic_id) is None
+        files.files.open(topic, [2], CONFIG)
+        assert files.files.opening_from(topic.topic_id) == 2
+        await files.files.wait_until_opened([topic.topic_id])
+
+    run(scenario)
+
+
+def test_what_could_not_be_opened_is_tried_again_and_hides_nothing_meanwhile(run: Run) -> None:
+    async def scenario(files: Files) -> None:
+        topic = topic_of("t", 2)
+        files.files.open(topic, [0], CONFIG, were_tried=True)
+        assert files.files.opening_from(topic.topic_id) is None
+        await files.files.wait_until_opened([topic.topic_id])
+
+    run(scenario)
+
+
 def test_a_new_log_is_told_its_epoch_if_this_broker_is_sure_to_lead_it(run: Run) -> None:
     async def scenario(files: Files) -> None:
         alone, together = replace(STATE, replicas=(1,), leader_epoch=4), replace(STATE, replicas=(1, 2), leader_epoch=5)
