@@ -28,7 +28,7 @@ from tidelog.client.errors import (
 )
 from tidelog.client.network.backoff import Backoff
 from tidelog.client.network.connection import Connection
-from tidelog.client.network.metadata_cache import MetadataCache, read_metadata
+from tidelog.client.network.metadata_cache import MetadataCache, find_partition, read_metadata
 from tidelog.client.network.outage import OutageLog, Reminders
 from tidelog.client.settings import ClientSettings
 from tidelog.client.types import ClusterMetadata, Node, TopicMetadata, TopicPartition
@@ -399,9 +399,11 @@ class Cluster:
         found = self.metadata.partition(topic_partition)
         if found is None:
             self.forget(topic)  # it may have grown since
-            last = len((await self.topic(topic)).partitions) - 1
-            found = self.metadata.partition(topic_partition)
+            known = await self.topic(topic)
+            # Not looked up again: whoever else waited for the same answer may have had it forgotten by now.
+            found = find_partition(known, partition)
             if found is None:
+                last = len(known.partitions) - 1
                 raise NoSuchPartitionError(f"topic {topic!r} has no partition {partition}; it has 0 to {last}")
         if found.leader_id < 0:
             self.forget(topic)

@@ -50,12 +50,7 @@ class MetadataCache:
 
     def partition(self, topic_partition: TopicPartition) -> PartitionMetadata | None:
         topic = self.topics.get(topic_partition.topic)
-        if topic is None:
-            return None
-        partitions, number = topic.partitions, topic_partition.partition
-        if 0 <= number < len(partitions) and partitions[number].partition == number:
-            return partitions[number]
-        return next((row for row in partitions if row.partition == number), None)
+        return None if topic is None else find_partition(topic, topic_partition.partition)
 
     def leader_epoch(self, topic_partition: TopicPartition) -> int:
         """-1 if the partition or its leader's epoch is not known."""
@@ -124,3 +119,11 @@ def _read_topic(row: MetadataResponseTopic) -> TopicMetadata:
         for partition in sorted(row.partitions, key=lambda partition: partition.partition_index)
     )
     return TopicMetadata(row.name or "", row.topic_id or ZERO_UUID, row.is_internal, partitions)
+
+
+def find_partition(topic: TopicMetadata, number: int) -> PartitionMetadata | None:
+    """The partition of this number, if the topic has one."""
+    partitions = topic.partitions
+    if 0 <= number < len(partitions) and partitions[number].partition == number:
+        return partitions[number]
+    return next((row for row in partitions if row.partition == number), None)

@@ -12,7 +12,9 @@ from tidelog.client.address import Address
 from tidelog.client.errors import ConnectError
 from tidelog.client.network.cluster import Cluster, ClusterSettings
 from tidelog.client.network.connection import Connection
-from tidelog.client.types import ClusterMetadata, Node
+from tidelog.client.types import ClusterMetadata, Node, PartitionMetadata, TopicMetadata
+from tidelog.common.ids import ZERO_UUID
+from tidelog.protocol import ErrorCode
 
 
 @dataclass
@@ -89,3 +91,32 @@ def test_a_bootstrap_server_that_does_not_name_itself_is_left_for_named_ones(
         await cluster.close()
 
     asyncio.run(choose())
+
+
+class Answering(Cluster):
+    """A cluster in which partition 0 has no leader, and broker 7 leads partition 1; it is asked once for all who wait."""
+
+    async def _ask_metadata(self, names: frozenset[str] | None, create: bool) -> ClusterMetadata:
+        await asyncio.sleep(0)
+        partitions = tuple(
+            PartitionMetadata(index, leader_id=leader_id, leader_epoch=1, replicas=(), isr=(), offline_replicas=())
+            for index, leader_id in enumerate((-1, 7))
+        )
+        told = ClusterMetadata("c", -1, {}, {"t": TopicMetadata("t", ZERO_UUID, False, partitions)}, {})
+        self.metadata.remember(told, everything=names is None)
+        return told
+
+
+def test_a_partition_is_found_though_others_forget_the_topic_meanwhile() -> None:
+    """Two wait for one answer; the first finds no leader for its partition, and has the topic asked for again."""
+
+    async def scenario() -> tuple[int | BaseException, int | BaseException]:
+        cluster = Answering(ClusterSettings(bootstrap=(Address("127.0.0.1", 1),), metadata_max_age_s=1e6))
+        without, led = await asyncio.gather(cluster.leader("t", 0), cluster.leader("t", 1), return_exceptions=True)
+        for task in cluster._upkeep:
+            task.cancel()
+        return without, led
+
+    without, led = asyncio.run(scenario())
+    assert getattr(without, "code", None) is ErrorCode.LEADER_NOT_AVAILABLE
+    assert led == 7
