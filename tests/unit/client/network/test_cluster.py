@@ -94,7 +94,7 @@ def test_a_bootstrap_server_that_does_not_name_itself_is_left_for_named_ones(
 
 
 class Answering(Cluster):
-    """A cluster in which partition 0 has no leader, and broker 7 leads partition 1; it is asked once for all who wait."""
+    """A cluster in which partition 0 has no leader and broker 7 leads partition 1, asked once for all who wait."""
 
     async def _ask_metadata(self, names: frozenset[str] | None, create: bool) -> ClusterMetadata:
         await asyncio.sleep(0)
