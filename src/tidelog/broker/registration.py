@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidelog.common.background import start_background, stop_background
 from tidelog.controller import layout
+from tidelog.controller.membership import is_same_process
 from tidelog.metadata.store import MetadataStoreError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k62_broker_registration import (
@@ -48,6 +49,7 @@ _SHUTDOWN_PAUSE_S: Final = 0.1
 """How long to wait before asking again whether all leaderships have moved."""
 
 _FENCED_CHECK_S: Final = 1.0
+_STORE_TIMEOUT_S: Final = 2.0
 
 NO_EPOCH: Final = -1
 
@@ -121,6 +123,24 @@ class Registration:
         except KafkaError as error:
             logger.warning("stopping without the controller's consent: %s", error)
             return False
+
+    async def learn_last_epoch(self) -> None:
+        """Take over the epoch of a registration of this process that was carried out, though nobody told it so.
+
+        For a clean stop: its marker would name an older epoch, and the next start would count as one after a crash.
+        """
+        key = layout.broker_key(self._node_id)
+        try:
+            async with asyncio.timeout(_STORE_TIMEOUT_S):
+                rec = await self._store.get(key)
+        except (MetadataStoreError, TimeoutError) as error:
+            logger.info("broker %d can't look up its registration: %s", self._node_id, error)
+            return
+        broker = None if rec is None else layout.parse_broker(key, layout.decode(rec.value))
+        if broker is None or self._member is None or broker.epoch <= self.epoch:
+            return
+        if is_same_process(broker.incarnation, self._member.incarnation):
+            self.epoch = broker.epoch
 
     async def _may_stop(self, timeout_s: float) -> bool:
         request = BrokerHeartbeatRequest(

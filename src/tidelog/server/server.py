@@ -136,6 +136,7 @@ class BrokerServer:
         await self.connections.drain(_DRAIN_DEADLINE_S)
         # The cluster carries on without this broker while it flushes.
         await services.registration.close()
+        await services.registration.learn_last_epoch()
         await services.controller.close()
         await services.controller.membership.close()
         self._is_clean = True
