@@ -11,18 +11,22 @@ of the transactional id: the same producer id each time, at an epoch that shuts 
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from tidelog.broker.registry import handles
 from tidelog.broker.request_context import RequestContext
 from tidelog.coordinator.transaction import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 from tidelog.coordinator.txn_init import InitProducerId
 from tidelog.coordinator.txn_state import ProducerResult
+from tidelog.metadata.store import MetadataStoreError
 from tidelog.protocol import ErrorCode, KafkaError
 from tidelog.protocol.messages.k22_init_producer_id import (
     INIT_PRODUCER_ID,
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
+
+logger = logging.getLogger(__name__)
 
 _FENCED_FROM_VERSION = 4
 
@@ -31,7 +35,7 @@ _FENCED_FROM_VERSION = 4
 async def handle_init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
     try:
         if request.transactional_id is None:
-            return InitProducerIdResponse(producer_id=await context.services.producer_ids.allocate(), producer_epoch=0)
+            return await _allocate(context)
         result = await _init(request, request.transactional_id, context)
     except KafkaError as error:
         return _failure(error.code)
@@ -45,6 +49,17 @@ async def handle_init_producer_id(request: InitProducerIdRequest, context: Reque
         ongoing_txn_producer_id=result.ongoing.producer_id,
         ongoing_txn_producer_epoch=result.ongoing.producer_epoch,
     )
+
+
+async def _allocate(context: RequestContext) -> InitProducerIdResponse:
+    """An id of its own for an idempotent producer. Whatever keeps the controller from giving ids passes: as with Kafka,
+    the error is one that every producer retries after, while STALE_BROKER_EPOCH, for instance, would end it.
+    """
+    try:
+        return InitProducerIdResponse(producer_id=await context.services.producer_ids.allocate(), producer_epoch=0)
+    except (KafkaError, MetadataStoreError) as error:
+        logger.warning("a producer has to ask for its id again: %s", error)
+        return _failure(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
 
 async def _init(request: InitProducerIdRequest, transactional_id: str, context: RequestContext) -> ProducerResult:

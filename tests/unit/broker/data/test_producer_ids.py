@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tidelog.broker.handlers.k22_init_producer_id import handle_init_producer_id
 from tidelog.broker.producer_ids import REFILL_BELOW, ProducerIdAllocator
+from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k22_init_producer_id import InitProducerIdRequest
 
 
 class Blocks:
@@ -88,3 +93,21 @@ def test_a_controller_that_fails_is_asked_again(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert "could not get producer ids" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KafkaError(ErrorCode.STALE_BROKER_EPOCH), KafkaError(ErrorCode.NOT_CONTROLLER), MetadataStoreError("away")],
+)
+def test_a_producer_retries_while_the_controller_gives_no_ids(error: Exception) -> None:
+    async def refuse() -> range:
+        raise error
+
+    async def main() -> int:
+        allocator = ProducerIdAllocator(refuse)
+        context = SimpleNamespace(services=SimpleNamespace(producer_ids=allocator), version=5)
+        answer = await handle_init_producer_id(InitProducerIdRequest(transactional_id=None), cast(Any, context))
+        await allocator.close()
+        return answer.error_code
+
+    assert asyncio.run(main()) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
