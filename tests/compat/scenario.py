@@ -15,17 +15,30 @@ DEADLINE_S = 30.0
 
 
 class Scenario:
-    """The steps, in the order of the file. `admin` does the administration: the client itself wherever it can."""
+    """The steps, in the order of the file. `admin` does the administration: the client itself wherever it can.
 
-    def __init__(self, client: ClientDriver, admin: AdminDriver) -> None:
+    `wait_until_known` returns when every broker knows that a topic has so many partitions: a client that asks one that
+    doesn't yet takes the last ones for missing, and librdkafka then refuses records for them.
+    """
+
+    def __init__(
+        self,
+        client: ClientDriver,
+        admin: AdminDriver,
+        *,
+        replicas: int,
+        wait_until_known: Callable[[str, int], object],
+    ) -> None:
         self._client = client
         self._admin = admin
+        self._replicas = replicas
+        self._wait_until_known = wait_until_known
         self._topic: str = SCENARIO["topic"]
         self._sent: dict[int, list[SentRecord]] = {}
         self._began_ms = time.time_ns() // 1_000_000
 
     def play(self) -> None:
-        self._admin.create_topic(self._topic, SCENARIO["partitions"], SCENARIO["configs"])
+        self._admin.create_topic(self._topic, SCENARIO["partitions"], SCENARIO["configs"], self._replicas)
         self._expect_partitions(SCENARIO["partitions"])
         for step in SCENARIO["produce"]:
             self._produce(step)
@@ -41,6 +54,7 @@ class Scenario:
         wait_until(lambda: self._topic not in self._client.topics(), "the deleted topic is still listed")
 
     def _expect_partitions(self, count: int) -> None:
+        self._wait_until_known(self._topic, count)
         wait_until(
             lambda: self._client.topics().get(self._topic) == count, f"the topic never showed {count} partitions"
         )

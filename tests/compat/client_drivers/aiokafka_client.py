@@ -28,8 +28,8 @@ class AiokafkaDriver:
         self._loop = asyncio.new_event_loop()
         self._admin: AIOKafkaAdminClient = self._run(self._start_admin())
 
-    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        answer = self._run(self._admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)]))
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str], replicas: int = 1) -> None:
+        answer = self._run(self._admin.create_topics([NewTopic(topic, partitions, replicas, topic_configs=configs)]))
         for row in answer.topic_errors:
             assert row[1] == 0, row
 

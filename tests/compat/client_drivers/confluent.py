@@ -33,8 +33,8 @@ class ConfluentDriver:
         self._bootstrap = bootstrap
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
-    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        self._wait(self._admin.create_topics([NewTopic(topic, partitions, 1, config=configs)]))
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str], replicas: int = 1) -> None:
+        self._wait(self._admin.create_topics([NewTopic(topic, partitions, replicas, config=configs)]))
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions

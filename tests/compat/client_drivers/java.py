@@ -28,8 +28,8 @@ class JavaDriver:
             stderr=self._error_log,
         )
 
-    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        self._call("create_topic", topic=topic, partitions=partitions, configs=configs)
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str], replicas: int = 1) -> None:
+        self._call("create_topic", topic=topic, partitions=partitions, configs=configs, replicas=replicas)
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions

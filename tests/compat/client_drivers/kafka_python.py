@@ -23,8 +23,8 @@ class KafkaPythonDriver:
         self._bootstrap = bootstrap
         self._admin = KafkaAdminClient(bootstrap_servers=bootstrap)
 
-    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        self._admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=configs)])
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str], replicas: int = 1) -> None:
+        self._admin.create_topics([NewTopic(topic, partitions, replicas, topic_configs=configs)])
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions

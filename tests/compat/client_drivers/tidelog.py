@@ -26,8 +26,8 @@ class TidelogDriver:
         self._bootstrap = bootstrap
         self._admin = Admin(bootstrap_servers=bootstrap)
 
-    def create_topic(self, topic: str, partitions: int, configs: dict[str, str]) -> None:
-        self._admin.create_topics([NewTopic(topic, partitions, 1, configs=configs)]).raise_for_errors()
+    def create_topic(self, topic: str, partitions: int, configs: dict[str, str], replicas: int = 1) -> None:
+        self._admin.create_topics([NewTopic(topic, partitions, replicas, configs=configs)]).raise_for_errors()
 
     def produce(
         self, topic: str, partition: int, records: Sequence[SentRecord], options: ProduceOptions

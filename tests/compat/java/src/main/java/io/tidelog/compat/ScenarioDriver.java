@@ -92,7 +92,8 @@ public final class ScenarioDriver {
   private Object createTopic(JsonNode step) throws Exception {
     Map<String, String> configs = new HashMap<>();
     step.get("configs").fields().forEachRemaining(entry -> configs.put(entry.getKey(), entry.getValue().asText()));
-    NewTopic topic = new NewTopic(topicOf(step), step.get("partitions").asInt(), (short) 1).configs(configs);
+    short replicas = (short) step.get("replicas").asInt();
+    NewTopic topic = new NewTopic(topicOf(step), step.get("partitions").asInt(), replicas).configs(configs);
     admin.createTopics(List.of(topic)).all().get(WAIT_S, TimeUnit.SECONDS);
     return null;
   }
