@@ -62,6 +62,8 @@ class ClusterFollower:
         self._max_wait_s = min(MAX_WAIT_S, max_wait_s)
         # When it last heard of a controller, in the event loop's time.
         self._heard_s = -math.inf
+        # It can't be reached, and that has been logged.
+        self._is_out_of_touch = False
         self._node_id = node_id
         self._controller = controller
         self._peers = peers
@@ -111,7 +113,9 @@ class ClusterFollower:
                 finally:
                     connection.close()
             except ClientError as error:
-                logger.info("lost touch with the controller, broker %d: %s", location.node_id, error)
+                level = logging.DEBUG if self._is_out_of_touch else logging.INFO
+                logger.log(level, "lost touch with the controller, broker %d: %s", location.node_id, error)
+                self._is_out_of_touch = True
             except MetadataStoreError as error:
                 # What was heard does not fit what is known: begin with a snapshot.
                 logger.error("could not follow the controller, broker %d: %s", location.node_id, error)
@@ -156,6 +160,9 @@ class ClusterFollower:
         )
         if response.error_code == ErrorCode.NONE:
             self._heard_s = asyncio.get_running_loop().time()
+            if self._is_out_of_touch:
+                self._is_out_of_touch = False
+                logger.info("in touch with the controller again, revision %d", response.revision)
         return response
 
 
