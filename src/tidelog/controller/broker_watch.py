@@ -165,6 +165,10 @@ class BrokerWatch:
         live, brokers = self._live.value, self._controller.image.brokers
         if live is None:
             return
+        own = self._controller.membership.current
+        if own is not None:
+            # It knows about itself what a watch may tell it later; it would fence each of its registrations until then.
+            live = {**live, self._node_id: own.incarnation}
         for broker in brokers.values():
             if not broker.fenced and live.get(broker.node_id) != broker.incarnation:
                 yield broker.node_id

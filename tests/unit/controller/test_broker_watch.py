@@ -107,6 +107,20 @@ async def test_a_broker_that_lost_its_session_is_fenced_though_it_is_back(cluste
     await cluster.fenced()
 
 
+async def test_a_controller_with_a_new_session_is_not_fenced_while_its_watch_shows_the_old_one(
+    cluster: Cluster,
+) -> None:
+    await cluster.start()
+    await cluster.register(1, (await cluster.join(1)).incarnation)
+    seen = await cluster.watch._live.wait_for(lambda live: live is not None and 1 in live)
+    assert seen is not None
+    cluster.watch._live.set({**seen, 0: uuid.uuid4()})
+    assert list(cluster.watch._gone()) == []
+    # Others are known by what was seen of them only.
+    cluster.watch._live.set({**seen, 1: uuid.uuid4()})
+    assert list(cluster.watch._gone()) == [1]
+
+
 async def test_a_broker_that_died_while_it_registered_is_fenced(cluster: Cluster) -> None:
     await cluster.start()
     member = await cluster.join(1)
