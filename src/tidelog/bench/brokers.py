@@ -140,6 +140,8 @@ class BrokerProcess(ABC):
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(deadline_s)
+        except subprocess.TimeoutExpired as error:
+            raise MeasurementError(f"{self.name} did not stop within {deadline_s:g} s") from error
         finally:
             self.kill()
 

@@ -46,6 +46,7 @@ _SETTINGS: Final = {"min.insync.replicas": "2"}
 _WARM_UP_TOPIC: Final = "warm-up"
 _ATTEMPT_PAUSE_S: Final = 0.005
 _FAILOVER_DEADLINE_S: Final = 120.0
+_MANY_DEADLINE_S: Final = 600.0
 
 
 @dataclass(frozen=True)
@@ -237,8 +238,8 @@ def _measure_partitions(cluster: Cluster, plan: Plan, samples: Samples) -> None:
         _create(cluster, topic, plan.partitions)
     member = cluster.members[MEMBERS]
     with samples.clock("partitions restart"):
-        member.stop()
-        member.start()
+        member.stop(_MANY_DEADLINE_S)
+        member.start(_MANY_DEADLINE_S)
         cluster.wait_for_replicas(topic)
     samples.add("partitions memory", statistics.median(cluster.resident_bytes) / 1e6)
     _delete(cluster, topic)
