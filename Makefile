@@ -51,7 +51,7 @@ test: setup
 	echo "the tests' files are in $$place"; \
 	nice sh -c '$(LINT)' >"$$place/lint.log" 2>&1 & lint=$$!; \
 	TMPDIR="$$place" $(PYTEST) -n $(WORKERS) --dist loadgroup -m "not compat and not soak" -o tmp_path_retention_policy=failed \
-		$(WATCHDOG); tests=$$?; \
+		$(WATCHDOG) --durations=25 --durations-min=5; tests=$$?; \
 	wait $$lint; lint=$$?; cat "$$place/lint.log"; \
 	[ $$tests -eq 0 ] && [ $$lint -eq 0 ]
 
