@@ -1,6 +1,6 @@
-"""Runs a simulated cluster under load, breaks what can break, and checks what is left: all from one seed.
+"""Runs a simulated cluster under load, breaks what can break, and checks what is left: all by a plan from one seed.
 
-What always holds: a run is decided by its seed; troubles end after a while, and from then on everything must come to
+What always holds: a run is decided by its plan; troubles end after a while, and from then on everything must come to
 its end within a bounded time: every partition has a leader and all replicas in sync, every writer is done, every reader
 has read everything. The referee looks at each step meanwhile.
 """
@@ -8,68 +8,38 @@ has read everything. The referee looks at each step meanwhile.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gc
 import random
 import shutil
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from cluster_admin import Administrator
+from cluster_group import GROUP, Member, Ownership
+from cluster_invariants import Invariant, InvariantError, Violations
+from cluster_plan import BROKERS, START, Plan, Trouble, draw_plan, network_weather, store_weather
 from cluster_referee import Referee
-from cluster_workload import PARTITIONS, SOURCE, TARGET, Copier, Member, Notes, Reader, Rows, Writer
+from cluster_troubles import Troubles
+from cluster_workload import PARTITIONS, SOURCE, TARGET, Copier, Notes, Reader, Writer
 from simulated_broker import Machines, SimulatedBroker
 from simulated_disk import SimulatedDisk
 from simulated_kill import KillSwitch
-from simulated_loop import Process, SimulatedLoop
+from simulated_loop import Process, SimulatedLoop, SimulationError
 from simulated_network import SimulatedNetwork, Weather
-from simulated_store import STORE_HOST, Ensemble, StoreWeather
+from simulated_store import Ensemble, StoreWeather
 from tidelog import AsyncAdmin
-from tidelog.client.admin.types import NewTopic
-from tidelog.client.errors import ClientError
-from tidelog.client.types import TopicPartition
-from tidelog.controller import layout
-from tidelog.controller.image import ClusterImage
-from tidelog.server.server import StartError
+from tidelog.client.admin import NewTopic
+from tidelog.controller.image import NO_LEADER, PartitionState
 
-BROKERS = (1, 2, 3)
-GROUP = "readers"
-
-_LIMIT_S = 2_000.0
+_LIMIT_S = 3_000.0
 _STEPS_MAX = 3_000_000
 # A disk that filled up again and again is left alone for up to five minutes.
 _SETTLED_WITHIN_S = 400.0
 _FIRST_PORT = 9092
 _LOOK_S = 0.2
+_PAUSE_S_MAX = 20.0
 _ERRORS_SHOWN = 8
-
-TROUBLES = (
-    "kill",
-    "kill in write",
-    "kill controller",
-    "stop",
-    "pause",
-    "cut pair",
-    "cut one way",
-    "cut off",
-    "cut from store",
-    "heal",
-    "expire session",
-    "slow disk",
-    "wrong clock",
-    "elect",
-    "reassign",
-    "kill member",
-    "full disk",
-    "failing disk",
-    "repair disks",
-    "power cut",
-)
-
-_UNCLEAN = ("kill", "kill in write", "failing disk", "full disk")
-
-NETWORK, STORE = "bad network", "bad store"
-"""What else a run may have against it, all the time."""
 
 
 @dataclass
@@ -80,110 +50,66 @@ class Outcome:
     steps: int
     acknowledged: int
     grouped: int
+    handovers: int
     copied: int
+    aborted: int
+    changes: int
+    ends_asked: int
     broker_starts: int
     killed_in_writes: int
     broken_connections: int
     lost_to_cuts: int
     lost_at_store: int
     high_watermarks: int
-    elections: int
+    requests_answered: int
     power_cuts: int
     refused_by_disks: int
-
-
-@dataclass
-class _Plan:
-    weather: Weather
-    store_weather: StoreWeather
-    trouble_s: float
-    pause_s: float
-    troubles: list[str] = field(default_factory=list)
+    stalled_flushes: int
 
 
 class ClusterRun:
     """One run, in a directory of its own."""
 
-    def __init__(self, seed: int, base: Path, without: Collection[str] = ()) -> None:
-        self._random = random.Random(seed)
-        self._without = without
-        self._loop = SimulatedLoop(self._rng())  # type: ignore[abstract]  # it has of a loop what brokers use
-        self._plan = self._make_plan()
-        self._network = SimulatedNetwork(self._loop, self._rng(), Weather())
+    def __init__(self, plan: Plan, base: Path) -> None:
+        self._plan = plan
+        self._base = base
+        self._loop = SimulatedLoop(self._rng("loop"))  # type: ignore[abstract]  # it has of a loop what brokers use
+        self._network = SimulatedNetwork(self._loop, self._rng("network"), Weather())
         self._kills = KillSwitch(self._loop)
         self._machines = Machines(self._loop, self._network, self._kills)
-        self._ensemble = Ensemble(self._loop, self._network, self._rng(), StoreWeather())
-        self._referee = Referee(self._loop)
-        self._notes = Notes()
-        settings = self._broker_settings()
-        self._brokers = {
-            node_id: SimulatedBroker(
+        self._ensemble = Ensemble(self._loop, self._network, self._rng("store"), StoreWeather())
+        self._violations = Violations(self._loop.time)
+        self._notes = Notes(self._violations)
+        self._brokers: dict[int, SimulatedBroker] = {}
+        self._referee = Referee(self._loop, self._violations, self._ensemble, self._brokers)
+        for node_id in BROKERS:
+            self._brokers[node_id] = SimulatedBroker(
                 self._machines,
                 base / "disk" / _host(node_id),
-                settings | {"node.id": node_id, "listeners": f"PLAINTEXT://127.0.0.1:{_FIRST_PORT + node_id}"},
+                _settings(plan, node_id),
                 host=_host(node_id),
                 open_store=self._ensemble.client,
             )
-            for node_id in BROKERS
-        }
         self._bootstrap = ",".join(f"127.0.0.1:{_FIRST_PORT + node_id}" for node_id in BROKERS)
+        self._troubles = Troubles(
+            plan, self._loop, self._network, self._ensemble, self._kills, self._brokers, self._bootstrap
+        )
+        self._ownership = Ownership(self._notes, self._find_members)
         self._is_over = False
-        self._waking: dict[Process, float] = {}
-        self._members: dict[str, Process] = {}
-        self._elections = 0
-        self._copies = False
-        self._victim = self._random.choice(list(self._brokers.values()))
-        self._power_cuts = 0
-        self._base = base
-        self._starting: set[SimulatedBroker] = set()
-        self._starts_failed: list[str] = []
+        # Processes of applications that come and go.
+        self._members: dict[int, tuple[Process, Member]] = {}
+        self._copier: Process | None = None
+        self._copiers = 0
+        self._administrator: Administrator | None = None
 
     @property
     def errors(self) -> list[str]:
         """What applications were told that went wrong."""
         return self._notes.errors
 
-    def _rng(self) -> random.Random:
-        return random.Random(self._random.getrandbits(64))
-
-    def _broker_settings(self) -> dict[str, object]:
-        rng = self._random
-        # What only one broker has is lost with its power.
-        min_isr = 2 if "power cut" in self._plan.troubles else rng.choice((1, 2))
-        return {
-            "offsets.topic.num.partitions": 1,
-            "transaction.state.log.num.partitions": 1,
-            "offsets.topic.replication.factor": 3,
-            "transaction.state.log.replication.factor": 3,
-            "transaction.state.log.min.isr": min_isr,
-            "default.replication.factor": 3,
-            "min.insync.replicas": min_isr,
-            "replica.lag.time.max.ms": rng.choice((1_000, 5_000, 30_000)),
-            "group.initial.rebalance.delay.ms": 0,
-            "log.segment.bytes": rng.choice((1 << 30, 2_000)),
-            "tidelog.metadata": "zookeeper://store:2181/tidelog",
-        }
-
-    def _make_plan(self) -> _Plan:
-        rng = self._random
-        weather = Weather(
-            delay_s=rng.choice((0.0005, 0.002, 0.02)),
-            break_share=rng.choice((0.0, 0.0, 0.01)),
-            split_share=rng.choice((0.0, 0.2)),
-            late_share=rng.choice((0.0, 0.0, 0.02)),
-        )
-        store_weather = StoreWeather(
-            delay_s=rng.choice((0.001, 0.01)),
-            lost_share=rng.choice((0.0, 0.0, 0.02, 0.1)),
-            stale_share=rng.choice((0.0, 0.2)),
-            watch_delay_s=rng.choice((0.002, 0.2)),
-        )
-        if NETWORK in self._without:
-            weather = Weather()
-        if STORE in self._without:
-            store_weather = StoreWeather()
-        chosen = rng.sample(TROUBLES, rng.randint(1, len(TROUBLES)))
-        return _Plan(weather, store_weather, rng.uniform(5.0, 40.0), rng.choice((0.3, 1.0, 4.0)), chosen)
+    def _rng(self, purpose: str) -> random.Random:
+        """One a purpose, so that taking something out of a plan leaves the rest as it is."""
+        return random.Random(f"{self._plan.seed} {purpose}")
 
     # The run
 
@@ -193,31 +119,42 @@ class ClusterRun:
         shelf.mkdir()
         self._disk = SimulatedDisk(disk_dir, shelf)
         # Kills come before the disk notes anything.
-        with self._disk.installed(), self._machines.installed(self._rng()), self._referee.installed():
+        with self._disk.installed(), self._machines.installed(self._rng("machines")), self._referee.installed():
             # What a killed process was doing must not be collected while others run.
             gc.disable()
             try:
                 self._loop.run(self._main(), _LIMIT_S, _STEPS_MAX)
+            except SimulationError as error:
+                self._violations.check()
+                raise InvariantError(Invariant.PROGRESS, str(error)) from error
             finally:
                 for broker in self._brokers.values():
                     broker.kill()
                 self._loop.over()
                 gc.enable()
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         return Outcome(
             digest=self._loop.digest,
             steps=self._loop.steps,
             acknowledged=len(self._notes.acknowledged),
             grouped=len(self._notes.grouped),
+            handovers=self._ownership.handovers,
             copied=self._notes.copied,
+            aborted=len(self._notes.aborted),
+            changes=0 if self._administrator is None else self._administrator.changes,
+            ends_asked=self._notes.ends_asked,
             broker_starts=sum(broker.starts for broker in self._brokers.values()),
             killed_in_writes=self._kills.mid_write,
             broken_connections=self._network.broken,
             lost_to_cuts=self._network.lost_to_cuts,
             lost_at_store=self._ensemble.lost,
             high_watermarks=self._referee.high_watermarks,
-            elections=self._elections,
-            power_cuts=self._power_cuts,
+            requests_answered=self._troubles.requests_answered,
+            power_cuts=self._troubles.power_cuts,
             refused_by_disks=self._kills.refused,
+            stalled_flushes=self._kills.stalled_flushes,
         )
 
     async def _main(self) -> None:
@@ -225,12 +162,13 @@ class ClusterRun:
         await first.start()
         await asyncio.gather(*(broker.start() for broker in others))
         await self._create_topics()
-        self._network.weather, self._ensemble.weather = self._plan.weather, self._plan.store_weather
+        self._network.weather, self._ensemble.weather = network_weather(self._plan), store_weather(self._plan)
         writers = self._start_writers()
         self._start_readers()
         looking = self._loop.spawn(self._loop.process("looker"), self._keep_looking())
         await self._trouble()
-        await self._settle(writers)
+        self._troubles.settle()
+        await self._come_to_rest(writers)
         looking.cancel()
         await self._check()
         self._look()
@@ -247,34 +185,51 @@ class ClusterRun:
     # Applications
 
     def _start_writers(self) -> list[asyncio.Task[None]]:
-        rng = self._random
         tasks = []
-        for number in range(rng.randint(1, 3)):
-            count = rng.choice((20, 60))
+        for number, count in enumerate(self._plan.writers):
             pace_s = self._plan.trouble_s / count
-            writer = Writer(f"w{number}", self._bootstrap, self._notes, self._rng(), count, pace_s)
+            rng = self._rng(f"writer {number}")
+            writer = Writer(f"w{number}", self._bootstrap, self._notes, rng, count, pace_s)
             tasks.append(self._spawn(f"writer {number}", writer.run))
         return tasks
 
     def _start_readers(self) -> None:
         reader = Reader(SOURCE, self._bootstrap, self._notes)
         self._spawn("reader", lambda: reader.run(self._is_done))
-        for number in range(self._random.randint(0, 2)):
-            self._start_member(f"member {number}")
-        self._copies = self._random.random() < 0.7
-        if self._copies:
-            copier = Copier(self._bootstrap, self._notes, "copier", self._rng())
-            self._spawn("copier", lambda: copier.run(self._is_done))
+        for number in range(len(self._plan.members)):
+            self._start_member(number)
+        if self._plan.copies:
+            self._start_copier()
+            committed = Reader(TARGET, self._bootstrap, self._notes, is_committed=True)
+            self._spawn("reader of copies", lambda: committed.run(self._is_done))
+        if self._plan.administers:
+            pace_s = self._plan.trouble_s / 12
+            administrator = Administrator(self._bootstrap, self._notes, self._rng("administrator"), pace_s)
+            self._administrator = administrator
+            self._spawn("administrator", lambda: administrator.run(self._is_troubled))
 
-    def _start_member(self, name: str) -> None:
-        protocol = self._random.choice(("classic", "consumer"))
-        member = Member(self._bootstrap, self._notes, GROUP, protocol=protocol)
-        self._members[name] = self._loop.process(name)
-        task = self._loop.spawn(self._members[name], member.run(self._is_done))
+    def _start_member(self, number: int) -> None:
+        protocol = self._plan.members[number]
+        member = Member(f"member {number}", self._bootstrap, self._notes, self._ownership, protocol=protocol)
+        process = self._loop.process(f"member {number}")
+        self._members[number] = process, member
+        task = self._loop.spawn(process, member.run(self._is_done))
+        task.add_done_callback(self._on_end)
+
+    def _start_copier(self) -> None:
+        self._copiers += 1
+        name = f"c{self._copiers}"
+        copier = Copier(self._bootstrap, self._notes, name, self._rng(name))
+        self._copier = self._loop.process(name)
+        task = self._loop.spawn(self._copier, copier.run(self._is_done))
         task.add_done_callback(self._on_end)
 
     def _is_done(self) -> bool:
         return self._is_over
+
+    def _is_troubled(self) -> bool:
+        """Whether an administrator has had its time."""
+        return self._loop.time() > self._plan.trouble_s
 
     def _spawn(self, name: str, run: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         async def main() -> None:
@@ -288,128 +243,53 @@ class ClusterRun:
         if not task.cancelled() and task.exception() is not None:
             self._loop.failures.append(f"an application failed: {task.exception()!r}")
 
+    def _find_members(self) -> frozenset[str] | None:
+        """The members of the group as its coordinator knows them; None while nobody is sure to be the coordinator."""
+        for broker in self._brokers.values():
+            server = broker.server
+            if server is None or not server.services.replicas.is_serving:
+                continue
+            for held in server.services.groups._held.values():
+                states = self._referee.states.get("__consumer_offsets", ())
+                if not held.is_loaded or held.index >= len(states):
+                    continue
+                state = states[held.index]
+                if held.leader_epoch == state.leader_epoch and broker is self._brokers[state.leader]:
+                    group = held.shard.state.groups.get(GROUP)
+                    return frozenset() if group is None else frozenset(_member_ids(group))
+        return None
+
     # Troubles
 
     async def _trouble(self) -> None:
-        ends_s = self._loop.time() + self._plan.trouble_s
-        while self._loop.time() < ends_s:
-            await asyncio.sleep(self._random.expovariate(1 / self._plan.pause_s))
+        for trouble in self._plan.troubles:
+            await asyncio.sleep(max(0.0, trouble.at_s - self._loop.time()))
             self._look()
-            for broker in self._brokers.values():
-                if not broker.is_up and self._random.random() < 0.5:
-                    self._start_again(broker)
-            await self._make(self._random.choice(self._plan.troubles))
+            self._make(trouble)
+        await asyncio.sleep(max(0.0, self._plan.trouble_s - self._loop.time()))
 
-    def _start_again(self, broker: SimulatedBroker) -> None:
-        """Start it, unless it runs or is about to."""
-        is_alive = broker.process is not None and broker.process.is_alive
-        if not is_alive and broker not in self._starting:
-            self._starting.add(broker)
-            self._loop.spawn(self._loop.outside, self._start(broker))
+    def _make(self, trouble: Trouble) -> None:
+        match trouble.kind:
+            case "kill member" | "pause member" if self._plan.members:
+                self._end_member(trouble)
+            case "replace copier" if self._copier is not None:
+                # Its successor comes while it stands still, and it goes on as if nothing had happened.
+                self._troubles.pause(self._copier, trouble.value)
+                self._start_copier()
+            case kind if kind == START:
+                self._troubles.start_again(self._brokers[trouble.node])
+            case _:
+                self._troubles.make(trouble, self._disk)
 
-    async def _start(self, broker: SimulatedBroker) -> None:
-        """Start it; a start that gives up, because others could not be reached, is made again by `_trouble`."""
-        try:
-            await broker.start()
-        except StartError as error:
-            self._starts_failed.append(str(error))
-            broker.kill()
-        finally:
-            self._starting.discard(broker)
-
-    async def _make(self, trouble: str) -> None:
-        rng = self._random
-        broker = rng.choice(list(self._brokers.values()))
-        if "power cut" in self._plan.troubles and trouble in _UNCLEAN:
-            # Two brokers that crash at once may both have lost something, and whoever leads then has less than both.
-            broker = self._victim
-        other = rng.choice([each for each in self._brokers.values() if each is not broker])
-        if trouble in self._without:
+    def _end_member(self, trouble: Trouble) -> None:
+        number = trouble.node % len(self._plan.members)
+        process, member = self._members[number]
+        if trouble.kind == "pause member":
+            self._troubles.pause(process, trouble.value)
             return
-        match trouble:
-            case "kill":
-                broker.kill()
-            case "kill in write":
-                broker.kill_while_it_writes(rng.randrange(40), rng.choice((0.0, 0.5, 1.0)))
-            case "kill controller":
-                controller = self._controller()
-                if controller is not None and (controller is self._victim or "power cut" not in self._plan.troubles):
-                    controller.kill()
-            case "stop" if broker.is_up:
-                self._loop.spawn(self._loop.outside, broker.stop())
-            case "pause" if broker.is_up:
-                self._pause(broker, rng.choice((0.5, 3.0, 15.0)))
-            case "cut pair":
-                self._network.cut(broker.host, other.host)
-                self._network.cut(other.host, broker.host)
-            case "cut one way":
-                self._network.cut(broker.host, other.host)
-            case "cut off":
-                for each in self._brokers.values():
-                    if each is not broker:
-                        self._network.cut(broker.host, each.host)
-                        self._network.cut(each.host, broker.host)
-            case "cut from store":
-                self._network.cut(broker.host, STORE_HOST)
-                if rng.random() < 0.5:
-                    self._network.cut(STORE_HOST, broker.host)
-            case "heal":
-                self._network.heal()
-            case "expire session":
-                owner = self._ensemble.owner_of(layout.live_key(int(broker.host.split("-")[1])))
-                if owner is not None:
-                    self._ensemble.expire(owner)
-            case "slow disk" if broker.process is not None:
-                broker.process.thread_slowness = rng.choice((1.0, 20.0, 300.0))
-            case "wrong clock":
-                broker.clock.wrong_by_ms = rng.choice((0, -600_000, 600_000))
-            case "elect" | "reassign":
-                self._spawn_admin(trouble)
-            case "full disk":
-                self._kills.break_disk(broker.host, errno.ENOSPC)
-            case "failing disk":
-                self._kills.break_disk(broker.host, errno.EIO)
-            case "repair disks":
-                self._repair_disks()
-            case "power cut":
-                # A second one could take the only copy of what the first one left.
-                self._victim.cut_power(self._disk, self._rng())
-                self._power_cuts += 1
-            case "kill member" if self._members:
-                name = rng.choice(list(self._members))
-                self._loop.kill(self._members[name])
-                self._start_member(name)
-
-    def _repair_disks(self) -> None:
-        """Put in good disks; a broker looks at a disk that has failed when it starts."""
-        self._kills.repair_disks()
-        for broker in self._brokers.values():
-            logs = broker.server.services.logs if broker.server is not None else None
-            if logs is not None and (logs._offline or any(each.offline_reason for each in logs.directories)):
-                broker.kill()
-
-    def _pause(self, broker: SimulatedBroker, pause_s: float) -> None:
-        process = broker.process
-        assert process is not None
-        process.is_paused = True
-        self._loop.schedule(self._loop.outside, self._loop.time() + pause_s, setattr, process, "is_paused", False)
-
-    def _spawn_admin(self, trouble: str) -> None:
-        partition = TopicPartition(self._random.choice((SOURCE, TARGET)), self._random.randrange(PARTITIONS))
-        replicas = self._random.sample(BROKERS, self._random.randint(2, 3))
-
-        async def ask() -> None:
-            try:
-                async with AsyncAdmin(bootstrap_servers=self._bootstrap, request_timeout_ms=3_000) as admin:
-                    if trouble == "elect":
-                        await admin.elect_leaders()
-                    else:
-                        await admin.alter_partition_reassignments({partition: replicas})
-                    self._elections += 1
-            except (ClientError, TimeoutError):
-                return  # an administrator may be refused, or find nobody
-
-        self._loop.spawn(self._loop.process("administrator"), ask())
+        self._loop.kill(process)
+        self._ownership.on_gone(member)
+        self._start_member(number)
 
     # What must hold
 
@@ -419,38 +299,13 @@ class ClusterRun:
             self._look()
 
     def _look(self) -> None:
-        image = self._image()
-        if image is not None:
-            self._referee.check_members(image, self._brokers)
-        self._referee.check()
-        self._notes.check()
-        assert not self._loop.failures, self._loop.failures[:3]
+        self._referee.check_all_members()
+        if self._loop.failures:
+            self._violations.note(Invariant.INTERNAL, self._loop.failures[0])
+        self._violations.check()
 
-    def _controller(self) -> SimulatedBroker | None:
-        rec = self._ensemble.memory._records.get(layout.CONTROLLER)
-        if rec is None:
-            return None
-        broker = self._brokers[layout.parse_controller(layout.decode(rec.value)).node_id]
-        return broker if broker.is_up else None
-
-    def _image(self) -> ClusterImage | None:
-        """What the elected controller has written."""
-        broker = self._controller()
-        if broker is None or broker.server is None or not broker.server.services.controller.is_active:
-            return None
-        return broker.server.services.cluster.image
-
-    async def _settle(self, writers: list[asyncio.Task[None]]) -> None:
-        """The troubles are over: everybody must come to an end."""
-        self._network.weather.calm()
-        self._network.heal()
-        self._ensemble.weather.calm()
-        self._kills.spare_all()
-        self._repair_disks()
-        for broker in self._brokers.values():
-            if broker.process is not None:
-                broker.process.is_paused = False
-                broker.process.thread_slowness = 1.0
+    async def _come_to_rest(self, writers: list[asyncio.Task[None]]) -> None:
+        """Everybody must come to an end."""
         await self._until(self._all_up, "all brokers are up")
         await self._until(lambda: all(writer.done() for writer in writers), "the writers are done")
         await self._until(self._all_in_sync, "all replicas are in sync")
@@ -458,10 +313,14 @@ class ClusterRun:
     async def _until(self, holds: Callable[[], bool], what: str) -> None:
         deadline_s = self._loop.time() + _SETTLED_WITHIN_S
         while not holds():
-            assert self._loop.time() < deadline_s, f"not within {_SETTLED_WITHIN_S:g} s: {what}; {self._state()}"
+            if self._loop.time() >= deadline_s:
+                state = f"not within {_SETTLED_WITHIN_S:g} s: {what}; {self._state()}"
+                raise InvariantError(Invariant.PROGRESS, state)
+            # One that was starting while its disk failed has found it so.
+            self._troubles.kill_where_disks_had_failed()
             for broker in self._brokers.values():
                 if not broker.is_up:
-                    self._start_again(broker)
+                    self._troubles.start_again(broker)
             await asyncio.sleep(0.5)
             self._look()
 
@@ -469,68 +328,110 @@ class ClusterRun:
         return all(broker.is_up for broker in self._brokers.values())
 
     def _all_in_sync(self) -> bool:
-        image = self._image()
-        return image is not None and all(
-            state.leader >= 0 and set(state.isr) == set(state.replicas) and not state.adding
-            for topic in image.topics.values()
-            for state in topic.partitions
+        states = self._referee.states
+        return self._troubles.controller() is not None and all(
+            map(_is_in_sync, (state for each in states.values() for state in each))
         )
 
     def _state(self) -> str:
-        image = self._image()
-        if image is None:
-            return f"no controller; failed starts: {self._starts_failed[-2:]}"
-        failed = f"failed starts: {self._starts_failed[-2:]}; " if self._starts_failed else ""
-        return failed + "; ".join(
-            f"{topic.name}-{index}: leader {state.leader} epoch {state.leader_epoch} isr {state.isr} of "
-            f"{state.replicas}"
-            for topic in image.topics.values()
-            for index, state in enumerate(topic.partitions)
-            if state.leader < 0 or set(state.isr) != set(state.replicas) or state.adding
+        controller = self._troubles.controller()
+        failed = f"failed starts: {self._troubles.starts_failed[-2:]}; " if self._troubles.starts_failed else ""
+        return f"{failed}the controller is {controller and controller.host}; " + "; ".join(
+            f"{topic}-{index}: leader {state.leader} epoch {state.leader_epoch} isr {state.isr} of {state.replicas}"
+            for topic, states in self._referee.states.items()
+            for index, state in enumerate(states)
+            if not _is_in_sync(state)
         )
 
     async def _check(self) -> None:
-        source = await self._read(SOURCE)
+        source = (await self._read(SOURCE)).found
         self._notes.check_source(source)
-        if self._copies:
-            self._notes.check_copied(source, await self._read_copies(sum(map(len, source.values()))))
-        if self._members:
+        if self._plan.copies:
+            copies = await self._read_copies(sum(map(len, source.values())))
+            self._notes.check_copied(source, copies.found, copies.attempts)
+        if self._plan.members:
             everything = {value for rows in source.values() for _, value in rows}
             await self._until(lambda: everything <= self._notes.grouped, "the group has read everything")
+        if self._administrator is not None:
+            checking = self._spawn("administrator at last", self._administrator.check)
+            await self._until(checking.done, "the administrator has looked at everything")
         self._is_over = True
+        await self._until(self._all_in_sync, "all replicas are in sync at the end")
+        await self._until(self._is_alike, "all replicas hold the same")
 
-    async def _read_copies(self, count: int) -> Rows:
+    def _is_alike(self) -> bool:
+        """Whether all replicas end where their leaders end; from then on they must be alike."""
+        for topic in (SOURCE, TARGET):
+            for index, state in enumerate(self._referee.states[topic]):
+                replicas = [self._referee.replica(node_id, topic, index) for node_id in state.replicas]
+                if len({None if each is None else each.log.log_end_offset for each in replicas}) > 1:
+                    return False
+        self._referee.check_alike((SOURCE, TARGET))
+        return True
+
+    async def _read_copies(self, count: int) -> Reader:
         """All copies, once there are so many."""
-        deadline_s = self._loop.time() + _SETTLED_WITHIN_S
+        deadline_s, pause_s = self._loop.time() + _SETTLED_WITHIN_S, 1.0
         while True:
-            target = await self._read(TARGET)
-            found = sum(map(len, target.values()))
+            reader = await self._read(TARGET)
+            found = sum(map(len, reader.found.values()))
             if found >= count:
-                return target
-            assert self._loop.time() < deadline_s, f"{found} of {count} records are copied: {target}"
-            await asyncio.sleep(1.0)
+                return reader
+            if self._loop.time() >= deadline_s:
+                raise InvariantError(Invariant.COPIES, f"{found} of {count} records are copied: {reader.found}")
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _PAUSE_S_MAX)
 
-    async def _read(self, topic: str) -> Rows:
+    async def _read(self, topic: str) -> Reader:
         """Everything in a topic, as a consumer of its own reads it now."""
         reader = Reader(topic, self._bootstrap, self._notes, is_committed=True)
         task = self._spawn(f"checker of {topic}", reader.read_to_end)
         await self._until(task.done, f"{topic} is read to its end")
-        return reader.found
+        return reader
 
 
 def _host(node_id: int) -> str:
     return f"broker-{node_id}"
 
 
-def run_seed(seed: int, base: Path, without: Collection[str] = ()) -> Outcome:
-    """Run it, leaving out these troubles; a failure names the seed."""
-    run = ClusterRun(seed, base, without)
+def _settings(plan: Plan, node_id: int) -> Mapping[str, object]:
+    return {
+        "offsets.topic.num.partitions": 1,
+        "transaction.state.log.num.partitions": 1,
+        "offsets.topic.replication.factor": 3,
+        "transaction.state.log.replication.factor": 3,
+        "default.replication.factor": 3,
+        "group.initial.rebalance.delay.ms": 0,
+        "tidelog.metadata": "zookeeper://store:2181/tidelog",
+        "node.id": node_id,
+        "listeners": f"PLAINTEXT://127.0.0.1:{_FIRST_PORT + node_id}",
+        **plan.settings,
+    }
+
+
+def _is_in_sync(state: PartitionState) -> bool:
+    return state.leader != NO_LEADER and set(state.isr) == set(state.replicas) and not state.adding
+
+
+def _member_ids(group: object) -> list[str]:
+    """Both kinds of groups know their members by id."""
+    members = group.members  # type: ignore[attr-defined]  # not part of what groups have in common
+    return list(members if isinstance(members, dict) else members._members)
+
+
+def run_plan(plan: Plan, base: Path) -> Outcome:
+    """Run it; a failure names its seed."""
+    run = ClusterRun(plan, base)
     try:
         return run.run()
     except BaseException as error:
-        error.add_note(f"SIMULATION_SEED={seed}: CONTRIBUTING.md says how to run it again")
+        error.add_note(f"SIMULATION_SEED={plan.seed}: CONTRIBUTING.md says how to run it again")
         for told in run.errors[-_ERRORS_SHOWN:]:
             error.add_note(f"an application was told: {told}")
         raise
     finally:
         shutil.rmtree(base, ignore_errors=True)
+
+
+def run_seed(seed: int, base: Path) -> Outcome:
+    return run_plan(draw_plan(seed), base)

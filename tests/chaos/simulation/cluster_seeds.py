@@ -1,61 +1,110 @@
-"""Runs seeds of the cluster simulation in a process of their own, and says of each how it went, in a line of JSON.
+"""Runs clusters of the simulation in a process of their own, and says of each how it went, in a line of JSON.
 
 What always holds: a seed gives the same run whenever it is run by this program with PYTHONHASHSEED=0, as tests do. A
-seed that fails is shrunk: it is run again with fewer kinds of trouble for as long as it still fails.
+seed that fails is shrunk: its line has the smallest plan that was found to break the same rule.
 
-    PYTHONHASHSEED=0 python tests/chaos/simulation/cluster_seeds.py FIRST COUNT DIRECTORY [MISTAKE]
+    cluster_seeds.py DIRECTORY --first 471 --count 1                          seeds, one after another
+    cluster_seeds.py DIRECTORY --first 0 --count 100 --mistake never_truncate --shrink
+    cluster_seeds.py DIRECTORY --plan PLAN.JSON                               a plan that was written down
+    cluster_seeds.py DIRECTORY --named                                        the runs in named_runs.json
 
-With one of the planted mistakes, seeds are run until one fails, which is not shrunk.
+With a planted mistake, seeds are run until one fails, which is shrunk only with `--shrink`. A named run is one that a
+bug once broke: it is run as the code is now, then with the bug made again.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
+import time
 import traceback
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from cluster_invariants import InvariantError
 from cluster_mistakes import MISTAKES
-from cluster_run import NETWORK, STORE, TROUBLES, run_seed
+from cluster_plan import Plan, draw_plan
+from cluster_run import run_plan
+from cluster_shrink import shrink
+
+_FRAMES_SHOWN = -3
+NAMED_RUNS = Path(__file__).parent / "named_runs.json"
 
 
-def shrink(seed: int, base: Path) -> list[str]:
-    """The kinds of trouble that are left when each that it does not take to fail is left out."""
-    without: list[str] = []
-    for trouble in (*TROUBLES, NETWORK, STORE):
-        try:
-            run_seed(seed, base, [*without, trouble])
-        except AssertionError:
-            without.append(trouble)
-    return [trouble for trouble in (*TROUBLES, NETWORK, STORE) if trouble not in without]
+def run_one(plan: Plan, base: Path) -> dict[str, Any]:
+    """How it went: what it has seen, or how it failed."""
+    try:
+        return asdict(run_plan(plan, base))
+    except Exception as error:  # noqa: BLE001 - a row says how it failed, whatever it was
+        named = {"broken": str(error.invariant)} if isinstance(error, InvariantError) else {}
+        return {"failed": traceback.format_exc(limit=_FRAMES_SHOWN)} | named
 
 
-def find(mistake: str, first: int, count: int, base: Path) -> int:
-    """Make a mistake on purpose, until a seed fails."""
-    with MISTAKES[mistake]():
-        for seed in range(first, first + count):
-            try:
-                run_seed(seed, base)
-            except AssertionError as error:
-                print(json.dumps({"seed": seed, "failed": str(error)}), flush=True)
-                return 0
-    return 1
-
-
-def main(first: int, count: int, base: Path) -> int:
+def run_seeds(first: int, count: int, base: Path, *, until_one_fails: bool, shrinks: bool) -> int:
+    """Returns how many failed."""
     failed = 0
     for seed in range(first, first + count):
-        try:
-            row = asdict(run_seed(seed, base))
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise
+        began_s = time.perf_counter()
+        row = run_one(draw_plan(seed), base)
+        took_s = time.perf_counter() - began_s
+        if "failed" in row:
             failed += 1
-            row = {"failed": traceback.format_exc(limit=-3), "with": shrink(seed, base)}
-        print(json.dumps({"seed": seed} | row), flush=True)
+            if shrinks:
+                row["plan"] = asdict(shrink(draw_plan(seed), base))
+            print(json.dumps({"seed": seed, "took_s": round(took_s, 2)} | row), flush=True)
+            if until_one_fails:
+                return failed
+        elif not until_one_fails:
+            print(json.dumps({"seed": seed} | row), flush=True)
+    return failed
+
+
+def run_named(base: Path) -> int:
+    """Returns how many did not go as they should: well by themselves, and badly with their bug."""
+    failed = 0
+    for run in json.loads(NAMED_RUNS.read_text()):
+        plan = Plan.from_json(json.dumps(run["plan"]))
+        row: dict[str, Any] = {"named": run["name"], "bug": run["bug"]}
+        sound = run_one(plan, base)
+        if "failed" in sound:
+            row["failed"] = sound["failed"]
+        with MISTAKES[run["bug"]].plant():
+            row["broken"] = run_one(plan, base).get("broken")
+        failed += "failed" in row or row["broken"] is None
+        print(json.dumps(row), flush=True)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, help="files of brokers, gone at the end")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds")
+    parser.add_argument("--mistake", choices=sorted(MISTAKES), help="make it on purpose")
+    parser.add_argument("--shrink", action="store_true", help="shrink what a mistake breaks, too")
+    parser.add_argument("--plan", type=Path, help="run this plan instead of seeds")
+    parser.add_argument("--named", action="store_true", help="run the named runs instead of seeds")
+    asked = parser.parse_args()
+    planted: AbstractContextManager[Any] = nullcontext() if asked.mistake is None else MISTAKES[asked.mistake].plant()
+    with planted:
+        if asked.named:
+            return min(run_named(asked.directory), 1)
+        if asked.plan is not None:
+            row = run_one(Plan.from_json(asked.plan.read_text()), asked.directory)
+            print(json.dumps(row), flush=True)
+            return int("failed" in row)
+        failed = run_seeds(
+            asked.first,
+            asked.count,
+            asked.directory,
+            until_one_fails=asked.mistake is not None,
+            shrinks=asked.shrink or asked.mistake is None,
+        )
     return min(failed, 1)
 
 
@@ -63,5 +112,4 @@ if __name__ == "__main__":
     # Every kill is followed by lines about it, and what a killed process awaited is never awaited.
     logging.getLogger("tidelog").setLevel(logging.CRITICAL + 1)
     warnings.simplefilter("ignore", RuntimeWarning)
-    chosen = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    sys.exit(find(sys.argv[4], *chosen) if len(sys.argv) > 4 else main(*chosen))
+    sys.exit(main())

@@ -7,6 +7,7 @@ broker takes from its surroundings, it gets from the `Machine` of the process th
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import random
@@ -226,8 +227,7 @@ class SimulatedBroker:
         starting = self._loop.current
 
         def tell() -> None:
-            if not died.done():
-                self._loop.schedule(starting, self._loop.time(), died.set_result, None)
+            self._loop.schedule(starting, self._loop.time(), _end, died)
 
         process.on_death.append(self._release)
         process.on_death.append(tell)
@@ -256,8 +256,7 @@ class SimulatedBroker:
         stopping = self._loop.current
 
         def tell() -> None:
-            if not ended.done():
-                self._loop.schedule(stopping, self._loop.time(), ended.set_result, None)
+            self._loop.schedule(stopping, self._loop.time(), _end, ended)
 
         process.on_death.append(tell)
 
@@ -332,3 +331,9 @@ class SimulatedBroker:
             database._locks.clear()
             database.close()
         self._logs = self._store = None
+
+
+def _end(waiting: asyncio.Future[None]) -> None:
+    """It may be told twice of an end."""
+    if not waiting.done():
+        waiting.set_result(None)

@@ -21,6 +21,7 @@ from simulated_loop import Process, SimulatedLoop
 _CHANGES = ("pwrite", "write", "ftruncate", "truncate", "rename", "replace", "unlink", "remove", "mkdir", "rmdir")
 _WRITES = ("pwrite", "write")
 _TAKE_ROOM = ("pwrite", "write", "mkdir")
+_FLUSHES = ("fsync", "fdatasync")
 
 
 class KillSwitch:
@@ -31,8 +32,11 @@ class KillSwitch:
         self._countdowns: dict[Process, tuple[int, float]] = {}
         # Machines of which the disk refuses what would take room, or everything, with this error.
         self._disk_errors: dict[str, int] = {}
+        # Machines on which a flush does not come back before this time.
+        self._flushes_end_s: dict[str, float] = {}
         self.mid_write = 0
         self.refused = 0
+        self.stalled_flushes = 0
 
     def kill_at(self, process: Process, changes: int, torn_share: float = 0.0) -> None:
         """Kill it instead of the change after so many, of which this share is done if it is a write to a log."""
@@ -42,11 +46,16 @@ class KillSwitch:
         """ENOSPC: the disk is full, and names can still be removed or changed. EIO: it fails."""
         self._disk_errors[host] = error
 
+    def stall_flushes(self, host: str, until_s: float) -> None:
+        """Flushes are carried out, and those who asked for them hear of it later."""
+        self._flushes_end_s[host] = until_s
+
     def is_full(self, host: str) -> bool:
         return self._disk_errors.get(host) == errno.ENOSPC
 
     def repair_disks(self) -> None:
         self._disk_errors.clear()
+        self._flushes_end_s.clear()
 
     def spare_all(self) -> None:
         """Nobody is to be killed any more."""
@@ -55,6 +64,7 @@ class KillSwitch:
     @contextmanager
     def installed(self) -> Iterator[None]:
         patches = [mock.patch.object(os, name, self._guarded(name)) for name in _CHANGES]
+        patches += [mock.patch.object(os, name, self._stalling(name)) for name in _FLUSHES]
         for patch in patches:
             patch.start()
         try:
@@ -82,6 +92,19 @@ class KillSwitch:
             return real(*args, **kwargs)
 
         return change
+
+    def _stalling(self, name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def flush(fd: int) -> Any:
+            process = self._loop.current
+            until_s = self._flushes_end_s.get(process.host, 0.0)
+            if until_s > self._loop.time():
+                self.stalled_flushes += 1
+                process.held_until_s = until_s
+            return real(fd)
+
+        return flush
 
     def _kill(self, process: Process, write: Callable[..., Any] | None, args: tuple[Any, ...], share: float) -> None:
         if write is not None and os.readlink(f"/proc/self/fd/{args[0]}").endswith(".log"):

@@ -51,6 +51,9 @@ class Process:
         self.host = host
         # How much longer its work for threads takes than usual, for disks that are slow.
         self.thread_slowness = 1.0
+        # Until when work for threads does not begin, and how long the call that just ended must be waited for.
+        self.stalled_until_s = 0.0
+        self.held_until_s = 0.0
         self.is_alive = True
         self.is_paused = False
         self.ready: deque[asyncio.Handle] = deque()
@@ -150,6 +153,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             handle._run()
         finally:
             self.current = self.outside
+        if process.held_until_s > self._time_s:
+            # The loop itself waited for its disk.
+            process.is_paused = True
+            self.schedule(self.outside, process.held_until_s, setattr, process, "is_paused", False)
+        process.held_until_s = 0.0
 
     def over(self) -> None:
         """Nothing runs any more; what is left in the middle of something ends without effect."""
@@ -212,17 +220,26 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # as above
         future = self.create_future()
 
+        process = self.current
+
         def work() -> None:
             if future.cancelled():
                 return
             try:
-                result = func(*args)
+                end(future.set_result, func(*args))
             except BaseException as error:  # noqa: BLE001 - it is raised where the future is awaited
-                future.set_exception(error)
+                end(future.set_exception, error)
+
+        def end(tell: Callable[[Any], None], outcome: Any) -> None:
+            held_until_s, process.held_until_s = process.held_until_s, 0.0
+            if held_until_s > self._time_s:
+                # What it did is done, and the call has not come back yet.
+                self.schedule(process, held_until_s, _tell, future, tell, outcome)
             else:
-                future.set_result(result)
+                tell(outcome)
 
         due_s = self._time_s + self._random.expovariate(1 / _THREAD_S_MEAN) * self.current.thread_slowness
+        due_s = max(due_s, process.stalled_until_s)
         if isinstance(executor, ThreadPoolExecutor) and executor._max_workers == 1:
             due_s = max(due_s, self._single_threads.get(executor, 0.0))
             self._single_threads[executor] = due_s
@@ -294,6 +311,11 @@ def _end(work: Any) -> None:
         except BaseException:  # noqa: BLE001 - what the dead raise, nobody hears
             return
         return
+
+
+def _tell(future: asyncio.Future[Any], tell: Callable[[Any], None], outcome: Any) -> None:
+    if not future.done():
+        tell(outcome)
 
 
 def _number_of(fd: Any) -> int:

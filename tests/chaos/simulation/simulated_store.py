@@ -73,6 +73,8 @@ class Ensemble:
         self.process = loop.process(STORE_HOST)
         self.lost = 0
         self._random = rng
+        # Told of each write that was carried out, with the process that asked for it.
+        self.observers: list[Callable[[Process, Sequence[Op]], None]] = []
         self._watchers: dict[Callable[[], None], Process] = {}
         self._history: deque[tuple[int, Mapping[str, Rec]]] = deque([(0, {})], _HISTORY)
 
@@ -80,8 +82,11 @@ class Ensemble:
         """For the process that runs now."""
         return StoreClient(self, self.loop.current, random.Random(self._random.getrandbits(64)))
 
-    async def txn(self, checks: Sequence[Check], ops: Sequence[Op]) -> TxnResult:
+    async def txn(self, process: Process, checks: Sequence[Check], ops: Sequence[Op]) -> TxnResult:
         result = await self.memory.txn(checks, ops)
+        if isinstance(result, Ok):
+            for observer in self.observers:
+                observer(process, ops)
         self.look()
         return result
 
@@ -179,7 +184,7 @@ class StoreClient:
                 )
             return Unknown(str(error))
         await self._let_delayed_happen()
-        result = await self._ensemble.txn(checks, ops)
+        result = await self._ensemble.txn(self._process, checks, ops)
         try:
             await self._back()
         except MetadataStoreError as error:
@@ -293,7 +298,7 @@ class StoreClient:
 
     async def _let_delayed_happen(self) -> None:
         while self._delayed:
-            await self._ensemble.txn(*self._delayed.pop(0))
+            await self._ensemble.txn(self._process, *self._delayed.pop(0))
 
     def _arrive_late(self) -> Any:
         return asyncio.ensure_future(self._let_delayed_happen())
