@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,34 @@ def test_what_a_deposed_leader_wrote_is_cut_off(tmp_path: Path) -> None:
         assert await cluster.until_equal("t") == 8
 
     run_cluster(tmp_path, scenario, settings=SETTINGS)
+
+
+def test_a_follower_keeps_what_it_shares_with_its_leader(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It removes what differs, and not all that is above its high watermark, which lags (KIP-101)."""
+    caplog.set_level(logging.INFO, replica_fetcher.__name__)
+
+    async def scenario(cluster: ReplicaCluster) -> None:
+        controller = cluster.controller
+        await cluster.create("t", REPLICAS)
+        # A member of the ISR that copies nothing keeps the high watermark where it is.
+        hanging = cluster[2].replicas._fetching
+        assert hanging is not None
+        await hanging.close()
+        controller.cut_off.add(2)
+        await fill(cluster[1], 5, acks=1)
+        await until(lambda: log_of(cluster[3]).log_end_offset == 5)
+        controller.cut_off.add(1)  # it goes on as if it led, and copies nothing
+        controller.change("t", leader=3)
+        await fill(cluster[3], 2, acks=1)
+        controller.cut_off.discard(1)
+        controller.change("t", leader=1)
+        await fill(cluster[1], 1, acks=1)
+        await until(lambda: cluster[3].log_bytes("t") == cluster[1].log_bytes("t"))
+        assert [log_of(cluster[node_id]).high_watermark for node_id in (1, 3)] == [0, 0]
+
+    run_cluster(tmp_path, scenario, settings=SETTINGS)
+    (cut,) = [message for message in caplog.messages if "differs from broker" in message]
+    assert "cut from offset 7 to 5, the high watermark was 0" in cut
 
 
 def test_several_divergences_take_several_steps(tmp_path: Path) -> None:

@@ -168,6 +168,29 @@ def test_a_follower_moves_the_high_watermark(run: Run) -> None:
     run(scenario)
 
 
+def test_the_session_of_a_broker_that_has_restarted_ends(run: Run) -> None:
+    """Its fetch, which waits, does too: it is of a process that is gone."""
+
+    async def scenario(node: Node) -> None:
+        topic = topic_of("t", state(NODE, (NODE, OTHER)))
+        image = image_of(topic)
+        await node.apply(image)
+        request = fetch_request(topic, replica=ReplicaState(replica_id=OTHER, replica_epoch=20))
+        request.session_epoch, request.max_wait_ms = 0, 0
+        request.session_id = (await node.fetch(request)).session_id
+        request.session_epoch, request.max_wait_ms = 1, 60_000
+        waiting = asyncio.ensure_future(node.fetch(request))
+        await asyncio.sleep(0)
+        assert (len(node.replicas.follower_fetches), waiting.done()) == (1, False)
+        restarted = replace(BROKERS[OTHER], epoch=21)
+        await node.apply(replace(image, revision=image.revision + 1, brokers={**BROKERS, OTHER: restarted}))
+        assert len(node.replicas.follower_fetches) == 0
+        async with asyncio.timeout(20):
+            await waiting
+
+    run(scenario)
+
+
 def test_a_high_watermark_is_told_with_the_next_records_or_after_a_moment(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
