@@ -7,6 +7,10 @@ consist of.
 What always holds: a row is in the file, as far as a kill -9 is concerned, once `write` has returned. A file belongs to
 one process, which never reopens it, so that only its last line can be cut off. The reader ignores such a line, and
 refuses any other line that it doesn't understand.
+
+An operation that must be known even if its process is killed in it is written twice: as unknown with the error
+`UNDER_WAY` before its last step (a commit, say), and with its outcome afterwards. Both rows have the same name and
+start; the reader leaves out the first.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import orjson
 OK: Final = "ok"
 FAIL: Final = "fail"
 UNKNOWN: Final = "unknown"
+UNDER_WAY: Final = "under way"
 OUTCOMES: Final = frozenset({OK, FAIL, UNKNOWN})
 
 # What a worker does, in the words of its rows.
@@ -142,6 +147,20 @@ def read_history(path: Path) -> Iterator[Operation]:
 
 def read_rows(path: Path) -> Iterator[tuple[int, list[Any]]]:
     """All rows of a file, each with its position in bytes, for `read_operation_at`."""
+    previous: tuple[int, list[Any]] | None = None
+    for position, row in _read_all_rows(path):
+        if previous is not None and not _announces(previous[1], row):
+            yield previous
+        previous = position, row
+    if previous is not None:
+        yield previous
+
+
+def _announces(row: list[Any], later: list[Any]) -> bool:
+    return row[5] == UNDER_WAY and row[1] == UNKNOWN and row[2] == later[2] and row[0] == later[0]
+
+
+def _read_all_rows(path: Path) -> Iterator[tuple[int, list[Any]]]:
     position = 0
     with open(path, "rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, 1):

@@ -12,6 +12,7 @@ import pytest
 
 from tidelog.torture.history import (
     EVENTS,
+    UNDER_WAY,
     HistoryError,
     HistoryWriter,
     Operation,
@@ -79,6 +80,16 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str, problem: str) -> Non
         list(read_history(path))
     assert problem in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+def test_an_announced_operation_counts_once(tmp_path: Path) -> None:
+    announced = Operation("queue-send-2.1", "send", "unknown", 10, 15, SENT.events, UNDER_WAY)
+    other = Operation("queue-send-2.1", "send", "unknown", 11, 15, SENT.events, UNDER_WAY)
+    part = Operation("queue-send-2.1", "send", "unknown", 10, 15, SENT.events, "one part of a burst")
+    path = written(tmp_path, POLLED, announced, SENT, part, SENT, other)
+    assert list(read_history(path)) == [POLLED, SENT, part, SENT, other]
+    path = written(tmp_path / "killed", POLLED, announced)
+    assert list(read_history(path)) == [POLLED, announced]
 
 
 def test_a_file_belongs_to_one_process(tmp_path: Path) -> None:
