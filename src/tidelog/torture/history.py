@@ -11,6 +11,10 @@ refuses any other line that it doesn't understand.
 An operation that must be known even if its process is killed in it is written twice: as unknown with the error
 `UNDER_WAY` before its last step (a commit, say), and with its outcome afterwards. Both rows have the same name and
 start; the reader leaves out the first.
+
+Names of processes tell the checker something, too: those of one group differ only in their last number
+("handover-classic-2"); one that was started again has a further number ("handover-classic-2.1"); readers that don't
+read committed records only have "uncommitted" in it.
 """
 
 from __future__ import annotations
@@ -157,7 +161,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, list[Any]]]:
 
 
 def _announces(row: list[Any], later: list[Any]) -> bool:
-    return row[5] == UNDER_WAY and row[1] == UNKNOWN and row[2] == later[2] and row[0] == later[0]
+    return bool(row[5] == UNDER_WAY and row[1] == UNKNOWN and row[2] == later[2] and row[0] == later[0])
 
 
 def _read_all_rows(path: Path) -> Iterator[tuple[int, list[Any]]]:
