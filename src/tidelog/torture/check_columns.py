@@ -181,6 +181,7 @@ class Partition:
     final_uncommitted: Records = field(default_factory=Records)
     is_in_final: bool = False
     is_list: bool = False
+    highest_noted: dict[int, int] = field(default_factory=dict)  # the highest value that was sent, by worker
     is_copy: bool = False  # values stand for those of a source, and are sent again after a transaction that failed
     lists: Lists = field(default_factory=Lists)
     final_lists: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -191,6 +192,11 @@ class Partition:
     lookups: list[tuple[int, int]] = field(default_factory=list)  # of committed offsets; -1 is none
     puts: list[tuple[int, str, int | None, int]] = field(default_factory=list)  # operation, row, value, offset
     scanned: dict[int, list[tuple[int, str, int | None]]] = field(default_factory=dict)  # offset, row, value; by scan
+
+    def note(self, value: int) -> None:
+        """A worker noted that it sent a value."""
+        worker = value >> WORKER_BITS
+        self.highest_noted[worker] = max(value, self.highest_noted.get(worker, 0))
 
     @property
     def sent(self) -> tuple[Records, Records, Records]:
@@ -215,7 +221,7 @@ class Columns:
         self.transactions: list[int] = []  # operations "txn" that are ok or unknown
         self.scans: list[int] = []  # each reads all partitions of the table
         self.final_scans: set[int] = set()
-        self.highest_noted: dict[int, int] = {}  # value, by worker number
+        self._highest_noted: dict[int, int] | None = None
         self.silent_histories = 0  # those without sends
         self.out_of_range: list[int] = []  # polls that were refused because of their offset
 
@@ -230,10 +236,15 @@ class Columns:
 
     def can_be_unnoted(self, value: int) -> bool:
         """Whether a worker that was killed can have sent a value without living to note it."""
+        if self._highest_noted is None:
+            self._highest_noted = {}
+            for partition in self.partitions.values():
+                for worker, highest in () if partition.is_copy else partition.highest_noted.items():
+                    self._highest_noted[worker] = max(highest, self._highest_noted.get(worker, 0))
         worker = value >> WORKER_BITS
-        if worker in self.highest_noted:
-            return 0 < value - self.highest_noted[worker] <= _UNNOTED_AT_MOST
-        numbers = max(self.highest_noted, default=0) + self.silent_histories
+        if worker in self._highest_noted:
+            return 0 < value - self._highest_noted[worker] <= _UNNOTED_AT_MOST
+        numbers = max(self._highest_noted, default=0) + self.silent_histories
         return 0 <= worker <= numbers and value - (worker << WORKER_BITS) <= _UNNOTED_AT_MOST
 
 
@@ -251,8 +262,9 @@ def read_columns(histories: Sequence[Path], progress: Callable[[str], None] | No
         columns.last_end_ns.append(history.last_end_ns)
         columns.silent_histories += not history.has_sent
     columns.counts["operations"] = rows
-    if columns.has_final and not columns.is_final_whole:
+    if not columns.is_final_whole:
         columns.has_final = False
+    if columns.counts["sends_acknowledged"] and not (columns.has_final or columns.final_scans):
         columns.counts["final_incomplete"] = 1
     return columns
 
@@ -328,9 +340,8 @@ class _History:
         if not values:
             return
         self.has_sent = True
-        highest, noted = max(values), self._columns.highest_noted
-        noted[highest >> WORKER_BITS] = max(highest, noted.get(highest >> WORKER_BITS, 0))
         partition = self._columns.partition(key)
+        partition.note(max(values))
         if outcome == OK:
             partition.acknowledged.add(number, values, offsets)
         elif outcome == UNKNOWN:
@@ -389,6 +400,9 @@ class _History:
                 partition.lists.add(number, event[2])
                 columns.counts["lists"] += 1
         elif name == "put":
+            self.has_sent = True
+            if event[3] is not None:
+                partition.note(event[3])
             partition.puts.append((number, event[2], event[3], -1 if event[4] is None else event[4]))
             columns.counts[_SEND_COUNTS[outcome]] += 1
         elif name == "row":

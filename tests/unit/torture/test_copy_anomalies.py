@@ -44,6 +44,15 @@ def test_what_a_failed_transaction_copied_is_copied_again(tmp_path: Path) -> Non
     assert found(run.check("copy")) == []
 
 
+def test_what_a_killed_worker_sent_without_noting_it_may_be_copied(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.send("copy-send-0", FROM, [A], [0])
+    run.add("copy-tidelog-0", "txn", [["poll", FROM, [0, 1], [A, B]], ["send", TO, [A, B], [0, 1]]])
+    run.final(FROM, {0: A, 1: B})
+    run.final(TO, {0: A, 1: B})
+    assert found(run.check("copy")) == []
+
+
 @pytest.mark.parametrize(
     ("copy", "expected"),
     [
