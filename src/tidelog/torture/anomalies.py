@@ -81,6 +81,18 @@ Copies. The source is what workers sent; each other topic is a copy of it, made 
                          record.
     copy-reordered       Two records of one source partition stand in one partition of the copy in the other order.
     phantom              The copy has a record that the source's log lacks.
+
+What is counted
+---------------
+Checked.found has all anomalies by kind, Checked.anomalies a few of each kind and partition. Checked.counts has, as far
+as there are any:
+    operations, partitions, sends_acknowledged, sends_failed, sends_unknown
+    sends_unknown_found  those of unknown outcome that are in the log, sends_unnoted those that no history mentions
+    records_polled, final_records, commits, rebalances, lookups
+    transactions_committed, transactions_aborted, transactions_unknown, and transactions_unknown_found in the log
+    lists, table_scans, table_records, copies, records_copied
+    write_cycles_allowed see above
+    final_incomplete     1 if there is no whole final read; then nothing that needs one was judged
 """
 
 from __future__ import annotations

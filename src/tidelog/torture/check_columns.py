@@ -122,9 +122,9 @@ class Records:
 
     def chunks(self) -> Iterator[tuple[int, int, int]]:
         """Operation, and the places of the first record and after the last one, of each chunk."""
-        starts = self.starts
-        for number, operation in enumerate(self.operations):
-            yield operation, starts[number], starts[number + 1] if number + 1 < len(starts) else len(self.values)
+        ends = self.starts[1:]
+        ends.append(len(self.values))
+        return zip(self.operations, self.starts, ends, strict=False)  # without chunks there is an end too many
 
     def operation_at(self, place: int) -> int:
         return self.operations[bisect_right(self.starts, place) - 1]
@@ -297,7 +297,7 @@ class _History:
         columns = self._columns
         number = self._operations.add(self._process, position, row)
         self.last_end_ns = max(self.last_end_ns, end_ns)
-        if error.startswith("OffsetOutOfRange"):
+        if f == "poll" and error.startswith("OffsetOutOfRange"):
             columns.out_of_range.append(number)
         if f == "txn":
             columns.counts[f"transactions_{_TRANSACTION_ENDS[outcome]}"] += 1

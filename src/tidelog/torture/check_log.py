@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from itertools import islice
+from itertools import islice, pairwise
 from operator import lt
 
 from tidelog.torture.anomalies import Findings
@@ -71,7 +71,7 @@ def final_log(partition: Partition, findings: Findings) -> Log:
     offsets, values = partition.final.offsets, partition.final.values
     if not offsets and partition.final_lists:
         return _log_of_lists(partition)
-    if all(map(lt, offsets, islice(offsets, 1, None))):
+    if _ascend(offsets):
         return Log(partition.key, offsets, values)
     kept: dict[int, int] = {}
     previous = -1
@@ -87,6 +87,10 @@ def final_log(partition: Partition, findings: Findings) -> Log:
         previous = offset
     ordered = sorted(kept.items())
     return Log(partition.key, array("q", [o for o, _ in ordered]), array("q", [v for _, v in ordered]))
+
+
+def _ascend(offsets: array[int]) -> bool:
+    return all(map(lt, offsets, islice(offsets, 1, None)))
 
 
 def _log_of_lists(partition: Partition) -> Log:
@@ -320,10 +324,10 @@ class LogCheck:
                 offsets = array("q", [offset for offset in offsets if offset >= 0])
             if not offsets:
                 continue
-            for low, high in zip(offsets, islice(offsets, 1, None), strict=False):
-                if low >= high:
-                    text = f"a burst got offset {high} after offset {low}"
-                    self._findings.add("nonmonotonic-send", self._key, text, (operation,), (low, high))
+            if not _ascend(offsets):
+                low, high = next((a, b) for a, b in pairwise(offsets) if a >= b)
+                text = f"a burst got offset {high} after offset {low}"
+                self._findings.add("nonmonotonic-send", self._key, text, (operation,), (low, high))
             process, start_ns = self._operations.process(operation), self._operations.start_ns[operation]
             before = previous.get(process)
             if before is not None and before[0] < start_ns and offsets[0] <= before[1]:

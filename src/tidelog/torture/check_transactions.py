@@ -52,6 +52,7 @@ class TransactionCheck:
                 self._check_consumed_once(partition)
             if partition.lists.operations:
                 self._check_lists(partition, self._logs[key])
+            self._logs[key].forget_indexes()
         self._check_cycles()
 
     def _name(self, operation: int) -> str:
@@ -68,6 +69,7 @@ class TransactionCheck:
             if partition.is_copy or not sent.values:
                 continue
             offset_of = self._logs[key].offset_of
+            self._logs[key].forget_indexes()
             for operation, first, last in sent.chunks():
                 if self._operations.is_transaction(operation):
                     for value in sent.values[first:last]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tidelog.torture import anomalies
+from tidelog.torture.checker import check
+from tidelog.torture.history import HistoryError
 from torture_histories import STRANGE, A, B, C, D, E, Run, found
 
 KEY = "q-0"
@@ -287,3 +290,26 @@ def test_of_thousands_a_few_are_shown_and_all_are_counted(tmp_path: Path) -> Non
     assert len(checked.anomalies) == 5
     shown = checked.anomalies[3].operations[0].events[0]
     assert shown == ["send", KEY, values[1:8], list(range(1, 8))]  # what stands around the fourth that was lost
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    base(run)
+    run.check()
+    told: list[str] = []
+    check("queue", sorted(tmp_path.glob("*.jsonl")), told.append)
+    assert told == ["checked 1 of 1 partitions", "checked all transactions"]
+
+
+def test_a_damaged_history_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    base(run)
+    run.check()
+    (tmp_path / "queue-send-1.jsonl").write_text("[1]\n[2]\n")
+    with pytest.raises(HistoryError, match=r"queue-send-1\.jsonl, line 1: not a list of operation"):
+        check("queue", sorted(tmp_path.glob("*.jsonl")))
+
+
+def test_every_kind_is_explained() -> None:
+    explained = (anomalies.__doc__ or "").split("What is counted")[0]
+    assert {kind for kind in anomalies.KINDS if f"\n    {kind} " not in explained} == set()
