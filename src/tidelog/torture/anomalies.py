@@ -14,8 +14,9 @@ beginning to the end, read_committed. Processes called `*-uncommitted*` read unc
 Offsets may have gaps: transaction markers, aborted records and compaction take offsets away.
 
 Sends and the log
-    lost-write           A send was acknowledged, or a record was read (committed), and the final read lacks the value.
-                         If the final read stops before it and a final read_uncommitted shows it, it is "unseen".
+    lost-write           A send was acknowledged, or a record was read, and the final read lacks the value (of what was
+                         read uncommitted: the final read_uncommitted does). If the final read stops before it and the
+                         final read_uncommitted shows it, it is "unseen".
     duplicate            One value stands at two offsets: twice in the log; or acknowledged at, or read from, another
                          offset than the log has it at.
     inconsistent-offset  Two values were seen at one offset, by any of: acknowledgements, polls, final reads.
@@ -29,7 +30,7 @@ Sends and the log
 
 Readers. A reader's position is known from one poll to the next, as long as nothing in between may have moved it:
 assign, a rebalance callback that names the partition, or a transaction that didn't commit. A seek sets it.
-    reordered-poll       A poll returned an offset at or below the position.
+    reordered-poll       A poll returned an offset below the position.
     skipped-poll         A poll continued beyond the position, and the log has a record in between. A list read within a
                          transaction lacks a record before its last one. A new owner in a group started beyond
                          everything that the group can have committed, and the log has a record in between.

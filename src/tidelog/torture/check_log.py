@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from operator import lt
 
@@ -119,7 +120,9 @@ class LogCheck:
         # What was seen at offsets that the log lacks: value and operation.
         self._elsewhere: dict[int, tuple[int, int]] = {}
         self._failed = frozenset(() if partition.is_copy else partition.failed.values)
-        # What the final read_uncommitted shows beyond the end of the log.
+        self._never_sent = frozenset(self._failed_outside_transactions())
+        # What the final read_uncommitted shows that the log lacks, by offset; and the values beyond the log's end.
+        self._not_committed: dict[int, int] = {}
         self._held_back: frozenset[int] = frozenset()
 
     def run(self) -> None:
@@ -135,8 +138,18 @@ class LogCheck:
         self._check_order_in_bursts()
         self._check_order_in_time()
 
+    def _failed_outside_transactions(self) -> Iterator[int]:
+        failed = self._partition.failed
+        for operation, first, last in failed.chunks():
+            if not (self._partition.is_copy or self._operations.is_transaction(operation)):
+                yield from failed.values[first:last]
+
     def _sender(self, value: int) -> int:
         return self._partition.sender_of(value)
+
+    def _reader(self, value: int) -> int:
+        """The final read that has a value. It searches: for what is shown only."""
+        return self._partition.final.operation_of(value)
 
     # What is in the log
 
@@ -152,7 +165,7 @@ class LogCheck:
                     "duplicate",
                     self._key,
                     f"the log has {value} at offsets {earlier} and {offset}",
-                    lambda value=value: (self._sender(value), self._partition.final.operation_of(value)),  # type: ignore[misc]
+                    lambda v=value: (self._sender(v), self._reader(v)),  # type: ignore[misc]
                     (value,),
                 )
 
@@ -163,10 +176,10 @@ class LogCheck:
             return
         for operation, first, last in seen.chunks():
             if self._log.place(seen, first, last) < 0:
-                self._compare(seen, operation, first, last)
+                places = self._compare(seen, operation, first, last)
+                self._not_committed.update((seen.offsets[place], seen.values[place]) for place in places)
         end = self._log.end
-        shown = zip(seen.offsets, seen.values, strict=True)
-        self._held_back = frozenset(value for offset, value in shown if offset >= end)
+        self._held_back = frozenset(value for offset, value in self._not_committed.items() if offset >= end)
 
     def _compare(self, records: Records, operation: int, first: int, last: int) -> list[int]:
         """Hold records that were seen at offsets against the log and each other; return places the log lacks."""
@@ -180,7 +193,7 @@ class LogCheck:
             if there == value:
                 continue
             if there is not None:
-                self._add_conflict(offset, value, there, operation, self._partition.final.operation_of(there))
+                self._add_conflict(offset, value, there, operation, -1)
                 continue
             lacking.append(place)
             other, seen_by = self._elsewhere.setdefault(offset, (value, operation))
@@ -189,8 +202,16 @@ class LogCheck:
         return lacking
 
     def _add_conflict(self, offset: int, value: int, other: int, operation: int, seen_by: int) -> None:
+        """Two values at one offset; `seen_by` is who saw the other one, or -1 for the final read."""
         text = f"offset {offset} has been seen with {value} and with {other}"
-        self._findings.add("inconsistent-offset", self._key, text, (operation, seen_by), (offset, value, other))
+        final = self._partition.final
+        self._findings.add(
+            "inconsistent-offset",
+            self._key,
+            text,
+            lambda: (operation, final.operation_of(other) if seen_by < 0 else seen_by),
+            (offset, value, other),
+        )
 
     def _check_acknowledged(self) -> None:
         sent, log = self._partition.acknowledged, self._log
@@ -248,9 +269,14 @@ class LogCheck:
             return
         for offset, value in zip(self._log.offsets, self._log.values, strict=True):
             if value in self._failed:
-                self._add_aborted(value, offset, self._partition.final.operation_of(value))
+                self._add_aborted(value, offset)
 
-    def _add_aborted(self, value: int, offset: int, reader: int) -> None:
+    def _add_aborted(self, value: int, offset: int, reader: int = -1) -> None:
+        """A value that doesn't count was read, by the final read unless somebody is named."""
+        if not self._findings.wants("aborted-read", self._key):
+            self._findings.add("aborted-read", self._key, "")
+            return
+        reader = self._reader(value) if reader < 0 else reader
         sender = self._partition.failed.operation_of(value)
         what = "belongs to an aborted transaction" if self._operations.is_transaction(sender) else "was never sent"
         text = f"{value} {what}, and {self._name(reader)} read it at offset {offset}"
@@ -269,9 +295,8 @@ class LogCheck:
                 if self._columns.can_be_unnoted(value):
                     self._columns.counts["sends_unnoted"] += 1
                 else:
-                    reader = self._partition.final.operation_of(value)
                     text = f"{value} is in the log at offset {self._log.offset_of[value]}, and nobody sent it"
-                    self._findings.add("phantom", self._key, text, (reader,), (value,))
+                    self._findings.add("phantom", self._key, text, lambda v=value: (self._reader(v),), (value,))  # type: ignore[misc]
 
     def _has_senders(self) -> bool:
         """What workers that note nothing have written has no senders."""
@@ -290,20 +315,22 @@ class LogCheck:
 
     def _judge_lacking(self, operation: int, value: int, offset: int, is_committed: bool) -> None:
         """A record that was polled, of which the log has no trace at its offset."""
-        if value in self._failed:
-            sender = self._partition.failed.operation_of(value) if not is_committed else -1
-            if is_committed or not self._operations.is_transaction(sender):
-                self._add_aborted(value, offset, operation)
+        if value in (self._failed if is_committed else self._never_sent):
+            self._add_aborted(value, offset, operation)
             return
-        if not self._columns.has_final:
+        if not self._columns.has_final or self._not_committed.get(offset) == value:
             return
         found = self._log.offset_of.get(value)
         if found is not None:
             text = f"{value} was read at offset {offset} and is in the log at {found}"
             self._findings.add("duplicate", self._key, text, lambda: (operation, self._sender(value)), (value,))
-        elif is_committed and not self._findings.wants("lost-write", self._key):
+        elif not is_committed:
+            if self._partition.final_uncommitted:
+                text = f"{value} was read at offset {offset}, uncommitted, and is not in the final read_uncommitted"
+                self._findings.add("lost-write", self._key, text, lambda: (operation, self._sender(value)), (value,))
+        elif not self._findings.wants("lost-write", self._key):
             self._findings.add("lost-write", self._key, "")
-        elif is_committed:
+        else:
             sender = self._sender(value)
             if sender < 0 and self._has_senders() and not self._columns.can_be_unnoted(value):
                 text = f"{value} was read at offset {offset}, and nobody sent it"

@@ -128,6 +128,9 @@ class ReaderCheck:
         """Records below the furthest one that nobody of the family ever got."""
         log = self._log
         for first, last in _gaps(family.seen, family.reach):
+            if not self._findings.wants("unseen", self._key):
+                self._findings.add("unseen", self._key, "")
+                continue
             reader = self._reader_of(log.offsets[last], family)
             text = (
                 f"{last - first} records from offset {log.offsets[first]} (value {log.values[first]}) were never got by"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,13 @@ def lost_though_read(run: Run) -> None:
     run.poll("queue-assign-0", KEY, {0: A, 1: B, 2: C, 3: D})
     run.add("queue-assign-0", "assign", [["assign", []]])
     run.final(KEY, {0: A, 1: B, 2: C})
+
+
+def lost_though_read_uncommitted(run: Run) -> None:
+    run.add("q-worker-0", "txn", [["send", KEY, [D], [3]]], "fail")
+    run.poll("queue-assign-uncommitted-0", KEY, {0: A, 1: B, 2: C, 3: D})
+    run.final(KEY, {0: A, 1: B, 2: C})
+    run.final(KEY, {0: A, 1: B, 2: C}, "final-uncommitted")
 
 
 def lost_with_the_partition(run: Run) -> None:
@@ -173,6 +181,7 @@ def final_is_in_disorder(run: Run) -> None:
     [
         (lost, "lost-write", KEY, ["queue-send-0"]),
         (lost_though_read, "lost-write", KEY, ["queue-assign-0", "queue-send-1"]),
+        (lost_though_read_uncommitted, "lost-write", KEY, ["queue-assign-uncommitted-0", "q-worker-0"]),
         (lost_with_the_partition, "lost-write", "q-1", ["queue-send-1"]),
         (doubled, "duplicate", KEY, ["queue-send-0", "run-final"]),
         (moved, "duplicate", KEY, ["queue-send-1"]),
@@ -214,7 +223,7 @@ ALSO: dict[Callable[[Run], None], set[str]] = {
     two_acknowledged_at_one_offset: {"nonmonotonic-send"},
     below_what_was_read: {"skipped-poll", "unseen"},
     polled_another_value: {"stuck-consumer", "unseen"},
-    two_values_beyond_the_log: {"aborted-read"},
+    two_values_beyond_the_log: {"aborted-read", "lost-write"},
     moved_after_a_poll: {"stuck-consumer", "skipped-poll"},
     final_contradicts_itself: {"phantom"},
 }
@@ -290,6 +299,27 @@ def test_of_thousands_a_few_are_shown_and_all_are_counted(tmp_path: Path) -> Non
     assert len(checked.anomalies) == 5
     shown = checked.anomalies[3].operations[0].events[0]
     assert shown == ["send", KEY, values[1:8], list(range(1, 8))]  # what stands around the fourth that was lost
+
+
+def test_a_log_that_is_all_wrong_is_counted(tmp_path: Path) -> None:
+    count = 30_000
+    run = Run(tmp_path)
+    sent = [(2 << 32) + number for number in range(count)]
+    run.send("queue-send-0", KEY, sent[::2], list(range(0, count, 2)))
+    run.send("queue-send-0", KEY, sent[1::2], [None] * (count // 2), "fail")
+    run.poll("queue-assign-0", KEY, dict(enumerate(sent[::-1])))
+    run.poll("queue-assign-1", KEY, {offset: sent[offset] for offset in range(0, count, 3)})
+    run.final(KEY, {offset: sent[offset] if offset % 4 else (800 << 32) + offset for offset in range(count)})
+    checked = run.check()
+    assert {kind: number for kind, number in checked.found.items() if number > count // 8} == {
+        "inconsistent-offset": 30_000 + 2_500 + 7_500,  # of the first poller, of the second one, of sends
+        "aborted-read": 15_000,
+        "lost-write": 7_500,
+        "phantom": 7_500,
+        "skipped-poll": 9_999,
+        "unseen": 7_500,
+    }
+    assert max(Counter((one.kind, one.key) for one in checked.anomalies).values()) == 5
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
