@@ -183,8 +183,10 @@ class TransactionCheck:
                     if self._operations.is_transaction(operation) and self._counts(operation):
                         yield operation, log.first_place_from(max(records.offsets[first:last]) + 1) - 1
         lists = partition.lists
+        agreed = next((p for p, (a, b) in enumerate(zip(lists.longest, log.values, strict=False)) if a != b), len(log))
         for number, operation in enumerate(lists.operations):
-            if lists.own[number] is None and lists.lengths[number] and self._counts(operation):
+            # A list that isn't a beginning of the log has been named already, and says nothing about places in it.
+            if lists.own[number] is None and 0 < lists.lengths[number] <= agreed and self._counts(operation):
                 yield operation, lists.lengths[number] - 1
 
     def _check_cycles(self) -> None:

@@ -217,3 +217,14 @@ def test_a_cycle_is_told_step_by_step(tmp_path: Path) -> None:
         f"append-0 (at 0.000 s) read up to offset 0 of {Y} or further",
     ]
     assert anomaly.detail == "; ".join(steps)
+
+
+def test_a_lost_value_does_not_make_cycles_of_what_was_read(tmp_path: Path) -> None:
+    """Lists with the value are longer than the log was, so their length says nothing about it."""
+    run = Run(tmp_path)
+    txn(run, 0, append(X, A, 0))
+    txn(run, 1, ["list", X, [A]], append(X, B, 2))
+    txn(run, 0, ["list", X, [A, B]], append(X, C, 4))
+    run.final(X, {2: B, 4: C})
+    checked = run.check("append")
+    assert checked.found == {"lost-write": 3}  # acknowledged, and read twice
