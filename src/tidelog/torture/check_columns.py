@@ -80,9 +80,6 @@ class Operations:
     def is_ok(self, number: int) -> bool:
         return self._outcome[number] == _OUTCOME_CODES[OK]
 
-    def is_unknown(self, number: int) -> bool:
-        return self._outcome[number] == _OUTCOME_CODES[UNKNOWN]
-
     def has_failed(self, number: int) -> bool:
         return self._outcome[number] == _OUTCOME_CODES[FAIL]
 

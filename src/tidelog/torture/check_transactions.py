@@ -114,8 +114,7 @@ class TransactionCheck:
         writer = {value: op for records in partition.sent for op, value in _values(records)}
         lists = partition.lists
         for number, operation in enumerate(lists.operations):
-            own, length = lists.own[number], lists.lengths[number]
-            values = lists.longest[:length] if own is None else own
+            values, length = lists.values_of(number), lists.lengths[number]
             if values != final[:length]:
                 self._judge_list(partition, operation, values, final)
             elif 0 < length < len(final):
