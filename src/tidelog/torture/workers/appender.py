@@ -1,7 +1,8 @@
 """An appender: list-append transactions over a few keys, each key a partition and each list what is committed there.
 
-Appenders with a transactional id in common take turns: whoever begins, fences whoever is at it, so their transactions
-never overlap, although nobody but the cluster sees to that. Those with an id of their own interleave with the others.
+All appenders have one transactional id and take turns: whoever begins, fences whoever is at it, so their transactions
+never overlap, although nobody but the cluster sees to that. Otherwise Kafka would promise no order between the appends
+of two transactions to two keys.
 
 Keys with a long list are retired, and the topic gets more partitions when few are left.
 """

@@ -38,6 +38,10 @@ class Part:
     def event(self) -> list[Any]:
         return ["send", self.key, self.values, self.offsets]
 
+    def event_of_attempt(self) -> list[Any]:
+        """Without the offsets, where another attempt may send the same values."""
+        return ["send", self.key, self.values, [None] * len(self.values)]
+
 
 @dataclass(slots=True)
 class Sent:

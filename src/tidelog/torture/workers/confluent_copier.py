@@ -176,7 +176,7 @@ class ConfluentCopier(Worker):
             self._producer.flush(_CALL_S)  # an abort throws away what is not sent yet
             return FAIL, None, self._abort()
         # The group goes on behind these records, even if this process is killed before it knows.
-        self.announce("txn", start_ns, self._events(by_partition))
+        self.announce("txn", start_ns, self._events(by_partition, UNKNOWN))
         try:
             self._again(lambda: self._producer.commit_transaction(_CALL_S))
         except KafkaException as error:
@@ -230,15 +230,18 @@ class ConfluentCopier(Worker):
     def _note(
         self, start_ns: int, by_partition: dict[int, _Records], outcome: str, failure: KafkaException | None
     ) -> None:
-        self.note("txn", outcome, start_ns, self._events(by_partition), failure or "")
+        self.note("txn", outcome, start_ns, self._events(by_partition, outcome), failure or "")
         self.count(outcome, sum(len(records.values) for records in by_partition.values()))
 
-    def _events(self, by_partition: dict[int, _Records]) -> list[list[Any]]:
+    def _events(self, by_partition: dict[int, _Records], outcome: str) -> list[list[Any]]:
+        """What a transaction consisted of; what does not count is sent again, so it is left out or without offsets."""
         source, target = self._orders.topic, self._orders.copy_to
         events: list[list[Any]] = []
         for partition, records in by_partition.items():
             events.append(["poll", f"{source}-{partition}", records.offsets, records.values])
-            events.append(["send", f"{target}-{partition}", records.values, records.stored])
+            if outcome != FAIL:
+                stored = records.stored if outcome == OK else [None] * len(records.values)
+                events.append(["send", f"{target}-{partition}", records.values, stored])
             events.append(["commit", f"{source}-{partition}", records.offsets[-1] + 1])
         return events
 

@@ -118,8 +118,8 @@ class Transactor(Worker):
         polled = poll_events(records)
         committed = [["commit", str(place), positions[place].offset] for place in sorted(read)]
 
-        def events(parts: Sequence[bursts.Part]) -> list[list[Any]]:
-            return [*polled, *(part.event() for part in parts), *committed]
+        def events(parts: Sequence[bursts.Part], outcome: str) -> list[list[Any]]:
+            return [*polled, *self._sent_events(parts, outcome), *committed]
 
         producer.begin_transaction()
         end, parts = self._fill_and_end(
@@ -128,9 +128,9 @@ class Transactor(Worker):
             burst,
             {place: positions[place] for place in read},
             # The group goes on behind these records, even if this process is killed before it knows.
-            lambda parts: self.announce("txn", start_ns, events(parts)),
+            lambda parts: self.announce("txn", start_ns, events(parts, UNKNOWN)),
         )
-        self.note("txn", end.outcome, start_ns, events(parts), end.error or "")
+        self.note("txn", end.outcome, start_ns, events(parts, end.outcome), end.error or "")
         self.count(end.outcome, sum(map(len, burst.values())))
         if not end.is_usable:
             assert end.error is not None  # or it would be
@@ -138,6 +138,16 @@ class Transactor(Worker):
         if end.outcome != OK and records:
             self._go_back(consumer)
         self.lead.pause(self._pace.spend(sum(map(len, burst.values()))))
+
+    def _sent_events(self, parts: Sequence[bursts.Part], outcome: str) -> list[list[Any]]:
+        """What was sent, as the history has it.
+
+        A copy that does not count is made again, with the same values. So values of an abort are left out, and offsets
+        are noted only where the copy counts for certain.
+        """
+        if not self._orders.copy_to or outcome == OK:
+            return [part.event() for part in parts]
+        return [] if outcome == FAIL else [part.event_of_attempt() for part in parts]
 
     def _poll(self, consumer: Consumer, start_ns: int) -> list[ConsumerRecord]:
         try:

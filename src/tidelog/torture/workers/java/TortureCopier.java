@@ -187,7 +187,7 @@ public final class TortureCopier {
       } else {
         outcome = Outcome.UNKNOWN;
         // The group goes on behind these records, even if this process is killed before it knows.
-        write("txn", outcome, start, System.nanoTime(), events(parts), "under way");
+        write("txn", outcome, start, System.nanoTime(), events(parts, outcome), "under way");
         again(producer::commitTransaction);
         outcome = Outcome.OK;
       }
@@ -262,7 +262,7 @@ public final class TortureCopier {
 
   private void note(long start, Map<Integer, Part> parts, Outcome outcome, KafkaException failure) throws Exception {
     long count = parts.values().stream().mapToLong(part -> part.values.size()).sum();
-    write("txn", outcome, start, System.nanoTime(), events(parts), failure == null ? "" : failure.toString());
+    write("txn", outcome, start, System.nanoTime(), events(parts, outcome), failure == null ? "" : failure.toString());
     attempted += count;
     if (outcome == Outcome.OK) {
       acknowledged += count;
@@ -272,19 +272,22 @@ public final class TortureCopier {
     show();
   }
 
-  private String events(Map<Integer, Part> parts) throws InterruptedException {
+  /** What does not count is sent again, so it is left out, or is without offsets. */
+  private String events(Map<Integer, Part> parts, Outcome outcome) throws InterruptedException {
     StringBuilder events = new StringBuilder();
     for (Map.Entry<Integer, Part> entry : parts.entrySet()) {
       Part part = entry.getValue();
       int number = entry.getKey();
       List<Long> stored = new ArrayList<>();
       for (int at = 0; at < part.values.size(); at++) {
-        stored.add(at < part.stored.size() ? offsetOf(part.stored.get(at)) : null);
+        stored.add(outcome == Outcome.OK ? offsetOf(part.stored.get(at)) : null);
       }
       long behind = part.offsets.get(part.offsets.size() - 1) + 1;
       events.append(events.length() == 0 ? "" : ",");
       events.append("[\"poll\",\"" + source + "-" + number + "\"," + compact(part.offsets) + "," + compact(part.values) + "],");
-      events.append("[\"send\",\"" + target + "-" + number + "\"," + compact(part.values) + "," + compact(stored) + "],");
+      if (outcome != Outcome.FAIL) {
+        events.append("[\"send\",\"" + target + "-" + number + "\"," + compact(part.values) + "," + compact(stored) + "],");
+      }
       events.append("[\"commit\",\"" + source + "-" + number + "\"," + behind + "]");
     }
     return events.toString();
