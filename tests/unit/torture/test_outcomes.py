@@ -88,11 +88,12 @@ def test_a_commit_that_is_never_confirmed_is_unknown() -> None:
 
 
 def test_an_abort_never_counts_whatever_becomes_of_it() -> None:
-    for aborts, expected in (
+    cases: list[tuple[list[ClientError | None], Ending]] = [
         ([None], Ending(FAIL)),
         ([TIMED_OUT, None], Ending(FAIL)),
         ([FENCED], Ending(FAIL, FENCED, is_usable=False)),
-    ):
+    ]
+    for aborts, expected in cases:
         assert ending.abort(cast("Producer", FakeProducer([None], aborts))) == expected
     producer = cast("Producer", FakeProducer([None], [TIMED_OUT]))
     assert ending.abort(producer, patience_s=0.0) == Ending(FAIL, TIMED_OUT, is_usable=False)

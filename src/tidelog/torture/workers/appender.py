@@ -118,7 +118,7 @@ class Appender(Worker):
                 self._read_and_append()
             except (RetriableError, OffsetOutOfRangeError) as error:
                 say(f"starts over with a new consumer: {error}")
-                self.lead.pause(_BACKOFF_S)
+                self.lead.back_off(_BACKOFF_S)
 
     def _read_and_append(self) -> None:
         with Consumer(

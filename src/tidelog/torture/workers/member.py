@@ -57,7 +57,7 @@ class Member(Worker):
                 self._stay()
             except (FatalError, RetriableError) as error:
                 say(f"starts over with a new consumer: {error}")
-                self.lead.pause(_BACKOFF_S)
+                self.lead.back_off(_BACKOFF_S)
             else:
                 self.lead.pause(self.random.uniform(*_AWAY_S))
 
@@ -155,9 +155,11 @@ class _Rebalances(NotedRebalances):
 
     def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
         # Noted as taken only afterwards: until this returns, nobody else may have them.
-        self._member.commit(self._consumer, partitions)
-        self._member.forget(partitions)
-        super().on_partitions_revoked(partitions)
+        try:
+            self._member.commit(self._consumer, partitions)
+        finally:
+            self._member.forget(partitions)
+            super().on_partitions_revoked(partitions)
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
         self._member.forget(partitions)

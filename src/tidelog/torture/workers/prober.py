@@ -68,7 +68,7 @@ class Prober(Worker):
             future = producer.send(topic, bursts.VALUE % value, partition=partition)
         except ClientError as error:
             outcome, failure = FAIL, error
-            self.lead.pause(_PAUSE_AFTER_REFUSAL_S)
+            self.lead.back_off(_PAUSE_AFTER_REFUSAL_S)
         else:
             offset, failure = bursts.outcome_of(future, _DELIVERY_MS / 1000 + PATIENCE_S)
             outcome = OK if failure is None else UNKNOWN

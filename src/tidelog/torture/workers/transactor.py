@@ -67,7 +67,7 @@ class Transactor(Worker):
                 # As applications do: another producer aborts what this one left open, and everything is read again
                 # from what the group has committed.
                 say(f"starts over with new clients: {error}")
-                self.lead.pause(_BACKOFF_S)
+                self.lead.back_off(_BACKOFF_S)
 
     def _work(self) -> None:
         orders = self._orders

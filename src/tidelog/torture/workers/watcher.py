@@ -52,10 +52,7 @@ class Watcher(Worker):
                     self._look(admin, wanted, start_ns)
                 except RetriableError as error:
                     self.note("lookup", FAIL, start_ns, [], error)
-                self.lead.pause(_INTERVAL_S)
-                if self.lead.is_quiet:
-                    self.enter(Phase.QUIET)
-                    time.sleep(_INTERVAL_S)  # `pause` returns at once by now
+                self.lead.back_off(_INTERVAL_S)
 
     def _look(self, admin: Admin, wanted: dict[str, list[TopicPartition]], start_ns: int) -> None:
         found = admin.list_consumer_group_offsets(wanted, require_stable=True)

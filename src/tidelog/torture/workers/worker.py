@@ -54,9 +54,13 @@ class Lead:
 
     def __init__(self) -> None:
         self._changed = threading.Event()
-        self.is_over = False
+        self._over = threading.Event()
         self.is_quiet = False
         self.ends: dict[str, int] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
 
     def listen(self) -> None:
         """Start to listen; signals are handled in the main thread only."""
@@ -65,10 +69,14 @@ class Lead:
         threading.Thread(target=self._read, name="lead", daemon=True).start()
 
     def pause(self, seconds: float) -> None:
-        """Wait that long, or until there are other orders."""
+        """Wait that long before more is sent, or until there are other orders."""
         if seconds > 0 and not (self.is_over or self.is_quiet):
             self._changed.wait(seconds)
             self._changed.clear()
+
+    def back_off(self, seconds: float) -> None:
+        """Wait that long before trying again, or until it is over."""
+        self._over.wait(seconds)
 
     def obey(self, line: str) -> None:
         command, _, argument = line.partition(" ")
@@ -87,7 +95,7 @@ class Lead:
         self._end()
 
     def _end(self) -> None:
-        self.is_over = True
+        self._over.set()
         self._changed.set()
 
 
