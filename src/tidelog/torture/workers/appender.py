@@ -46,6 +46,7 @@ _READS_MAX = _APPENDS_MAX = 3
 _ABORTED_SHARE: Final = 0.1
 _READS_AFRESH_SHARE: Final = 0.05
 _BACKOFF_S: Final = 0.5
+_BETWEEN_TURNS_S: Final = (0.3, 2.0)
 _PAUSE_S: Final = 0.4  # the mean, where no rate is asked for
 
 
@@ -139,7 +140,8 @@ class Appender(Worker):
                 except (FatalError, RetriableError) as error:
                     # Somebody else has begun, most likely.
                     say(f"starts over with a new producer: {error}")
-                self._pause()
+                # Whoever has its turn may make a few transactions before it is fenced.
+                self.lead.pause(self.random.uniform(*_BETWEEN_TURNS_S))
 
     def _take_turns(self, lists: Lists) -> None:
         """Transactions one after another, until another appender fences this one."""

@@ -73,6 +73,11 @@ def send(producer: Producer, topic: str, burst: Mapping[int, Sequence[int]]) -> 
     return sent
 
 
+def announcement(topic: str, burst: Mapping[int, Sequence[int]]) -> list[list[Any]]:
+    """A burst as it is noted before anything is known of it."""
+    return [["send", f"{topic}-{partition}", [*values], [None] * len(values)] for partition, values in burst.items()]
+
+
 def outcome_of(future: DeliveryFuture, patience_s: float) -> tuple[int | None, ClientError | None]:
     """The offset of a record that is stored, if the broker told it, or the error."""
     error = future.exception(patience_s)

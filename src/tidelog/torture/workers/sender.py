@@ -36,6 +36,7 @@ class SenderOrders(Orders):
     topic: str = ""
     partitions: int = 1
     rate: float = 0.0  # records a second; 0: the next burst as soon as the last one has ended
+    announces: bool = False  # note what is sent before its outcome is known, too
 
 
 class Sender(Worker):
@@ -63,6 +64,8 @@ class Sender(Worker):
                 burst = self._burst()
                 start_ns = time.monotonic_ns()
                 sent = bursts.send(producer, orders.topic, burst)
+                if orders.announces:
+                    self.announce("send", start_ns, bursts.announcement(orders.topic, burst))
                 parts = bursts.wait(orders.topic, sent, self._settings["delivery_timeout_ms"] / 1000)
                 bursts.note_parts(self, start_ns, parts)
                 self.lead.pause(pace.spend(sum(map(len, burst.values()))))

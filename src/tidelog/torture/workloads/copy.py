@@ -52,8 +52,13 @@ class CopyWorkload(DrivenWorkload):
 
     def add_posts(self) -> None:
         source = self.topic("source")
+        # What a killed sender had sent is copied, and would otherwise be known from the copies alone.
         sending = SenderOrders(
-            **self.common_orders("send-0"), topic=source, partitions=_PARTITIONS, rate=self.place.rate
+            **self.common_orders("send-0"),
+            topic=source,
+            partitions=_PARTITIONS,
+            rate=self.place.rate,
+            announces=True,
         )
         self.add_sender(self.python_post(sending, sender.__name__))
         posts = {_OURS: self._own_post, _CONFLUENT: self._confluent_post, _JAVA: self._java_post}
