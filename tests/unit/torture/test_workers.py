@@ -6,16 +6,21 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from tidelog.client.consumer.consumer import Consumer
 from tidelog.client.errors import RetriableError, UsageError
 from tidelog.client.types import OffsetAndMetadata, TopicPartition
 from tidelog.records.kernel_consume import ConsumerRecord
+from tidelog.torture.history import FAIL, OK, UNKNOWN
 from tidelog.torture.workers import worker
+from tidelog.torture.workers.bursts import Part
 from tidelog.torture.workers.progress_page import Phase, ProgressPage, WorkerProgress, read_page
 from tidelog.torture.workers.reading import has_reached, keys_of, poll_events
 from tidelog.torture.workers.sender import Sender, SenderOrders
+from tidelog.torture.workers.transactor import Transactor, TransactorOrders
 from tidelog.torture.workers.worker import ENDED_OK, RESTART, VALUES_PER_WORKER, Lead, Orders, Pace, Worker
 
 
@@ -138,3 +143,46 @@ def test_ends_are_reached_when_every_partition_is_read_so_far() -> None:
     assert has_reached(at, {"t-0": 5}, [first, second])
     assert not has_reached(at, {"t-0": 6}, [first, second])
     assert not has_reached({first: at[first]}, {}, [first, second])  # its position isn't known yet
+
+
+class AtOffsets:
+    """A consumer that is at these offsets."""
+
+    def __init__(self, **offsets: int) -> None:
+        self._offsets = offsets
+
+    def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {TopicPartition(key, 0): OffsetAndMetadata(offset) for key, offset in self._offsets.items()}
+
+
+def test_a_transactor_commits_behind_trailing_markers_at_the_end(tmp_path: Path) -> None:
+    own = TransactorOrders(**asdict(orders(tmp_path)), topic="t", partitions=2)
+    transactor = Transactor(own)
+    consumer = cast("Consumer", AtOffsets(t=8, u=5))
+    first, second = TopicPartition("t", 0), TopicPartition("u", 0)
+    # Usually, where it has read records.
+    assert transactor._offsets(consumer, list(records((0, 5, 50)))) == {first: OffsetAndMetadata(8)}
+    assert transactor._offsets(consumer, []) == {}
+    transactor.lead.obey('drain {"t-0": 8, "u-0": 5}')
+    assert transactor._offsets(consumer, []) == {first: OffsetAndMetadata(8), second: OffsetAndMetadata(5)}
+    transactor._committed = {first: OffsetAndMetadata(8)}
+    assert transactor._offsets(consumer, []) == {second: OffsetAndMetadata(5)}
+    transactor.close()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (OK, [["send", "u-0", [1, 2], [10, 11]]]),
+        (UNKNOWN, [["send", "u-0", [1, 2], [None, None]]]),
+        (FAIL, []),
+    ],
+)
+def test_a_copy_that_may_be_made_again_is_noted_without_offsets(
+    tmp_path: Path, outcome: str, expected: list[list[object]]
+) -> None:
+    parts = [Part("u-0", OK, "", [1, 2], [10, 11])]
+    for name, copy_to, wanted in (("w-0", "u", expected), ("w-1", "", [["send", "u-0", [1, 2], [10, 11]]])):
+        transactor = Transactor(TransactorOrders(**asdict(orders(tmp_path, name)), topic="t", copy_to=copy_to))
+        assert transactor._sent_events(parts, outcome) == wanted
+        transactor.close()

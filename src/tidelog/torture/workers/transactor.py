@@ -57,6 +57,7 @@ class Transactor(Worker):
         super().__init__(orders, **others)
         self._orders = orders
         self._pace = Pace(orders.rate)
+        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}
         self._filled_s = time.monotonic()  # when it last chose what to send
 
     def run(self) -> None:
@@ -111,12 +112,11 @@ class Transactor(Worker):
         start_ns = time.monotonic_ns()
         records = self._poll(consumer, start_ns)
         burst = self._burst(records)
-        if not (records or burst):
+        offsets = self._offsets(consumer, records)
+        if not (burst or offsets):
             return
-        positions = consumer.positions()
-        read = {TopicPartition(record.topic, record.partition) for record in records}
         polled = poll_events(records)
-        committed = [["commit", str(place), positions[place].offset] for place in sorted(read)]
+        committed = [["commit", str(place), position.offset] for place, position in sorted(offsets.items())]
 
         def events(parts: Sequence[bursts.Part], outcome: str) -> list[list[Any]]:
             return [*polled, *self._sent_events(parts, outcome), *committed]
@@ -126,7 +126,7 @@ class Transactor(Worker):
             producer,
             consumer,
             burst,
-            {place: positions[place] for place in read},
+            offsets,
             # The group goes on behind these records, even if this process is killed before it knows.
             lambda parts: self.announce("txn", start_ns, events(parts, UNKNOWN)),
         )
@@ -135,9 +135,24 @@ class Transactor(Worker):
         if not end.is_usable:
             assert end.error is not None  # or it would be
             raise _StartOverError(str(end.error)) from end.error
-        if end.outcome != OK and records:
+        if end.outcome == OK:
+            self._committed.update(offsets)
+        elif records:
             self._go_back(consumer)
         self.lead.pause(self._pace.spend(sum(map(len, burst.values()))))
+
+    def _offsets(
+        self, consumer: Consumer, records: Sequence[ConsumerRecord]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What to commit: where it is in the partitions that it has read from.
+
+        At the end, where it is in all of them: behind the last record there may be markers of transactions.
+        """
+        positions = consumer.positions()
+        if self.lead.ends is not None:
+            return {place: at for place, at in positions.items() if self._committed.get(place) != at}
+        read = {TopicPartition(record.topic, record.partition) for record in records}
+        return {place: positions[place] for place in read}
 
     def _sent_events(self, parts: Sequence[bursts.Part], outcome: str) -> list[list[Any]]:
         """What was sent, as the history has it.

@@ -197,8 +197,8 @@ class DrivenWorkload(ABC):
     def _drain(self) -> None:
         """Let everybody read what was written."""
         ends: dict[str, int] = self.errand("ends", topics=list(self.topics()))
+        self.fleet.tell(f"drain {json.dumps(ends)}", [*self._pollers, *self._members])
         if self._pollers:
-            self.fleet.tell(f"drain {json.dumps(ends)}", self._pollers)
             self.wait_until(lambda: self.fleet.are_done(self._pollers), self._pollers, "readers to reach the ends")
         for group, topic in self._groups.items():
             wanted = {key: end for key, end in ends.items() if key.rpartition("-")[0] == topic}
