@@ -89,15 +89,38 @@ def offsets_of(admin: Admin, partitions: Sequence[TopicPartition], spec: OffsetS
     return again_and_again(ask)
 
 
-def committed_of(admin: Admin, group: str, partitions: Sequence[TopicPartition]) -> dict[str, int]:
-    """What a group has committed; what it hasn't is left out, and so is what waits for a transaction."""
+def committed_of(
+    admin: Admin, groups: Mapping[str, str], ends: Mapping[str, int], wait_s: float
+) -> dict[str, dict[str, int]]:
+    """What each of these groups has committed of its topic; waits so long for all of them to be at the ends.
 
-    def ask() -> dict[str, int]:
-        found = admin.list_consumer_group_offsets({group: partitions}, require_stable=True)
-        found.raise_for_errors()
-        return {str(partition): stored.offset for partition, stored in found[group].items()}
+    A partition without a commit, or with one in a transaction that is open, is left out.
+    """
+    wanted = {
+        group: [_partition(key) for key in ends if key.rpartition("-")[0] == topic] for group, topic in groups.items()
+    }
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        found = again_and_again(lambda: admin.list_consumer_group_offsets(wanted, require_stable=True))
+        committed: dict[str, dict[str, int]] = {group: {} for group in groups}
+        for group in groups:
+            if group not in found.errors:
+                committed[group] = {str(partition): stored.offset for partition, stored in found[group].items()}
+            elif not isinstance(found.errors[group], RetriableError):
+                raise found.errors[group]
+        are_there = all(
+            committed[group].get(str(partition), 0) >= ends[str(partition)]
+            for group, partitions in wanted.items()
+            for partition in partitions
+        )
+        if are_there or time.monotonic() > deadline_s:
+            return committed
+        time.sleep(_PAUSE_S)
 
-    return again_and_again(ask)
+
+def _partition(key: str) -> TopicPartition:
+    topic, _, number = key.rpartition("-")
+    return TopicPartition(topic, int(number))
 
 
 def run(order: Mapping[str, Any]) -> Any:
@@ -105,16 +128,15 @@ def run(order: Mapping[str, Any]) -> Any:
     with Admin(bootstrap_servers=order["bootstrap"], request_timeout_ms=REQUEST_TIMEOUT_MS) as admin:
         if order["errand"] == "features":
             return {name: level.max_version for name, level in admin.describe_features().finalized.items()}
+        if order["errand"] == "committed":
+            return committed_of(admin, order["groups"], order["ends"], order["wait_s"])
         topics = order["topics"]
         if order["errand"] == "create":
             return create_topics(admin, topics, order["replication_factor"], order["configs"])
         if order["errand"] == "delete":
             return delete_topics(admin, topics)
-        partitions = partitions_of(admin, topics)
         if order["errand"] == "ends":
-            return offsets_of(admin, partitions, OffsetSpec.LATEST)
-        if order["errand"] == "committed":
-            return {group: committed_of(admin, group, partitions) for group in order["groups"]}
+            return offsets_of(admin, partitions_of(admin, topics), OffsetSpec.LATEST)
         raise ValueError(f"there is no errand {order['errand']!r}")
 
 

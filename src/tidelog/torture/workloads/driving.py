@@ -23,7 +23,8 @@ from tidelog.torture.workloads.place import Notes, Place, Progress, StuckError, 
 # A workload at its end that gets nothing done for this long is stuck. Far more than any time-out of its clients.
 STUCK_S: Final = 120.0
 _POLL_S: Final = 0.1
-_OFFSETS_EVERY_S: Final = 1.0
+# A look at the offsets of groups waits so long for them; meanwhile, nobody sees to the workers.
+_GROUPS_S: Final = 5.0
 _ERRAND_S: Final = 150.0
 _NAME_BYTES: Final = 3
 
@@ -200,29 +201,35 @@ class DrivenWorkload(ABC):
         self.fleet.tell(f"drain {json.dumps(ends)}", [*self._pollers, *self._members])
         if self._pollers:
             self.wait_until(lambda: self.fleet.are_done(self._pollers), self._pollers, "readers to reach the ends")
-        for group, topic in self._groups.items():
-            wanted = {key: end for key, end in ends.items() if key.rpartition("-")[0] == topic}
-            self._wait_for_group(group, topic, wanted)
+        if self._groups:
+            self._wait_for_groups(ends)
 
-    def _wait_for_group(self, group: str, topic: str, ends: Mapping[str, int]) -> None:
-        committed: dict[str, int] = {}
-        next_look_s = 0.0
+    def _wait_for_groups(self, ends: Mapping[str, int]) -> None:
+        committed: dict[str, dict[str, int]] = {}
 
-        def has_come() -> bool:
-            nonlocal next_look_s
-            if time.monotonic() >= next_look_s:
-                try:
-                    committed.update(self.errand("committed", topics=[topic], groups=[group])[group])
-                except ErrandError as error:
-                    self.notes.restarts.append(f"the offsets of {group} could not be read: {error}")
-                next_look_s = time.monotonic() + _OFFSETS_EVERY_S
-            return all(committed.get(key, 0) >= end for key, end in ends.items())
+        def behind() -> dict[str, list[str]]:
+            """For each group, where it is in the partitions whose ends it has not committed."""
+            return {
+                group: [
+                    f"{key}: {committed.get(group, {}).get(key, 0)} of {end}"
+                    for key, end in ends.items()
+                    if key.rpartition("-")[0] == topic and committed.get(group, {}).get(key, 0) < end
+                ]
+                for group, topic in self._groups.items()
+            }
 
-        def lag() -> str:
-            behind = {key: f"{committed.get(key, 0)} of {end}" for key, end in ends.items()}
-            return f"group {group} to commit the ends ({', '.join(f'{key}: {at}' for key, at in behind.items())})"
+        def have_come() -> bool:
+            try:
+                committed.update(self.errand("committed", groups=self._groups, ends=ends, wait_s=_GROUPS_S))
+            except ErrandError as error:
+                self.notes.restarts.append(f"the offsets of groups could not be read: {error}")
+            return not any(behind().values())
 
-        self.wait_until(has_come, self._members, lag, lambda: tuple(committed.items()))
+        def what() -> str:
+            late = (f"group {group} to commit the ends ({', '.join(keys)})" for group, keys in behind().items() if keys)
+            return " and ".join(late)
+
+        self.wait_until(have_come, self._members, what, lambda: repr(committed))
 
     def read_finally(self) -> None:
         """Everything once more, from the beginning: what is committed, and all there is."""
