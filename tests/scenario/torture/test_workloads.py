@@ -20,7 +20,7 @@ from tidelog.torture.workloads.copy import CopyWorkload
 SETTINGS = {"min.insync.replicas": 2, "group.initial.rebalance.delay.ms": 0, "broker.session.timeout.ms": 3000}
 # Low enough for a busy machine that runs other tests beside this one.
 RATES = {"queue": 1_000.0, "transactions": 200.0, "table": 100.0, "handover": 200.0, "copy": 200.0}
-STUCK_S = 60.0
+STUCK_S = 120.0
 KILLED = 2
 # What there must be in the histories of each workload, or its checks would have had nothing to find.
 COUNTED = {
