@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tidelog import Admin, Producer
-from tidelog.bench.brokers import TidelogBroker, free_port
+from tidelog.bench.brokers import TidelogBroker
 from tidelog.bench.processes import cpu_s_of
 from tidelog.client.admin import NewTopic
 
@@ -31,11 +31,8 @@ class Member(TidelogBroker):
 
     def __init__(self, directory: Path, node_id: int) -> None:
         settings = {"default.replication.factor": "3", "min.insync.replicas": "2"}
-        super().__init__(directory / f"process-{node_id}", free_port(), settings=settings)
-        self._own = ["--node-id", str(node_id), "--metadata", f"sqlite:{directory / 'metadata.sqlite'}"]
-
-    def command(self) -> list[str]:
-        return [*super().command(), *self._own]
+        metadata = f"sqlite:{directory / 'metadata.sqlite'}"
+        super().__init__(directory / f"process-{node_id}", settings=settings, node_id=node_id, metadata=metadata)
 
 
 class Prober:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +28,7 @@ from tidelog.protocol.messages.k19_create_topics import (
 )
 from tidelog.records import decode_records, iter_headers
 from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
+from tidelog.torture.disks import DiskImage, Tracing
 
 START_WAIT_S = 30.0
 ANSWER_WAIT_S = 60.0
@@ -146,75 +146,6 @@ def read_committed() -> ReadCommitted:
     return _read_committed
 
 
-class DiskImage:
-    """A disk of its own, whose contents are a file: it can lose its power, or be found broken by the kernel."""
-
-    def __init__(self, directory: Path, size_mb: int, options: str) -> None:
-        directory.mkdir(parents=True)
-        self.path = directory / "mounted"
-        self.path.mkdir()
-        self._options = options
-        self._image = directory / "image-0"
-        self._cuts = 0
-        with self._image.open("wb") as image:
-            image.truncate(size_mb << 20)
-        _run("mkfs.ext4", "-q", "-F", "-b", "4096", str(self._image))
-        self._mount()
-
-    def _mount(self) -> None:
-        # The kernel shall write back nothing of its own accord within the time of a test.
-        _run(
-            "mount", "-o", f"loop,commit=1000{self._options and ',' + self._options}", str(self._image), str(self.path)
-        )
-
-    def cut_power(self) -> None:
-        """What was not flushed is gone: the disk is mounted anew with what had reached it by now.
-
-        Nobody may have files open on it.
-        """
-        self._cuts += 1
-        survivor = self._image.with_name(f"image-{self._cuts}")
-        _run("cp", "--sparse=always", str(self._image), str(survivor))
-        self.unmount()
-        self._image.unlink()
-        self._image = survivor
-        self._mount()
-        for boot_id in self.path.rglob(".boot_id"):
-            # The machine that runs the test did not restart; its name for this run of it is what would tell.
-            boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
-
-    @property
-    def device(self) -> Path:
-        source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(self.path)], text=True)
-        return Path(source.strip())
-
-    def break_file_system(self) -> None:
-        """Let the kernel find an error in it, whereupon it lets nobody write to it any more."""
-        _run("mount", "-o", "remount,errors=remount-ro", str(self.path))
-        Path(f"/sys/fs/ext4/{self.device.name}/trigger_fs_error").write_text("1")
-
-    def mend_file_system(self) -> None:
-        self.unmount()
-        # Exit code 1 says that there were errors and that they were put right.
-        done = subprocess.run(["fsck.ext4", "-f", "-y", str(self._image)], capture_output=True, text=True)
-        assert done.returncode in (0, 1), done.stdout + done.stderr
-        self._mount()
-
-    def unmount(self, *, lazily: bool = False) -> None:
-        _run("umount", *(["--lazy"] if lazily else []), str(self.path))
-
-
-def _run(*command: str) -> None:
-    """Run a command that these tests can't do without; where it can't be run, say what is missing."""
-    if shutil.which(command[0]) is None:
-        raise AssertionError(f"{command[0]} was not found: install e2fsprogs and mount (util-linux)")
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (
-        f"{' '.join(command)}: {done.stderr.strip()}; these tests make disks of their own: they need root "
-        "(CAP_SYS_ADMIN), loop devices (/dev/loop-control) and ext4"
-    )
-
-
 MakeDisk = Callable[..., DiskImage]
 
 
@@ -230,44 +161,7 @@ def make_disk(tmp_path: Path) -> Iterator[MakeDisk]:
 
     yield make
     for disk in disks:
-        # Lazily, as a broker that a failed test left behind may still hold files.
-        disk.unmount(lazily=True)
-
-
-class Tracing:
-    """strace on a running broker: it notes system calls, and delays or fails those that it is told to."""
-
-    def __init__(self, broker: ServedBroker, output: Path, *options: str) -> None:
-        if shutil.which("strace") is None:
-            raise AssertionError("strace was not found: install it, these tests make system calls fail with it")
-        self._output = output
-        command = ["strace", "-f", "-q", "-o", str(output), *options, "-p", str(broker.pid)]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        deadline_s = time.monotonic() + START_WAIT_S
-        while not self._is_attached(broker.pid):
-            assert self._process.poll() is None, f"strace can't trace (CAP_SYS_PTRACE?): {self._errors()}"
-            assert time.monotonic() < deadline_s, "strace does not attach"
-            time.sleep(0.01)
-
-    def _is_attached(self, pid: int) -> bool:
-        """To all threads: those that are made later are followed from their beginning."""
-        statuses = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
-        return all(f"TracerPid:\t{self._process.pid}\n" in status for status in statuses)
-
-    def _errors(self) -> str:
-        return self._process.stderr.read() if self._process.stderr is not None else ""
-
-    def calls(self) -> list[str]:
-        """The calls so far, a line each; it begins with the thread."""
-        return self._output.read_text().splitlines()
-
-    def stop(self) -> None:
-        """Let the broker go its way again."""
-        if self._process.poll() is None:
-            self._process.terminate()
-        self._process.wait()
-        if self._process.stderr is not None:
-            self._process.stderr.close()
+        disk.remove()
 
 
 Trace = Callable[..., Tracing]
@@ -279,7 +173,7 @@ def trace(tmp_path: Path) -> Iterator[Trace]:
     traces: list[Tracing] = []
 
     def start(broker: ServedBroker, *options: str) -> Tracing:
-        tracing = Tracing(broker, tmp_path / f"trace-{len(traces)}", *options)
+        tracing = Tracing(broker.pid, tmp_path / f"trace-{len(traces)}", *options)
         traces.append(tracing)
         return tracing
 

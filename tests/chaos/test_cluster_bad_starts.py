@@ -46,7 +46,7 @@ from tidelog.protocol.messages.k10001_follow_cluster import (
     FollowClusterResponse,
 )
 from tidelog.testing.raw_client import RawClient
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)

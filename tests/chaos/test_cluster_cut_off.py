@@ -1,7 +1,7 @@
 """Brokers that reach the metadata store and clients, but not each other: the cluster goes on without who is cut off.
 
-Each broker has a network of its own (see `network_namespaces`), and the metadata is in one SQLite file. What the load
-checks is in `cluster_load`. In the end the replicas' files are compared.
+Each broker has a network of its own (see `tidelog.torture.networks`), and the metadata is in one SQLite file. What the
+load checks is in `cluster_load`. In the end the replicas' files are compared.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pytest
 
 from broker_processes import BrokerProcesses, broker_processes
 from cluster_load import COPY, PARTITIONS, SOURCE, ClusterLoad, loaded, wait_for_progress, wait_until
-from network_namespaces import NetworkNamespaces, network_namespaces
 from tidelog import Admin, Producer
 from tidelog.client.admin import NewTopic
 from tidelog.client.errors import BrokerError
 from tidelog.protocol import ErrorCode
+from tidelog.torture.networks import Networks
 
 SESSION_MS = 3_000
 SETTINGS = {
@@ -40,7 +40,7 @@ class CutCluster(NamedTuple):
     """A cluster that is worked with, and its networks."""
 
     cluster: BrokerProcesses
-    networks: NetworkNamespaces
+    networks: Networks[int]
     load: ClusterLoad
 
     def admin(self) -> Admin:
@@ -77,13 +77,13 @@ class CutCluster(NamedTuple):
 
 
 @pytest.fixture
-def networks() -> Iterator[NetworkNamespaces]:
-    with network_namespaces(3) as networks:
+def networks() -> Iterator[Networks[int]]:
+    with Networks(range(1, 4)) as networks:
         yield networks
 
 
 @pytest.mark.timeout(400)
-def test_brokers_that_do_not_reach_each_other(tmp_path: Path, networks: NetworkNamespaces) -> None:
+def test_brokers_that_do_not_reach_each_other(tmp_path: Path, networks: Networks[int]) -> None:
     with (
         broker_processes(tmp_path, settings=SETTINGS, networks=networks) as cluster,
         loaded(cluster, 5, TOPICS) as load,
@@ -100,7 +100,7 @@ def cut_leader_from_follower(here: CutCluster) -> None:
     Transactions wait meanwhile: some coordinators can't reach the leader of one of the partitions.
     """
     controller = here.controller_id()
-    leader, follower = (node_id for node_id in here.networks.node_ids if node_id != controller)
+    leader, follower = (node_id for node_id in here.networks.members if node_id != controller)
     with here.admin() as admin:
         topics = [
             NewTopic("three", assignments={0: [leader, follower, controller]}),
@@ -127,7 +127,7 @@ def cut_leader_from_follower(here: CutCluster) -> None:
 def cut_off_from_all(here: CutCluster) -> None:
     """A broker that no other one reaches: it can't even ask for a smaller ISR. Others lead what it led."""
     controller = here.controller_id()
-    node_id = next(node_id for node_id in here.networks.node_ids if node_id != controller)
+    node_id = next(node_id for node_id in here.networks.members if node_id != controller)
     seen = here.output_length(node_id)
     here.networks.cut_off(node_id)
     here.wait_for_log(node_id, "can't reach the controller, and is fenced", seen)
@@ -164,7 +164,7 @@ def cut_off_controller(here: CutCluster) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_brokers_that_are_all_cut_off_from_each_other(tmp_path: Path, networks: NetworkNamespaces) -> None:
+def test_brokers_that_are_all_cut_off_from_each_other(tmp_path: Path, networks: Networks[int]) -> None:
     """Nobody can be acknowledged meanwhile; one after another is controller, and all is well when they meet again."""
     with (
         broker_processes(tmp_path, settings=SETTINGS, networks=networks) as cluster,
@@ -172,10 +172,10 @@ def test_brokers_that_are_all_cut_off_from_each_other(tmp_path: Path, networks: 
     ):
         here = CutCluster(cluster, networks, load)
         for _ in range(3):
-            seen = {node_id: here.output_length(node_id) for node_id in networks.node_ids}
+            seen = {node_id: here.output_length(node_id) for node_id in networks.members}
             networks.cut(1, 2, 3)
             networks.cut(2, 1, 3)
             networks.cut(3, 1, 2)
-            for node_id in networks.node_ids:
+            for node_id in networks.members:
                 here.wait_for_log(node_id, "no longer the controller", seen[node_id])
             here.recover()

@@ -7,7 +7,6 @@ the load checks is in `cluster_load`. In the end the replicas' files are compare
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from tidelog.client.admin import NewTopic
 from tidelog.client.types import TopicPartition
 
 if TYPE_CHECKING:
-    from tests.chaos.conftest import MakeDisk, Tracing
+    from tests.chaos.conftest import MakeDisk, Trace
 
 SETTINGS = {"offsets.topic.num.partitions": 2, "transaction.state.log.num.partitions": 2}
 TOPICS = {SOURCE: PARTITIONS, COPY: PARTITIONS, "__consumer_offsets": 2, "__transaction_state": 2}
@@ -47,16 +46,6 @@ def wait_until_out(cluster: BrokerProcesses, node_id: int, load: ClusterLoad) ->
     assert time.monotonic() - began_s < AT_ONCE_S
 
 
-def fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        for size_bytes in (1 << 16, 4096, 1):
-            try:
-                while file.write(bytes(size_bytes)) == size_bytes:
-                    pass
-            except OSError:
-                continue
-
-
 def read(bootstrap: str, topic: str) -> list[bytes | None]:
     with Consumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
         partition = TopicPartition(topic, 0)
@@ -75,7 +64,6 @@ def test_a_disk_that_fills_up_under_load(tmp_path: Path, make_disk: MakeDisk) ->
     (disk.path / "logs").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "broker-1").symlink_to(disk.path / "logs")
-    ballast = disk.path / "ballast"
     with broker_processes(tmp_path, settings=SETTINGS) as cluster:
         with Admin(bootstrap_servers=cluster.bootstrap) as admin:
             sole = NewTopic(SOLE, assignments={0: [1]}, configs={"min.insync.replicas": "1"})
@@ -86,12 +74,12 @@ def test_a_disk_that_fills_up_under_load(tmp_path: Path, make_disk: MakeDisk) ->
         with loaded(cluster, 3, TOPICS) as load:
             broker = cluster.brokers[1]
             assert roles(cluster, 1)[0], "it leads nothing"
-            fill(ballast)
+            disk.fill()
             wait_until_out(cluster, 1, load)
             wait_for_progress(load.workers, 5)
             assert read(cluster.bootstrap, SOLE) == [b"%d" % number for number in range(10)]
             assert roles(cluster, 1) == (set(), set()), "it comes and goes"
-            ballast.unlink()
+            disk.make_room()
             cluster.wait_until_in_sync(TOPICS)
             wait_for_progress(load.workers, 2)
             assert broker.output().count("is full") == broker.output().count("has room again") == 1
@@ -99,7 +87,7 @@ def test_a_disk_that_fills_up_under_load(tmp_path: Path, make_disk: MakeDisk) ->
 
 
 @pytest.mark.timeout(300)
-def test_disks_that_fail_under_load(tmp_path: Path, trace: Callable[..., Tracing]) -> None:
+def test_disks_that_fail_under_load(tmp_path: Path, trace: Trace) -> None:
     """Once for a partition that the broker leads, once for one that it follows; its whole directory is given up."""
     with broker_processes(tmp_path, settings=SETTINGS) as cluster, loaded(cluster, 4, TOPICS) as load:
         for node_id, is_leader in ((2, True), (3, False)):

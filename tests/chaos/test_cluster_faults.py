@@ -19,7 +19,7 @@ from broker_processes import BrokerProcesses, ClusterBroker, broker_processes
 from cluster_load import COPY, PARTITIONS, SOURCE, ClusterLoad, cluster_load, wait_for_progress, wait_until
 from tcp_proxy import TcpProxy
 from tidelog import Admin
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 OWN_PARTITIONS = 3
 SETTINGS = {"offsets.topic.num.partitions": OWN_PARTITIONS, "transaction.state.log.num.partitions": OWN_PARTITIONS}

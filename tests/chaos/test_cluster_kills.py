@@ -21,7 +21,7 @@ from tidelog import Admin, Consumer, Producer
 from tidelog.client.admin import NewTopic
 from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 PARTITIONS = 3
 TOPIC = "kills"

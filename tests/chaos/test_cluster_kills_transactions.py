@@ -15,7 +15,7 @@ import pytest
 
 from broker_processes import BrokerProcesses, broker_processes
 from cluster_load import COPY, PARTITIONS, SOURCE, ClusterLoad, cluster_load, wait_for_progress
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 # Fewer partitions of the brokers' own, so that each has much to do; their number changes nothing else.
 OWN_PARTITIONS = 3

@@ -20,7 +20,9 @@ from tidelog.records import decode_records, iter_headers
 from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
 
 if TYPE_CHECKING:
-    from tests.chaos.conftest import DiskImage, GoodClient, MakeDisk, ServedBroker, StartServed
+    from tests.chaos.conftest import GoodClient, MakeDisk, ServedBroker, StartServed
+
+    from tidelog.torture.disks import DiskImage
 
 CGROUPS = Path("/sys/fs/cgroup")
 BYTES_PER_S = 4 * 1024 * 1024

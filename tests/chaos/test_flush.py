@@ -24,7 +24,9 @@ from tidelog.protocol.messages.k44_incremental_alter_configs import (
 from tidelog.testing.raw_client import RawClient, produce_request
 
 if TYPE_CHECKING:
-    from tests.chaos.conftest import ServedBroker, StartServed, Trace, Tracing
+    from tests.chaos.conftest import ServedBroker, StartServed, Trace
+
+    from tidelog.torture.disks import Tracing
 
 FSYNC_S = 0.2
 PRODUCERS = 50

@@ -32,7 +32,9 @@ from tidelog.records import check_crc, decode_records, iter_headers
 from tidelog.testing.raw_client import RawClient, fetch_request, produce_request
 
 if TYPE_CHECKING:
-    from tests.chaos.conftest import DiskImage, MakeDisk, ServedBroker, StartServed
+    from tests.chaos.conftest import MakeDisk, ServedBroker, StartServed
+
+    from tidelog.torture.disks import DiskImage
 
 WaitUntil = Callable[[Callable[[], bool], str], None]
 

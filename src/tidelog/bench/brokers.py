@@ -1,8 +1,9 @@
 """The brokers under measurement: Tidelog as users start it, Apache Kafka as its own start script would.
 
-What always holds: each broker is a process of its own, listens on loopback, keeps its data below the directory it is
-given, and is stopped by process id. Apache Kafka runs with the heap, the collector and the log settings that its
-distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that the peer is not held back.
+What always holds: each broker is a process of its own, listens on loopback unless it is given a network of its own,
+keeps its data below the directory it is given, and is stopped by process id. Apache Kafka runs with the heap, the
+collector and the log settings that its distribution ships (kafka-server-start.sh: 1 GiB heap, G1), so that the peer is
+not held back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -28,6 +29,7 @@ from tidelog.common.ids import random_uuid, uuid_to_text
 from tidelog.common.interruption import undisturbed
 
 KAFKA_VERSION = "4.3.1"
+LOOPBACK = "127.0.0.1"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
 _SERVER_PORTS = range(15_000, 32_000)
@@ -49,9 +51,20 @@ class BrokerProcess(ABC):
 
     name: str
 
-    def __init__(self, directory: Path, port: int | None = None, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix` is a command that runs another one, such as in the network where `host` is this broker's address."""
         self.directory = directory
+        self.host = host
         self.port = port or free_port()
+        self.prefix = tuple(prefix)
         self.settings = dict(settings or {})  # beside the defaults; their names are the same for both
         self.start_seconds = 0.0
         self._began_s = 0.0
@@ -60,7 +73,7 @@ class BrokerProcess(ABC):
 
     @property
     def bootstrap(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -108,7 +121,7 @@ class BrokerProcess(ABC):
     def launch(self) -> None:
         """Start it, and don't wait: a member of a cluster may need the others before it answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        command = self.command()
+        command = [*self.prefix, *self.command()]
         self._output = self.log_path.open("ab")
         self._began_s = time.perf_counter()
         with undisturbed():
@@ -154,11 +167,36 @@ class BrokerProcess(ABC):
             self._output.close()
             self._output = None
 
+    def pause(self) -> None:
+        """Stop it where it is, as if it hung, until `resume`."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
 
 class TidelogBroker(BrokerProcess):
-    """`tidelog serve` with its defaults, but for what is given."""
+    """`tidelog serve` with its defaults, but for what is given; brokers of a cluster have node ids."""
 
     name = "Tidelog"
+
+    def __init__(
+        self,
+        directory: Path,
+        port: int | None = None,
+        *,
+        settings: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
+        prefix: Sequence[str] = (),
+        data: Path | None = None,
+        node_id: int | None = None,
+        metadata: str | None = None,
+    ) -> None:
+        """Brokers that share their metadata by SQLite also share `data`, the directory where it is."""
+        super().__init__(directory, port, settings=settings, host=host, prefix=prefix)
+        self.data = data or directory / "data"
+        self.node_id = node_id
+        self._metadata = metadata
 
     def command(self) -> list[str]:
         # The console script's own interpreter and entry point, without a shell in between.
@@ -170,7 +208,9 @@ class TidelogBroker(BrokerProcess):
             "--listen",
             self.bootstrap,
             "--data",
-            str(self.directory / "data"),
+            str(self.data),
+            *([] if self.node_id is None else ["--node-id", str(self.node_id)]),
+            *([] if self._metadata is None else ["--metadata", self._metadata]),
             *(f"--set={name}={value}" for name, value in self.settings.items()),
         ]
 
@@ -178,9 +218,10 @@ class TidelogBroker(BrokerProcess):
 class KafkaQuorum:
     """What Kafka's brokers of one cluster have in common: its id, and where the controllers listen."""
 
-    def __init__(self, members: int) -> None:
+    def __init__(self, members: int, hosts: Sequence[str] = ()) -> None:
+        """`hosts` are the controllers' addresses where these are not loopback."""
         self.cluster_id = uuid_to_text(random_uuid())
-        self.ports = [free_port() for _ in range(members)]
+        self.controllers = [f"{host}:{free_port()}" for host in hosts or [LOOPBACK] * members]
 
 
 class KafkaBroker(BrokerProcess):
@@ -195,30 +236,33 @@ class KafkaBroker(BrokerProcess):
         jars: Path | None = None,
         *,
         settings: Mapping[str, str] | None = None,
+        host: str = LOOPBACK,
+        prefix: Sequence[str] = (),
         quorum: KafkaQuorum | None = None,
         node_id: int = 1,
+        jvm_options: Sequence[str] = KAFKA_JVM_OPTIONS,
     ) -> None:
-        super().__init__(directory, port, settings=settings)
+        super().__init__(directory, port, settings=settings, host=host, prefix=prefix)
         self._jars = jars or kafka_jars()
+        self._jvm_options = jvm_options
         self.quorum = quorum or KafkaQuorum(1)
         self.node_id = node_id
 
     def command(self) -> list[str]:
         properties = self.directory / "server.properties"
         data = self.directory / "data"
-        if not data.exists():
+        if not (data / "meta.properties").exists():
             properties.write_text(self._properties(data))
             java = ["java", "-cp", f"{self._jars}/*"]
             format_storage = ["kafka.tools.StorageTool", "format", "-t", self.quorum.cluster_id, "-c"]
             done = subprocess.run([*java, *format_storage, str(properties)], capture_output=True, text=True)
             if done.returncode != 0:
                 raise MeasurementError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
-        return ["java", *KAFKA_JVM_OPTIONS, "-cp", f"{self._jars}/*", "kafka.Kafka", str(properties)]
+        return ["java", *self._jvm_options, "-cp", f"{self._jars}/*", "kafka.Kafka", str(properties)]
 
     def _properties(self, data: Path) -> str:
-        """Kafka's shipped config/server.properties, on loopback, with its own data directory."""
-        controller_port = self.quorum.ports[self.node_id - 1]
-        controllers = [f"127.0.0.1:{port}" for port in self.quorum.ports]
+        """Kafka's shipped config/server.properties, with its own addresses and data directory."""
+        controllers = self.quorum.controllers
         voters = [f"{number}@{address}" for number, address in enumerate(controllers, 1)]
         return "\n".join(
             [
@@ -226,7 +270,7 @@ class KafkaBroker(BrokerProcess):
                 f"node.id={self.node_id}",
                 f"controller.quorum.bootstrap.servers={','.join(controllers)}",
                 f"controller.quorum.voters={','.join(voters)}",
-                f"listeners=PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
+                f"listeners=PLAINTEXT://{self.bootstrap},CONTROLLER://{controllers[self.node_id - 1]}",
                 "inter.broker.listener.name=PLAINTEXT",
                 f"advertised.listeners=PLAINTEXT://{self.bootstrap}",
                 "controller.listener.names=CONTROLLER",

@@ -25,20 +25,6 @@ _DEADLINE_S: Final = 300.0
 _POLL_S: Final = 0.005
 
 
-class TidelogMember(TidelogBroker):
-    """One broker of a cluster whose metadata is in the SQLite file of the common data directory."""
-
-    def __init__(self, directory: Path, node_id: int, data: Path) -> None:
-        super().__init__(directory)
-        self.node_id = node_id
-        self._data = data
-
-    def command(self) -> list[str]:
-        command = super().command()
-        command[command.index("--data") + 1] = str(self._data)
-        return [*command, "--node-id", str(self.node_id)]
-
-
 class Cluster(ABC):
     """Brokers 1 to 3 of one cluster."""
 
@@ -127,7 +113,10 @@ class TidelogCluster(Cluster):
 
     def make_members(self) -> Sequence[BrokerProcess]:
         data = self.directory / "data"
-        return [TidelogMember(self.directory / f"member-{number}", number, data) for number in range(1, MEMBERS + 1)]
+        return [
+            TidelogBroker(self.directory / f"member-{number}", data=data, node_id=number)
+            for number in range(1, MEMBERS + 1)
+        ]
 
 
 class KafkaCluster(Cluster):

@@ -25,6 +25,7 @@ from tidelog.client.admin.admin import Admin
 from tidelog.client.admin.types import NewTopic, OffsetSpec
 from tidelog.client.types import TopicPartition
 from tidelog.common.interruption import Interruption
+from tidelog.common.watchdog import Watchdog
 from tidelog.demo.chart import write_chart
 from tidelog.demo.processes import DemoError, Process, Processes
 from tidelog.demo.requirements import SPARK_PACKAGES, missing_pieces
@@ -33,7 +34,6 @@ from tidelog.demo.shop import CLICKS, ORDERS, Shop, last_whole_hour, open_shop
 from tidelog.demo.telling import Teller
 from tidelog.demo.totals import Totals, differences, shortened
 from tidelog.demo.traffic import Traffic
-from tidelog.demo.watchdog import Watchdog
 from tidelog.pipeline.versions.registry import Registry
 
 PARTITIONS = 2

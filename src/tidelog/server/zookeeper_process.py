@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import field
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,7 +66,11 @@ class ZooKeeperError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperPlan:
-    """How one server runs. `servers` are `host:peer port:election port` of all, in the order of their ids from 1."""
+    """How one server runs. `servers` are `host:peer port:election port` of all, in the order of their ids from 1.
+
+    `prefix` is a command that runs another one, such as in a network of its own. What the server says goes to this
+    process's standard error, or to the end of the file `log_path`.
+    """
 
     listen: Endpoint
     data_dir: Path
@@ -73,6 +78,8 @@ class ZooKeeperPlan:
     servers: Sequence[str] = field(default_factory=tuple)
     jars: Path | None = None
     log_level: str = "warn"
+    prefix: Sequence[str] = field(default_factory=tuple)
+    log_path: Path | None = None
 
     def configuration(self) -> str:
         lines = [
@@ -174,6 +181,7 @@ class ZooKeeperProcess:
         except OSError as error:
             raise ZooKeeperError(f"can't use the data directory {plan.data_dir}: {error.strerror}") from error
         command = [
+            *plan.prefix,
             java,
             _HEAP,
             f"-Djute.maxbuffer={RESPONSE_BYTES_MAX}",
@@ -185,9 +193,10 @@ class ZooKeeperProcess:
             str(configuration),
         ]
         # A session of its own: Ctrl-C goes to the parent alone, which ends the child in order.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        with plan.log_path.open("ab") if plan.log_path else nullcontext() as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+            )
 
     def is_serving(self) -> bool:
         """Whether it answers clients: in an ensemble that takes a majority."""

@@ -19,7 +19,7 @@ from tidelog.metadata.sqlite import SqliteStore
 from tidelog.metadata.store import Store
 from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
 from tidelog.server.settings_table import TABLE
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 
 @pytest.hookimpl(tryfirst=True)

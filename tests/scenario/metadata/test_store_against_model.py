@@ -40,7 +40,7 @@ from tidelog.metadata.store import (
     TxnResult,
 )
 from tidelog.metadata.zookeeper import ZooKeeperStore, parse_address
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from tidelog.metadata import zookeeper
 from tidelog.metadata.liveness import boot_time_ms
 from tidelog.metadata.store import ABSENT, Conflict, MetadataStoreError, Ok, Put, SessionLost, Store, TxnResult
 from tidelog.metadata.zookeeper import ZooKeeperAddress, ZooKeeperStore, parse_address
-from zookeeper_ensemble import Ensemble
+from tidelog.torture.zookeeper_ensemble import Ensemble
 
 pytestmark = pytest.mark.xdist_group("zookeeper")
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tidelog.demo.watchdog import Watchdog
+from tidelog.common.watchdog import Watchdog
 
 
 def test_it_bites_only_when_nothing_moves() -> None:

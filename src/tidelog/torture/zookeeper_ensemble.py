@@ -1,16 +1,23 @@
-"""A real ZooKeeper ensemble on loopback, whose servers tests kill, stop and start again."""
+"""A real ZooKeeper ensemble whose servers are killed, stopped and started again.
+
+What always holds: a server keeps its address and its data over restarts; `stop` ends all of them, the hung ones too.
+Servers listen on loopback, or each in a network of its own.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
-from tidelog.bench.brokers import free_port
+from tidelog.bench.brokers import LOOPBACK, free_port
 from tidelog.common.endpoint import Endpoint
 from tidelog.server.zookeeper_process import ZooKeeperPlan, ZooKeeperProcess
+from tidelog.torture.errors import TortureError
 
 _READY_S_MAX = 120.0
 
@@ -18,15 +25,31 @@ _READY_S_MAX = 120.0
 class Ensemble:
     """Servers numbered from 1, all started at once; a context manager that stops them."""
 
-    def __init__(self, directory: Path, servers: int) -> None:
-        ports = [free_port() for _ in range(3 * servers)]
-        self._endpoints = [Endpoint("PLAINTEXT", "127.0.0.1", port) for port in ports[:servers]]
-        peers = [
-            f"127.0.0.1:{peer}:{election}"
-            for peer, election in zip(ports[servers : 2 * servers], ports[2 * servers :], strict=True)
-        ]
+    def __init__(
+        self,
+        directory: Path,
+        servers: int,
+        *,
+        hosts: Sequence[str] = (),
+        prefixes: Sequence[Sequence[str]] = (),
+        logs: bool = False,
+    ) -> None:
+        """`hosts` are their addresses and `prefixes` the commands that enter their networks, if these are not loopback.
+
+        With `logs`, what each one says is in a file `server-NUMBER.log`; else it goes where this process's errors go.
+        """
+        self.hosts = tuple(hosts) or (LOOPBACK,) * servers
+        self._endpoints = [Endpoint("PLAINTEXT", host, free_port()) for host in self.hosts]
+        peers = [f"{host}:{free_port()}:{free_port()}" for host in self.hosts]
         self._plans = [
-            ZooKeeperPlan(endpoint, directory / f"server-{number}", number, peers if servers > 1 else ())
+            ZooKeeperPlan(
+                endpoint,
+                directory / f"server-{number}",
+                number,
+                peers if servers > 1 else (),
+                prefix=tuple(prefixes[number - 1]) if prefixes else (),
+                log_path=directory / f"server-{number}.log" if logs else None,
+            )
             for number, endpoint in enumerate(self._endpoints, start=1)
         ]
         self._processes: dict[int, ZooKeeperProcess] = {}
@@ -36,9 +59,13 @@ class Ensemble:
         """For `--metadata`, without a path."""
         return "zookeeper://" + ",".join(f"{endpoint.host}:{endpoint.port}" for endpoint in self._endpoints)
 
-    def __enter__(self) -> Ensemble:
+    @property
+    def numbers(self) -> range:
+        return range(1, len(self._plans) + 1)
+
+    def __enter__(self) -> Self:
         try:
-            for number in range(1, len(self._plans) + 1):
+            for number in self.numbers:
                 self.start(number)
             self.wait_until_serving()
         except BaseException:
@@ -56,11 +83,25 @@ class Ensemble:
         process.start()
         self._processes[number] = process
 
+    def pid_of(self, number: int) -> int | None:
+        """None for a server that does not run."""
+        process = self._processes.get(number)
+        return None if process is None or process.exit_code is not None else process.pid
+
+    def is_serving(self, number: int) -> bool:
+        """Whether a server answers clients: that takes a majority."""
+        return number in self._processes and self._processes[number].is_serving()
+
     def kill(self, number: int) -> None:
         """End a server as a crash would."""
         process = self._processes.pop(number)
-        os.kill(process.pid, signal.SIGKILL)
+        if process.exit_code is None:
+            os.kill(process.pid, signal.SIGKILL)
         process.stop()
+
+    def stop_one(self, number: int) -> None:
+        """End a server in order."""
+        self._processes.pop(number).stop()
 
     def pause(self) -> list[int]:
         """Stop all servers where they are, until `resume` gets what this returns."""
@@ -92,11 +133,11 @@ class Ensemble:
         while waiting:
             for number, process in tuple(waiting.items()):
                 if process.exit_code is not None:
-                    raise RuntimeError(f"ZooKeeper server {number} ended with exit code {process.exit_code}")
+                    raise TortureError(f"ZooKeeper server {number} ended with exit code {process.exit_code}")
                 if process.is_serving():
                     del waiting[number]
             if waiting and time.monotonic() > deadline_s:
-                raise RuntimeError(f"ZooKeeper servers {sorted(waiting)} are not ready after {_READY_S_MAX:g} s")
+                raise TortureError(f"ZooKeeper servers {sorted(waiting)} are not ready after {_READY_S_MAX:g} s")
             time.sleep(0.05)
 
     def _mode(self, number: int) -> bytes:
