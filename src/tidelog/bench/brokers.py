@@ -86,6 +86,11 @@ class BrokerProcess(ABC):
         return self._process is not None and self._process.poll() is None
 
     @property
+    def exit_code(self) -> int | None:
+        """Of a process that ended by itself; None while it runs, and after `stop` and `kill`."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def log_path(self) -> Path:
         return self.directory / "output.log"
 
@@ -140,7 +145,7 @@ class BrokerProcess(ABC):
         if process is None:
             raise RuntimeError(f"{self.name} is not running")
         with Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000, default_api_timeout_ms=5_000) as admin:
-            while not _answers(admin):
+            while not answers(admin):
                 if process.poll() is not None or time.perf_counter() - began > deadline_s:
                     tail = self.log_path.read_bytes()[-2000:].decode(errors="replace")
                     raise MeasurementError(f"{self.name} did not come up; the end of its output:\n{tail}")
@@ -295,7 +300,7 @@ class KafkaBroker(BrokerProcess):
         )
 
 
-def _answers(admin: Admin) -> bool:
+def answers(admin: Admin) -> bool:
     """One whole round trip, past the versions: an open port alone is not a working broker."""
     try:
         return bool(admin.describe_cluster().nodes)

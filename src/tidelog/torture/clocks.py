@@ -51,7 +51,7 @@ class WallClock:
     @property
     def prefix(self) -> Sequence[str]:
         """Put before a command, this runs it by this clock."""
-        return ["env", f"LD_PRELOAD={self._library.absolute()}", f"TIDELOG_WALL_CLOCK={self._file.absolute()}"]
+        return ["env", f"LD_PRELOAD={self._library.absolute()}", f"WALL_CLOCK_FILE={self._file.absolute()}"]
 
     @property
     def wrong_by_s(self) -> float:

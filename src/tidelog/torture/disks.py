@@ -13,7 +13,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +47,8 @@ class DiskImage:
         self._options = ",".join(filter(None, ("loop", _KEEP_IN_MEMORY if keep_in_memory else "", options)))
         self._image = directory / "image-0"
         self._cuts = 0
+        self.is_broken = False
+        """Whether it was broken, and not mended since."""
         with self._image.open("wb") as image:
             image.truncate(size_mb << 20)
         _run("mkfs.ext4", "-q", "-F", "-b", "4096", str(self._image))
@@ -82,10 +83,6 @@ class DiskImage:
         return os.path.ismount(self.path)
 
     @property
-    def is_writable(self) -> bool:
-        return self.is_mounted and not os.statvfs(self.path).f_flag & os.ST_RDONLY
-
-    @property
     def free_bytes(self) -> int:
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
@@ -96,6 +93,8 @@ class DiskImage:
 
     def fill(self) -> None:
         """Take all the room there is, and again if some has become free."""
+        if not self.is_mounted:
+            raise DiskError(f"{self.path} is not mounted")
         with self._ballast.open("ab", buffering=0) as file:
             end = file.tell()
             for size_bytes in _FILL_BYTES[:2]:
@@ -118,6 +117,7 @@ class DiskImage:
 
         What was not flushed is lost once it is mended, as on a disk that fails.
         """
+        self.is_broken = True
         _run("mount", "-o", "remount,errors=remount-ro", str(self.path))
         Path(f"/sys/fs/ext4/{self.device.name}/trigger_fs_error").write_text("1")
 
@@ -130,6 +130,7 @@ class DiskImage:
         if done.returncode not in (0, 1):
             raise DiskError(f"fsck.ext4 could not mend {self._image}: {done.stdout}{done.stderr}")
         self._mount()
+        self.is_broken = False
 
     def freeze(self) -> None:
         """Keep everybody who writes to it waiting, until `thaw`; nobody can be killed while waiting."""
@@ -141,6 +142,9 @@ class DiskImage:
     def _control(self, request: int, already: int) -> None:
         descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            # Never the file system of the machine, on which the mount point is.
+            if os.fstat(descriptor).st_dev == self.path.parent.stat().st_dev:
+                raise DiskError(f"{self.path} is not mounted")
             fcntl.ioctl(descriptor, request, 0)
         except OSError as error:
             if error.errno != already:
@@ -156,32 +160,6 @@ class DiskImage:
         if self.is_mounted:
             self.thaw()
             self.unmount(lazily=True)
-
-
-class StallingDisk:
-    """A disk that lets nobody write most of the time, from `start` to `stop`."""
-
-    def __init__(self, disk: DiskImage, stalled_s: float, working_s: float) -> None:
-        self._disk = disk
-        self._stalled_s, self._working_s = stalled_s, working_s
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stalling disk")
-        self.stalls = 0
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._is_over.is_set():
-            self._disk.freeze()
-            self.stalls += 1
-            self._is_over.wait(self._stalled_s)
-            self._disk.thaw()
-            self._is_over.wait(self._working_s)
 
 
 class Tracing:

@@ -2,8 +2,8 @@
 
 What always holds: each member is in a network namespace that is joined to a bridge by a pair of virtual interfaces;
 this machine is on the bridge, too, and reaches them all, so that clients are never cut off; what is on disks they share
-as ever. A cut drops packets, so nobody is told of it. It needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN) and iproute2, and
-no firewall: packets are sent to a hardware address that nobody has. `stop` removes everything, however far `start` got.
+as ever. A cut drops packets, so nobody is told of it: they are sent to a hardware address that nobody has. It needs
+root (CAP_NET_ADMIN and CAP_SYS_ADMIN), iproute2 and nsenter. `stop` removes everything, however far `start` got.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _HOSTS_MAX: Final = 100
 _SECOND: Final = 100
 _PRIVATE: Final = 10
 _SUBNETS_TRIED: Final = 64
+_PACKAGES: Final = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
 _MISSING_KIND: Final = "Specified qdisc kind is unknown"
 
 _counter = itertools.count()
@@ -112,7 +113,8 @@ class Networks(Generic[MemberT]):
 
     def prefix(self, member: MemberT) -> list[str]:
         """Put before a command, this runs it in a member's network."""
-        return [_program("ip"), "netns", "exec", self.name_of(member)]
+        # Not `ip netns exec`, which also copies all mounts: a disk could not be unmounted while any server runs.
+        return [_program("nsenter"), f"--net=/run/netns/{self.name_of(member)}"]
 
     def cut(self, source: MemberT, *targets: MemberT) -> None:
         """Drop what one member sends to others, which ends all connections between them in the long run."""
@@ -183,9 +185,9 @@ def reason_against_networks() -> str | None:
     """Why networks can't be made here, and what to do about it; None if they can."""
     if os.geteuid() != 0:
         return "it gives each server a network of its own, which takes root: run it with sudo"
-    for program in ("ip", "tc"):
+    for program, package in _PACKAGES.items():
         if _find(program) is None:
-            return f"{program} was not found: install iproute2"
+            return f"{program} was not found: install {package}"
     return None
 
 
@@ -196,7 +198,7 @@ def _find(program: str) -> str | None:
 def _program(name: str) -> str:
     found = _find(name)
     if found is None:
-        raise NetworkError(f"{name} was not found: install iproute2")
+        raise NetworkError(f"{name} was not found: install {_PACKAGES[name]}")
     return found
 
 

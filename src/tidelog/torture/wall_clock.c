@@ -1,6 +1,6 @@
 /* Loaded before other libraries, this makes the wall clock of one process wrong by the nanoseconds that stand in a file.
  *
- * The file is named by TIDELOG_WALL_CLOCK and holds one 64-bit number in the machine's byte order; it is mapped, so a
+ * The file is named by WALL_CLOCK_FILE and holds one 64-bit number in the machine's byte order; it is mapped, so a
  * change counts at once. Only the wall clock is wrong. Deadlines that the process computed by it are put right before
  * the kernel gets them, so that a wait of a second is one; a wait does not end early when the clock jumps.
  */
@@ -26,7 +26,7 @@ static volatile const int64_t *wrong_by_ns;
 static int (*real_clock_gettime)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void open_file(void) {
-    const char *path = getenv("TIDELOG_WALL_CLOCK");
+    const char *path = getenv("WALL_CLOCK_FILE");
     int descriptor = path == NULL ? -1 : open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0)
         return;

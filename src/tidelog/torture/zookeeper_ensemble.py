@@ -88,20 +88,28 @@ class Ensemble:
         process = self._processes.get(number)
         return None if process is None or process.exit_code is not None else process.pid
 
+    def exit_code_of(self, number: int) -> int | None:
+        """Of a server that ended by itself."""
+        process = self._processes.get(number)
+        return None if process is None else process.exit_code
+
     def is_serving(self, number: int) -> bool:
         """Whether a server answers clients: that takes a majority."""
         return number in self._processes and self._processes[number].is_serving()
 
     def kill(self, number: int) -> None:
         """End a server as a crash would."""
-        process = self._processes.pop(number)
-        if process.exit_code is None:
-            os.kill(process.pid, signal.SIGKILL)
-        process.stop()
+        process = self._processes.pop(number, None)
+        if process is not None:
+            if process.exit_code is None:
+                os.kill(process.pid, signal.SIGKILL)
+            process.stop()
 
-    def stop_one(self, number: int) -> None:
+    def stop_one(self, number: int, kill_after_s: float = 10.0) -> None:
         """End a server in order."""
-        self._processes.pop(number).stop()
+        process = self._processes.pop(number, None)
+        if process is not None:
+            process.stop(kill_after_s)
 
     def pause(self) -> list[int]:
         """Stop all servers where they are, until `resume` gets what this returns."""

@@ -83,7 +83,7 @@ def test_a_broker_ends_when_its_start_is_interrupted(tmp_path: Path, monkeypatch
         pids.append(broker.pid)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(brokers, "_answers", interrupt)
+    monkeypatch.setattr(brokers, "answers", interrupt)
     with pytest.raises(KeyboardInterrupt):
         broker.start()
     assert not broker.is_running
