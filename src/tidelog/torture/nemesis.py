@@ -22,7 +22,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
@@ -34,8 +34,10 @@ from tidelog.torture.nodes import ClosedError, Node, NodeError
 
 AT_ONCE_MAX: Final = 4
 CALM_EVERY: Final = 25
-# A server that can't start while another fault lasts is started again, as whatever watches over servers would do.
+# A server that ends when it is started is started again, as whatever watches over servers would do: as long as other
+# things are broken, and so many times after that.
 _ATTEMPTS: Final = 4
+_BETWEEN_ATTEMPTS_S: Final = 0.5
 _TICK_S: Final = 0.05
 
 
@@ -72,7 +74,9 @@ class _Running:
 
     fault: Fault
     thread: threading.Thread | None = None
-    detail: str = field(default="")
+    detail: str = ""
+    is_retried: bool = False
+    """Whether it could not be undone at first."""
 
     def __str__(self) -> str:
         return f"{self.fault.kind} {self.fault.target}"
@@ -222,7 +226,7 @@ class Nemesis:
             self._on_event(f"{running}: the cluster did not take it: {refusal}")
             return
         except BaseException:
-            self._mend(fault)
+            self._mend(running)
             raise
         running.detail = "; ".join(filter(None, (running.detail, more)))
         self._log.note(fault, running.detail, t0, None)
@@ -233,24 +237,33 @@ class Nemesis:
             else:
                 self._hold(fault.hold_s)
         finally:
-            self._mend(fault)
+            self._mend(running)
         self._log.note(fault, running.detail, t0, time.monotonic_ns())
         self._on_event(f"mended: {running}")
 
     def _hold(self, seconds: float) -> bool:
         return not self._healing.wait(seconds)
 
-    def _mend(self, fault: Fault) -> None:
-        """Undo it, several times if a server ends when it is started while other things are broken."""
-        for attempt in range(1, _ATTEMPTS + 1):
+    def _mend(self, running: _Running) -> None:
+        """Undo it, several times if a server ends when it is started."""
+        attempts = 0
+        while True:
             try:
-                fault.end()
+                running.fault.end()
                 return
             except NodeError as error:
-                if attempt == _ATTEMPTS:
+                running.is_retried = True
+                attempts += self._are_all_retried()
+                if attempts >= _ATTEMPTS:
                     raise
                 lines = str(error).splitlines()
                 self._on_event(f"starting again: {lines[0]} {lines[-1]}")
+            time.sleep(_BETWEEN_ATTEMPTS_S)
+
+    def _are_all_retried(self) -> bool:
+        """Whether nothing is broken but what can't be undone."""
+        with self._lock:
+            return all(each.is_retried for each in self._running)
 
     # Between faults
 
@@ -262,7 +275,7 @@ class Nemesis:
                 crash = f"{node.name} ended by itself with exit code {node.exit_code}"
                 self.crashes.append(crash)
                 self._on_event(crash)
-                self._spawn(_Running(_restart(node)), lambda running: self._mend(running.fault))
+                self._spawn(_Running(_restart(node)), self._mend)
 
     def _calm_down(self, until: Callable[[], bool]) -> None:
         """Begin nothing until all is mended and the cluster is healthy."""

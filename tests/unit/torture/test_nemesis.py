@@ -245,6 +245,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.torture.faults._STALL_S", (0.0, 0.01))
     monkeypatch.setattr("tidelog.torture.faults._BREATH_S", (0.0, 0.01))
     monkeypatch.setattr("tidelog.torture.nemesis._TICK_S", 0.001)
+    monkeypatch.setattr("tidelog.torture.nemesis._BETWEEN_ATTEMPTS_S", 0.001)
 
 
 def held_needs(fault: Fault, busy: set[str]) -> None:
