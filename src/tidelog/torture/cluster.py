@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -81,6 +82,8 @@ class TortureCluster(ABC):
         self.networks: Networks[str] | None = None
         self.gate = Gate()
         self._held = ExitStack()
+        # Who closes a cluster that is being started waits until that has ended, which the gate sees to.
+        self._changing = threading.RLock()
 
     @property
     @abstractmethod
@@ -125,8 +128,10 @@ class TortureCluster(ABC):
         raise TortureError(f"{self.kind} has no store that a broker could be cut off from")
 
     def close(self) -> None:
+        """End and remove everything, also while another thread starts it."""
         self.gate.close()
-        self._held.close()
+        with self._changing:
+            self._held.close()
 
     def admin(self) -> Admin:
         return Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=_ASK_MS, default_api_timeout_ms=2 * _ASK_MS)
@@ -214,12 +219,13 @@ class OwnCluster(TortureCluster):
     """A cluster whose servers are processes of this machine, started and ended by it."""
 
     def start(self) -> None:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._start()
-        except BaseException:
-            self.close()
-            raise
+        with self._changing:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._start()
+            except BaseException:
+                self.close()
+                raise
 
     def _start(self) -> None:
         if self.faults & NETWORK_KINDS:

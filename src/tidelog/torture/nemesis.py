@@ -152,8 +152,10 @@ class Nemesis:
         self._raise_failures()
 
     def close(self) -> None:
-        """End what still goes on, without mending it any further than that takes."""
+        """End what still goes on. If anything does, no server of the cluster starts any more: it is to be closed."""
         self._healing.set()
+        if self.broken:
+            self._cluster.gate.close()
         self._join()
         self._log.close()
 

@@ -48,20 +48,32 @@ class Gate:
     """Lets servers be started until it is closed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._condition = threading.Condition()
         self._is_closed = False
+        self._starting = 0
+
+    def check(self) -> None:
+        """Raises ClosedError once it is closed: nobody need wait any more for a server to answer."""
+        if self._is_closed:
+            raise ClosedError("the cluster is closed")
 
     @contextmanager
     def starting(self) -> Iterator[None]:
         """Around a start; `close` waits for it."""
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("the cluster is closed")
+        with self._condition:
+            self.check()
+            self._starting += 1
+        try:
             yield
+        finally:
+            with self._condition:
+                self._starting -= 1
+                self._condition.notify_all()
 
     def close(self) -> None:
-        with self._lock:
+        with self._condition:
             self._is_closed = True
+            self._condition.wait_for(lambda: not self._starting)
 
 
 def wait_for(
@@ -182,6 +194,7 @@ class BrokerNode(Node):
         return self.process.log_path.stat().st_size, None if pid is None else int(cpu_s_of(pid) / _CPU_STEP_S)
 
     def _check(self) -> None:
+        self._gate.check()
         if not self.process.is_running:
             raise NodeError(f"{self.name} ended with exit code {self.exit_code} when it was started:\n{self.tail()}")
 
@@ -231,6 +244,7 @@ class StoreNode(Node):
         return None if pid is None else int(cpu_s_of(pid) / _CPU_STEP_S)
 
     def _check(self) -> None:
+        self._gate.check()
         if self.pid is None:
             raise NodeError(f"{self.name} ended with exit code {self.exit_code} when it was started")
 

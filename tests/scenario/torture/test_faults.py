@@ -14,23 +14,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tidelog import Producer
+from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.admin import Admin, NewTopic
 from tidelog.client.types import TopicPartition
 from tidelog.torture.cluster import OwnCluster
-from tidelog.torture.clusters import TidelogCluster, ZooKeeperCluster, make_cluster
+from tidelog.torture.clusters import KafkaCluster, TidelogCluster, ZooKeeperCluster, make_cluster
 from tidelog.torture.disks import DiskImage
 from tidelog.torture.errors import TortureError
 from tidelog.torture.fault_kinds import FAULT_KINDS, STORE_KINDS
 from tidelog.torture.faults import Fault, Scene, draw
 from tidelog.torture.networks import Networks
-from tidelog.torture.nodes import BrokerNode, Node
+from tidelog.torture.nodes import BrokerNode, ClosedError, Node
 from tidelog.torture.replicas import compare_logs
 
 TOPIC = "torture-topic"
@@ -147,6 +148,19 @@ def test_every_kind_on_brokers(tmp_path: Path) -> None:
     assert isinstance(cluster, TidelogCluster)
     possible = {kind for kind in FAULT_KINDS if cluster.can(kind) is None}
     assert possible == set(FAULT_KINDS) - STORE_KINDS - {"cut-from-store"}
+    break_brokers(cluster)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_every_kind_on_apache_kafka(tmp_path: Path) -> None:
+    cluster = make_cluster("kafka", tmp_path / "brokers")
+    assert isinstance(cluster, KafkaCluster)
+    assert {kind for kind in FAULT_KINDS if cluster.can(kind) is None} == set(FAULT_KINDS) - STORE_KINDS
+    break_brokers(cluster)
+
+
+def break_brokers(cluster: OwnCluster) -> None:
     with running(cluster):
         with Producer(bootstrap_servers=cluster.bootstrap, batch_size=SLOW_BYTES) as producer:
             for kind in ("kill", "kill-two", "kill-controller", "stop-start"):
@@ -154,6 +168,8 @@ def test_every_kind_on_brokers(tmp_path: Path) -> None:
             hung(cluster, "pause")
             restarted(cluster)
             cut(cluster)
+            if isinstance(cluster, KafkaCluster):
+                cut_from_controllers(cluster)
             slow_link(cluster, producer)
             disks(cluster)
             wrong_clock(cluster, producer)
@@ -165,6 +181,22 @@ def test_every_kind_on_brokers(tmp_path: Path) -> None:
         assert cluster.compare_replicas() == []
         one_replica_differs(cluster)
     assert leftovers(cluster, pids) == []
+
+
+def cut_from_controllers(cluster: KafkaCluster) -> None:
+    """A node is out of touch with the other controllers, while brokers see each other."""
+    fault = begun(cluster, "cut-from-store")
+    (node,) = targets(cluster, fault)
+    networks = cluster.networks
+    assert networks is not None
+    others = [other.name for other in cluster.nodes if other is not node]
+    fault.begin()
+    assert all_unreachable(cluster) == set()
+    assert {*networks.cuts_of(node.name)} == {networks.second_address_of(other) for other in others}
+    assert all(networks.cuts_of(other) == [networks.second_address_of(node.name)] for other in others)
+    fault.end()
+    assert networks.state() == {}
+    cluster.wait_until_healthy(nothing)
 
 
 def down(cluster: OwnCluster, kind: str) -> None:
@@ -433,10 +465,10 @@ def test_every_kind_on_a_store(tmp_path: Path) -> None:
 class BrokenStart(TidelogCluster):
     """Its last broker can't be made."""
 
-    def make_node(self, number: int, host: str | None, prefix: object) -> Node:
+    def make_node(self, number: int, host: str | None, prefix: Sequence[str]) -> Node:
         if number == self.broker_count:
             raise TortureError("no more brokers")
-        return super().make_node(number, host, ())
+        return super().make_node(number, host, prefix)
 
 
 def test_nothing_is_left_of_a_cluster_whose_start_fails(tmp_path: Path) -> None:
@@ -444,6 +476,45 @@ def test_nothing_is_left_of_a_cluster_whose_start_fails(tmp_path: Path) -> None:
     with pytest.raises(TortureError, match="no more brokers"):
         cluster.start()
     assert leftovers(cluster, []) == []
+
+
+class Sleeper(BrokerProcess):
+    """A broker that never answers."""
+
+    name = "Sleeper"
+
+    def command(self) -> list[str]:
+        return ["sleep", "600"]
+
+
+class NeverUp(TidelogCluster):
+    """Its brokers run and never answer."""
+
+    def make_node(self, number: int, host: str | None, prefix: Sequence[str]) -> Node:
+        name = self.broker_names[number - 1]
+        return BrokerNode(name, number, Sleeper(self.directory / name, prefix=prefix), self.gate)
+
+
+def test_a_cluster_is_closed_while_another_thread_starts_it(tmp_path: Path) -> None:
+    cluster = NeverUp(tmp_path / "brokers", 3, FAULT_KINDS)
+    errors: list[Exception] = []
+
+    def start() -> None:
+        try:
+            cluster.start()
+        except ClosedError as error:
+            errors.append(error)
+
+    starting = threading.Thread(target=start)
+    starting.start()
+    try:
+        wait_until(lambda: len(cluster.nodes) == 3 and all(node.pid for node in cluster.nodes), "they don't run")
+        pids = [node.pid for node in cluster.nodes if node.pid is not None]
+    finally:
+        cluster.close()
+        starting.join()
+    assert len(errors) == 1
+    assert leftovers(cluster, pids) == []
 
 
 def test_a_cluster_that_was_closed_does_not_start_again(tmp_path: Path) -> None:
