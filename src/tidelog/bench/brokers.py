@@ -246,10 +246,13 @@ class KafkaBroker(BrokerProcess):
         quorum: KafkaQuorum | None = None,
         node_id: int = 1,
         jvm_options: Sequence[str] = KAFKA_JVM_OPTIONS,
+        more_jars: Sequence[Path] = (),
     ) -> None:
+        """`more_jars` are directories with jars for the class path, beside Kafka's own."""
         super().__init__(directory, port, settings=settings, host=host, prefix=prefix)
         self._jars = jars or kafka_jars()
         self._jvm_options = jvm_options
+        self._class_path = os.pathsep.join(f"{place}/*" for place in (self._jars, *more_jars))
         self.quorum = quorum or KafkaQuorum(1)
         self.node_id = node_id
 
@@ -258,12 +261,12 @@ class KafkaBroker(BrokerProcess):
         data = self.directory / "data"
         if not (data / "meta.properties").exists():
             properties.write_text(self._properties(data))
-            java = ["java", "-cp", f"{self._jars}/*"]
+            java = ["java", "-cp", self._class_path]
             format_storage = ["kafka.tools.StorageTool", "format", "-t", self.quorum.cluster_id, "-c"]
             done = subprocess.run([*java, *format_storage, str(properties)], capture_output=True, text=True)
             if done.returncode != 0:
                 raise MeasurementError(f"Kafka's storage tool failed:\n{done.stdout}{done.stderr}")
-        return ["java", *self._jvm_options, "-cp", f"{self._jars}/*", "kafka.Kafka", str(properties)]
+        return ["java", *self._jvm_options, "-cp", self._class_path, "kafka.Kafka", str(properties)]
 
     def _properties(self, data: Path) -> str:
         """Kafka's shipped config/server.properties, with its own addresses and data directory."""

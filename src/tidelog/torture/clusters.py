@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tidelog import __version__
+from tidelog.bench import maven
 from tidelog.bench.brokers import KAFKA_JVM_OPTIONS, KAFKA_VERSION, LOOPBACK, KafkaBroker, KafkaQuorum, TidelogBroker
 from tidelog.bench.errors import PeerUnavailableError
 from tidelog.client.errors import ClientError
@@ -23,6 +24,18 @@ from tidelog.torture.zookeeper_ensemble import Ensemble
 
 STORE_SERVERS: Final = 3
 TOPIC_PREFIX: Final = "torture"
+# The binding that Kafka's distribution has.
+_LOGGING_NAME: Final = "log4j-slf4j-impl-2.25.4"
+_LOGGING: Final = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
+_LOG4J: Final = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %-5p %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+"""
 _QUORUM_STATE: Final = Path("__cluster_metadata-0") / "quorum-state"
 
 
@@ -125,6 +138,8 @@ class KafkaCluster(OwnCluster):
     def __init__(self, directory: Path, brokers: int, faults: Collection[str]) -> None:
         super().__init__(directory, brokers, faults)
         self._quorum: KafkaQuorum | None = None
+        self._logging_jars: Path | None = None
+        self._logging = directory / "log4j2.properties"
 
     @property
     def version(self) -> str:
@@ -136,6 +151,9 @@ class KafkaCluster(OwnCluster):
 
     def _start(self) -> None:
         try:
+            # Without these, a broker says nothing: its own jars only say what is to be logged.
+            self._logging_jars = maven.jars(_LOGGING_NAME, [_LOGGING], with_dependencies=False)
+            self._logging.write_text(_LOG4J, encoding="utf-8")
             super()._start()
         except PeerUnavailableError as error:
             raise TortureError(str(error)) from error
@@ -155,7 +173,8 @@ class KafkaCluster(OwnCluster):
             prefix=prefix,
             quorum=self._quorum,
             node_id=number,
-            jvm_options=KAFKA_JVM_OPTIONS,
+            jvm_options=[*KAFKA_JVM_OPTIONS, f"-Dlog4j2.configurationFile={self._logging.absolute()}"],
+            more_jars=[self._logging_jars] if self._logging_jars else (),
         )
         return BrokerNode(name, number, process, self.gate)
 
