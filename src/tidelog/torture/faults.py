@@ -569,6 +569,9 @@ def _elect(scene: Scene) -> Fault | None:
         try:
             with cluster.admin() as admin:
                 partitions = cluster.partitions(admin)
+                if not partitions:
+                    # No partitions would mean all of them, and some may be somebody else's.
+                    raise Refused("there are no topics yet")
                 results = admin.elect_leaders(ElectionType.PREFERRED, partitions)
         except ClientError as error:
             raise Refused(str(error)) from error
