@@ -38,6 +38,8 @@ STANDSTILL_S: Final = 180.0
 _POLL_S: Final = 0.2
 _TELL_EVERY_S: Final = 5.0
 _ASK_MS: Final = 5_000
+GLANCE_MS: Final = 1_500
+"""For those who would rather do something else than wait for an answer."""
 # Sparse: a disk takes only the room of what is written to it.
 _DISK_MB_MAX: Final = 16_384
 _DISK_MB_MIN: Final = 256
@@ -133,8 +135,12 @@ class TortureCluster(ABC):
         with self._changing:
             self._held.close()
 
-    def admin(self) -> Admin:
-        return Admin(bootstrap_servers=self.bootstrap, request_timeout_ms=_ASK_MS, default_api_timeout_ms=2 * _ASK_MS)
+    def admin(self, patience_ms: int = 2 * _ASK_MS) -> Admin:
+        return Admin(
+            bootstrap_servers=self.bootstrap,
+            request_timeout_ms=min(_ASK_MS, patience_ms),
+            default_api_timeout_ms=patience_ms,
+        )
 
     def own_topics(self, admin: Admin) -> list[str]:
         """The topics that may be touched: all of them, internal ones too."""
@@ -159,7 +165,7 @@ class TortureCluster(ABC):
     def is_in_sync(self) -> bool:
         """Whether every replica of every partition is in sync, as far as the cluster says now."""
         try:
-            with self.admin() as admin:
+            with self.admin(GLANCE_MS) as admin:
                 return not _short_of_replicas(self.partitions(admin))
         except ClientError:
             return False

@@ -16,7 +16,7 @@ from tidelog.bench import maven
 from tidelog.bench.brokers import KAFKA_JVM_OPTIONS, KAFKA_VERSION, LOOPBACK, KafkaBroker, KafkaQuorum, TidelogBroker
 from tidelog.bench.errors import PeerUnavailableError
 from tidelog.client.errors import ClientError
-from tidelog.torture.cluster import ForeignCluster, OwnCluster, TortureCluster, settings_for
+from tidelog.torture.cluster import GLANCE_MS, ForeignCluster, OwnCluster, TortureCluster, settings_for
 from tidelog.torture.errors import TortureError
 from tidelog.torture.fault_kinds import FAULT_KINDS
 from tidelog.torture.nodes import BrokerNode, Node, StoreNode
@@ -78,7 +78,7 @@ class TidelogCluster(OwnCluster):
 
     def controller(self) -> Node | None:
         try:
-            with self.admin() as admin:
+            with self.admin(GLANCE_MS) as admin:
                 controller_id = admin.describe_cluster().controller_id
         except ClientError:
             return None

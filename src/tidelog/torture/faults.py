@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from tidelog.client.admin import ElectionType
 from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
-from tidelog.torture.cluster import TortureCluster
+from tidelog.torture.cluster import GLANCE_MS, TortureCluster
 from tidelog.torture.disks import DiskImage
 from tidelog.torture.errors import TortureError
 from tidelog.torture.networks import LinkSpeed, Networks
@@ -398,11 +398,9 @@ def _full_disk(scene: Scene) -> Fault | None:
 
 
 def _failing_disk(scene: Scene) -> Fault | None:
-    # It loses what was not flushed: only where all other replicas have everything may it begin.
-    if not scene.unsafe and not scene.cluster.is_in_sync():
-        return None
     found = _disk_of(scene)
-    if found is None:
+    # It loses what was not flushed: only where all other replicas have everything may it begin.
+    if found is None or not (scene.unsafe or scene.cluster.is_in_sync()):
         return None
     (node, disk), hold_s = found, scene.hold_s()
 
@@ -489,7 +487,7 @@ def _reassign(scene: Scene) -> Fault | None:
         return None
     cluster, rng = scene.cluster, scene.rng
     try:
-        with cluster.admin() as admin:
+        with cluster.admin(GLANCE_MS) as admin:
             brokers = [node.node_id for node in admin.describe_cluster().nodes]
             partitions = {
                 partition: list(each.replicas)

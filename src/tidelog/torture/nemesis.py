@@ -173,7 +173,7 @@ class Nemesis:
     # Drawing
 
     def _begin_one(self) -> None:
-        """Begin a fault of the next kind that is possible now: all kinds have their turn before one comes again."""
+        """Begin a fault of the next kind that is possible now. All kinds have their turn, if they are possible."""
         fault = self._draw()
         if fault is not None:
             self._begin(fault)
@@ -182,12 +182,14 @@ class Nemesis:
         if not self._bag:
             self._bag = self._rng.sample(self._kinds, len(self._kinds))
         scene = Scene(self._cluster, self._clients, self._rng, self._busy(), unsafe=self._unsafe)
-        for kind in tuple(self._bag):
+        # What is left may have to wait for what is broken now; others go before it meanwhile.
+        others = [kind for kind in self._rng.sample(self._kinds, len(self._kinds)) if kind not in self._bag]
+        for kind in (*self._bag, *others):
             fault = draw(kind, scene)
             if fault is not None:
-                self._bag.remove(kind)
+                if kind in self._bag:
+                    self._bag.remove(kind)
                 return fault
-        # What is left has to wait for what is broken now; if nothing is, for the cluster.
         return None
 
     def _busy(self) -> set[str]:
