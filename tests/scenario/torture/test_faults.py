@@ -6,6 +6,7 @@ and need not wait for a time. Needs root, as the networks and disks of the serve
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -23,6 +24,7 @@ import pytest
 from tidelog import Producer
 from tidelog.bench.brokers import BrokerProcess
 from tidelog.client.admin import Admin, NewTopic
+from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
 from tidelog.torture.cluster import OwnCluster
 from tidelog.torture.clusters import KafkaCluster, TidelogCluster, ZooKeeperCluster, make_cluster
@@ -63,8 +65,12 @@ def nothing(_text: str) -> None:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """A cluster that can't say yet is asked again."""
     deadline_s = time.monotonic() + 60
-    while not condition():
+    while True:
+        with contextlib.suppress(ClientError):
+            if condition():
+                return
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
 
