@@ -18,12 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tidelog.torture import programs
 from tidelog.torture.errors import TortureError
 
 # As include/uapi/linux/fs.h numbers them: no process may write to a frozen file system, each one that tries waits.
 _FIFREEZE: Final = 0xC0045877
 _FITHAW: Final = 0xC0045878
 
+_PACKAGES: Final = {
+    "mkfs.ext4": "e2fsprogs",
+    "fsck.ext4": "e2fsprogs",
+    "mount": "mount",
+    "umount": "mount",
+    "findmnt": "util-linux",
+}
 _ATTACH_S_MAX: Final = 30.0
 # The kernel shall write back nothing of its own accord within the time of a test.
 _KEEP_IN_MEMORY: Final = "commit=1000"
@@ -126,7 +134,7 @@ class DiskImage:
         if self.is_mounted:
             self.unmount()
         # Exit code 1 says that there were errors and that they were put right.
-        done = subprocess.run(["fsck.ext4", "-f", "-y", str(self._image)], capture_output=True, text=True)
+        done = subprocess.run([_program("fsck.ext4"), "-f", "-y", str(self._image)], capture_output=True, text=True)
         if done.returncode not in (0, 1):
             raise DiskError(f"fsck.ext4 could not mend {self._image}: {done.stdout}{done.stderr}")
         self._mount()
@@ -208,15 +216,8 @@ def reason_against_disks() -> str | None:
     """Why disks can't be made here, and what to do about it; None if they can."""
     if os.geteuid() != 0:
         return "it gives each broker a disk of its own, which takes root: run it with sudo"
-    for program, package in (
-        ("mkfs.ext4", "e2fsprogs"),
-        ("fsck.ext4", "e2fsprogs"),
-        ("mount", "mount"),
-        ("umount", "mount"),
-        ("findmnt", "util-linux"),
-    ):
-        if _find(program) is None:
-            return f"{program} was not found: install {package}"
+    if (reason := programs.missing(_PACKAGES)) is not None:
+        return reason
     if not Path("/dev/loop-control").exists():
         return (
             "there are no loop devices (/dev/loop-control): load the kernel module loop, or use a machine that has it"
@@ -233,16 +234,16 @@ def _until_full() -> Iterator[None]:
             raise
 
 
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+def _program(name: str) -> str:
+    found = programs.find(name)
+    if found is None:
+        raise DiskError(f"{name} was not found: install {_PACKAGES.get(name, 'coreutils')}")
+    return found
 
 
 def _run(*command: str) -> None:
     """Run a command that can't be done without; where it can't be run, say what is missing."""
-    program = _find(command[0])
-    if program is None:
-        raise DiskError(f"{command[0]} was not found: install e2fsprogs and mount (util-linux)")
-    done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
+    done = subprocess.run([_program(command[0]), *command[1:]], capture_output=True, text=True)
     if done.returncode != 0:
         raise DiskError(
             f"{' '.join(command)}: {done.stderr.strip()}; disks of their own for servers take root "

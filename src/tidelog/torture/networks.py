@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import subprocess
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from string import ascii_lowercase
 from types import TracebackType
 from typing import Final, Generic, NamedTuple, Self, TypeVar
 
+from tidelog.torture import programs
 from tidelog.torture.errors import TortureError
 
 MemberT = TypeVar("MemberT", bound=Hashable)
@@ -185,18 +185,11 @@ def reason_against_networks() -> str | None:
     """Why networks can't be made here, and what to do about it; None if they can."""
     if os.geteuid() != 0:
         return "it gives each server a network of its own, which takes root: run it with sudo"
-    for program, package in _PACKAGES.items():
-        if _find(program) is None:
-            return f"{program} was not found: install {package}"
-    return None
-
-
-def _find(program: str) -> str | None:
-    return shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    return programs.missing(_PACKAGES)
 
 
 def _program(name: str) -> str:
-    found = _find(name)
+    found = programs.find(name)
     if found is None:
         raise NetworkError(f"{name} was not found: install {_PACKAGES[name]}")
     return found

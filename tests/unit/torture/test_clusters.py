@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.bench.brokers import free_port
-from tidelog.torture import clocks, disks, networks
+from tidelog.torture import clocks, programs
 from tidelog.torture.cluster import ForeignCluster, settings_for
 from tidelog.torture.clusters import make_cluster
 from tidelog.torture.errors import TortureError
@@ -29,8 +29,7 @@ PROCESS_KINDS = {"kill", "kill-two", "kill-controller", "pause", "stop-start", "
 def everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where nothing is missing."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    for module in (networks, disks):
-        monkeypatch.setattr(module, "_find", lambda program: f"/bin/{program}")
+    monkeypatch.setattr(programs, "find", lambda program: f"/bin/{program}")
     monkeypatch.setattr(shutil, "which", lambda program, **_: f"/bin/{program}")
     monkeypatch.setattr(Path, "exists", lambda _path: True)
     monkeypatch.setattr(Path, "is_dir", lambda _path: True)
@@ -86,8 +85,7 @@ def test_a_missing_program_is_named_with_its_package(
     def find(name: str, **_: object) -> str | None:
         return None if name == program else f"/bin/{name}"
 
-    for module in (networks, disks):
-        monkeypatch.setattr(module, "_find", find)
+    monkeypatch.setattr(programs, "find", find)
     monkeypatch.setattr(shutil, "which", find)
     reason = make_cluster("tidelog-zookeeper", Path("/nowhere")).can(kind)
     assert reason is not None
