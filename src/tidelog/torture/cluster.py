@@ -170,12 +170,16 @@ class TortureCluster(ABC):
         except ClientError:
             return False
 
-    def wait_until_healthy(self, progress: Callable[[str], None]) -> None:
-        """Wait as long as anything moves; raises TortureError that says what is missing."""
+    def wait_until_healthy(self, progress: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait as long as anything moves; raises TortureError that says what is missing.
+
+        `meanwhile` is called again and again, and ends the wait by raising.
+        """
         watchdog = Watchdog(STANDSTILL_S)
         told, told_s = "", time.monotonic()
         with self.admin() as admin:
             while missing := self._missing(admin):
+                meanwhile()
                 if watchdog.is_standstill((missing, self._lags(admin))):
                     raise TortureError(f"the cluster is not healthy, and nothing has changed for long: {missing}")
                 if missing != told and time.monotonic() - told_s >= _TELL_EVERY_S:

@@ -197,9 +197,13 @@ class Nemesis:
             return {need for each in self._running for need in each.fault.needs}
 
     def _begin(self, fault: Fault) -> None:
-        self._spawn(_Running(fault, detail=fault.detail), self._break)
-        self.count += 1
+        self._count(1)
         self._since_calm += 1
+        self._spawn(_Running(fault, detail=fault.detail), self._break)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self.count += more
 
     def _spawn(self, running: _Running, work: Callable[[_Running], None]) -> None:
         thread = threading.Thread(target=self._guard, args=(running, work), name=str(running), daemon=True)
@@ -227,6 +231,7 @@ class Nemesis:
         try:
             more = fault.begin()
         except Refused as refusal:
+            self._count(-1)
             self._on_event(f"{running}: the cluster did not take it: {refusal}")
             return
         except BaseException:
@@ -289,13 +294,13 @@ class Nemesis:
         self._on_event("waiting until the cluster is healthy")
         began_s = time.monotonic()
 
-        def progress(text: str) -> None:
-            self._on_event(text)
+        def meanwhile() -> None:
+            self._start_again()
             if until():
                 raise _OverError
 
         try:
-            self._cluster.wait_until_healthy(progress)
+            self._cluster.wait_until_healthy(self._on_event, meanwhile)
         except _OverError:
             return
         self._on_event(f"healthy after {time.monotonic() - began_s:.1f} s")

@@ -151,6 +151,8 @@ class NotedCluster(TortureCluster):
         self.in_sync = True
         self.waits = 0
         self.heals = True
+        self.ends_in_a_calm: NotedNode | None = None
+        self.is_never_healthy = False
 
     def start(self) -> None: ...
 
@@ -169,9 +171,13 @@ class NotedCluster(TortureCluster):
     def is_in_sync(self) -> bool:
         return self.in_sync
 
-    def wait_until_healthy(self, progress: Callable[[str], None]) -> None:
+    def wait_until_healthy(self, progress: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None) -> None:
         self.waits += 1
-        assert not self.harm()
+        if self.ends_in_a_calm is not None:
+            self.ends_in_a_calm.runs = False
+            self.ends_in_a_calm = None
+        while self.harm() or self.is_never_healthy:
+            meanwhile()
         if not self.heals:
             raise TortureError("the cluster is not healthy")
 
@@ -447,6 +453,26 @@ def test_a_cluster_that_does_not_recover_is_found(cluster: NotedCluster, tmp_pat
 
 
 @pytest.mark.usefixtures("instant")
+def test_a_server_that_ends_while_all_is_calm_is_started_again(cluster: NotedCluster, tmp_path: Path) -> None:
+    cluster.ends_in_a_calm = cluster.noted_nodes[0]
+    run = Run(cluster, tmp_path, ["kill-client"])
+    run.nemesis.run(lambda: any(event.startswith("healthy") for event in run.events))
+    assert run.nemesis.crashes == ["broker-1 ended by itself with exit code 7"]
+    run.nemesis.heal()
+    run.nemesis.close()
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_calm_ends_when_the_time_is_over(cluster: NotedCluster, tmp_path: Path) -> None:
+    cluster.is_never_healthy = True
+    run = Run(cluster, tmp_path, ["kill-client"])
+    run.nemesis.run(lambda: cluster.waits == 1)
+    assert not any(event.startswith("healthy") for event in run.events)
+    run.nemesis.heal()
+    run.nemesis.close()
+
+
+@pytest.mark.usefixtures("instant")
 def test_an_unexpected_error_is_not_lost(
     cluster: NotedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +493,7 @@ def test_what_the_cluster_refuses_is_told_and_not_logged(cluster: NotedCluster, 
     run.nemesis.run(lambda: any("did not take it" in event for event in run.events))
     run.nemesis.heal()
     assert run.rows() == []
+    assert run.nemesis.count == 0
     run.nemesis.close()
 
 
