@@ -49,17 +49,24 @@ class OrderedGroup(TyperGroup):
         return sorted(names, key=lambda name: self.order.index(name) if name in self.order else len(self.order))
 
 
+class RunnableGroup(OrderedGroup):
+    """A group that is a command of its own, too: its options are shown as a command's."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # as above
+        return ["[OPTIONS]", "[COMMAND]"]
+
+
 class App(typer.Typer):
     """A tree of commands, or a part of one."""
 
     def __init__(self, **options: Any) -> None:  # typer's own
-        super().__init__(
-            no_args_is_help=True,
-            pretty_exceptions_enable=False,
-            rich_markup_mode=None,
-            context_settings={"help_option_names": ["-h", "--help"]},
-            **options,
-        )
+        defaults: dict[str, Any] = {
+            "no_args_is_help": True,
+            "pretty_exceptions_enable": False,
+            "rich_markup_mode": None,
+            "context_settings": {"help_option_names": ["-h", "--help"]},
+        }
+        super().__init__(**(defaults | options))
 
     def command(  # type: ignore[override]  # the options are typer's own, whichever its version has
         self, name: str | None = None, **options: Any

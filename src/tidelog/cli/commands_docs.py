@@ -67,10 +67,13 @@ def _section(path: str, command: Any, level: int) -> Iterator[str]:  # typer doe
     yield f"{'#' * level} {path}\n"
     yield f"{' '.join(command.help.split())}\n"
     members = getattr(command, "commands", {})
+    if not members or command.invoke_without_command:
+        yield from _usage(path, command)
     for name, member in members.items():
         yield from _section(f"{path} {name}", member, level + 1)
-    if members:
-        return
+
+
+def _usage(path: str, command: Any) -> Iterator[str]:  # as above
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     usage = " ".join([path, *(parameter.metavar or parameter.name.upper() for parameter in arguments), "[OPTIONS]"])
     yield f"    {usage}\n"

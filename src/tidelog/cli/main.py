@@ -36,6 +36,7 @@ COMMANDS = {
     "zookeeper": "tidelog.cli.zookeeper",
     "demo": "tidelog.cli.demo",
     "bench": "tidelog.cli.bench",
+    "torture": "tidelog.cli.torture",
     "version": "tidelog.cli.version",
 }
 
