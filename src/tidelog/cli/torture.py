@@ -32,6 +32,18 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_S: Final = 10.0
 _LABEL_WIDTH: Final = 14
+MAIN_COUNTS: Final = (
+    "sends_acknowledged",
+    "sends_unknown",
+    "sends_failed",
+    "transactions_committed",
+    "transactions_aborted",
+    "transactions_unknown",
+    "records_polled",
+    "rebalances",
+    "commits",
+    "table_scans",
+)
 
 torture = App(cls=RunnableGroup, no_args_is_help=False, invoke_without_command=True)
 
@@ -113,6 +125,9 @@ def run(
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep the brokers' data even if nothing was found. Logs are always kept.")
     ] = False,
+    unsafe: Annotated[
+        bool, typer.Option("--unsafe", help="Also break more at once than a cluster promises to survive.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Show all workloads and kinds of faults, and end.")] = False,
     json: Json = False,
 ) -> None:
@@ -147,6 +162,7 @@ def run(
             rate=rate,
             pause_s=pause,
             keep=keep,
+            unsafe=unsafe,
         )
         if listing:
             _show_list(settings, json=json)
@@ -165,7 +181,7 @@ def check(directory: DirectoryArgument, json: Json = False) -> None:
     from tidelog.torture.parts import Parts
 
     with _could_not_run(), _display() as display:
-        verdict = check_run(directory, display.event, Parts())
+        verdict = check_run(directory, display.event, display.progress, Parts())
     _show(verdict, directory, json=json)
 
 
@@ -258,6 +274,13 @@ class Display:
             self.event("ending early: what is broken is healed, then everything is checked; Ctrl-C again stops at once")
         text = status_text(status, self._settings.seconds if self._settings else None)
         self._update(f"{self._phase}: {text}")
+        self._tell_now_and_then(text)
+
+    def progress(self, text: str) -> None:
+        self._update(f"{self._phase}: {text}" if self._phase else text)
+        self._tell_now_and_then(text)
+
+    def _tell_now_and_then(self, text: str) -> None:
         if self._spinner is None and time.monotonic() - self._told_s >= STATUS_EVERY_S:
             self._told_s = time.monotonic()
             self.event(text)
@@ -271,7 +294,8 @@ class Display:
 
 def status_text(status: Status, seconds: float | None) -> str:
     """'1 min 5 s of 5 min 0 s, 12,345 acknowledged (1,234/s), 7 faults, broken now: kill broker 2'."""
-    of = f" of {duration_text(seconds)}" if seconds is not None else ""
+    # Afterwards the time of faults is over, and what is left takes as long as it takes.
+    of = f" of {duration_text(seconds)}" if seconds is not None and status.elapsed_s <= seconds else ""
     faults = "1 fault" if status.faults == 1 else f"{status.faults:,} faults"
     broken = f"broken now: {', '.join(status.broken)}" if status.broken else "nothing broken now"
     return (
@@ -308,7 +332,7 @@ def _show(verdict: Verdict, directory: Path, *, json: bool) -> None:
 
 def verdict_lines(verdict: Verdict, report_path: Path) -> Iterator[str]:
     """The verdict as a person reads it on a terminal."""
-    from tidelog.torture.report import headline, milliseconds
+    from tidelog.torture.report import headline, left_out_by_reason, milliseconds
 
     run = verdict.run
     yield headline(verdict)
@@ -317,16 +341,16 @@ def verdict_lines(verdict: Verdict, report_path: Path) -> Iterator[str]:
     yield _row("run", f"seed {run['seed']}, {duration_text(run.get('fault_seconds') or 0)} with faults{ended}")
     yield _row("faults", _counts(verdict.fault_counts) or "none")
     for workload in verdict.workloads:
-        yield _row("workload", f"{workload.name}: {_counts(workload.counts)}")
+        yield _row("workload", f"{workload.name}: {_counts(_main_counts(workload.counts))}")
     availability = verdict.availability
     if availability is not None:
         yield _row(
             "availability",
-            f"{availability.share:.2%} of {availability.seconds:,} seconds had an acknowledged write, "
+            f"{availability.share:.2%} of all partitions' seconds had an acknowledged write, "
             f"longest gap {availability.longest_gap_s:.1f} s, p99 {milliseconds(availability.p99_ms)}",
         )
-    for left_out in run.get("left_out", ()):
-        yield _row("left out", f"{left_out['what']}: {left_out['why']}")
+    for why, those in left_out_by_reason(run).items():
+        yield _row("left out", f"{', '.join(those)}: {why}")
     for kind, count in verdict.kinds.items():
         example = next((anomaly for anomaly in verdict.anomalies if anomaly.kind == kind), None)
         where = "" if example is None else f"; {example.workload} {example.key}".rstrip() + f": {example.detail}"
@@ -336,6 +360,11 @@ def verdict_lines(verdict: Verdict, report_path: Path) -> Iterator[str]:
 
 def _row(label: str, text: str) -> str:
     return f"  {label.ljust(_LABEL_WIDTH)}{' '.join(text.split())}"
+
+
+def _main_counts(counts: Mapping[str, int]) -> dict[str, int]:
+    """What says most about a workload; the report has all counts."""
+    return {name: counts[name] for name in MAIN_COUNTS if counts.get(name)}
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -355,5 +384,6 @@ def _show_list(settings: TortureSettings, *, json: bool) -> None:
         return
     for heading in ("workload", "fault"):
         cells = [(name, text, why or "") for what, name, text, why in rows if what == heading]
+        if heading == "fault":
+            print_line("")
         print_table((heading, "what it does", "not possible here"), cells)
-        print_line("")

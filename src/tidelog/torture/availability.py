@@ -1,105 +1,104 @@
-"""How available a cluster was for writes: what became of probes, one record each with acks=all, while things broke.
+"""Availability over time: in which seconds each partition took a write, and how long acknowledged writes took.
 
-A second counts as one with writes if a probe was acknowledged in it, whenever that had been sent. What is unknown or
-failed is not acknowledged, whatever may have been stored.
+What always holds: only seconds in which somebody tried to write count, so a prober that is slow or gone makes nothing
+look unavailable; a write that takes three seconds leaves the seconds before its acknowledgement without one. The log's
+own promises are not judged here, only whether and when clients got an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
-from tidelog.torture.history import OK, read_rows
+from tidelog.torture.history import OK, Operation, read_history
+from tidelog.torture.verdict import NS_PER_S, Availability, Second
 
-PROBE: Final = "probe"
-_NS_PER_S: Final = 1_000_000_000
-_NS_PER_MS: Final = 1_000_000
+NS_PER_MS = 1_000_000
 
 
-@dataclass(frozen=True)
-class Second:
-    """A second of the probe's writes: how many were acknowledged, and how long those took."""
+@dataclass
+class _Second:
+    """What happened in one second: by partition, and the latencies of what was acknowledged in it."""
 
-    at_s: int
-    acknowledged: int
-    failed: int
-    p50_ms: float | None = None
-    max_ms: float | None = None
-
-
-@dataclass(frozen=True)
-class Availability:
-    """How often and how fast a write with acks=all was acknowledged while things broke."""
-
-    seconds: int
-    seconds_with_writes: int
-    longest_gap_s: float
-    p50_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-    series: tuple[Second, ...] = ()
-
-    @property
-    def share(self) -> float:
-        return self.seconds_with_writes / self.seconds if self.seconds else 0.0
+    tried: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    latencies_ms: list[float] = field(default_factory=list)
+    failed: int = 0
 
 
-def availability(histories: Sequence[Path], start_ns: int, end_ns: int | None = None) -> Availability | None:
-    """The availability from a moment on, until another one or the last probe; None if there are no probes."""
-    acknowledged: list[tuple[int, int]] = []  # when, and how long it took
-    others: list[int] = []
+def measure(histories: Sequence[Path], start_ns: int) -> Availability | None:
+    """What the histories of probes say; None if nobody tried to write."""
+    seconds: dict[int, _Second] = {}
+    longest_gap_ns = 0
+    by_partition: dict[str, list[Operation]] = {}
     for path in histories:
-        for _, (f, outcome, sent_ns, ended_ns, _, _) in read_rows(path):
-            if f == PROBE and ended_ns >= start_ns and (end_ns is None or ended_ns <= end_ns):
-                if outcome == OK:
-                    acknowledged.append((ended_ns, ended_ns - sent_ns))
-                else:
-                    others.append(ended_ns)
-    if not (acknowledged or others):
+        for operation in read_history(path):
+            if operation.f == "probe":
+                by_partition.setdefault(operation.events[0][1], []).append(operation)
+    for key, operations in by_partition.items():
+        operations.sort(key=lambda operation: operation.start_ns)
+        longest_gap_ns = max(longest_gap_ns, _longest_gap_ns(operations))
+        for operation in operations:
+            _note(seconds, key, operation, start_ns)
+    if not seconds:
         return None
-    acknowledged.sort()
-    last_ns = max([ended_ns for ended_ns, _ in acknowledged[-1:]] + others) if end_ns is None else end_ns
-    series = _series(acknowledged, others, start_ns, last_ns)
-    took_ns = sorted(latency_ns for _, latency_ns in acknowledged)
+    series = tuple(_summary(at_s, second) for at_s, second in sorted(seconds.items()))
+    latencies = sorted(latency for second in seconds.values() for latency in second.latencies_ms)
     return Availability(
         seconds=len(series),
-        seconds_with_writes=sum(second.acknowledged > 0 for second in series),
-        longest_gap_s=_longest_gap_ns([ended_ns for ended_ns, _ in acknowledged], start_ns, last_ns) / _NS_PER_S,
-        p50_ms=quantile_ms(took_ns, 0.50),
-        p99_ms=quantile_ms(took_ns, 0.99),
-        max_ms=quantile_ms(took_ns, 1.0),
+        seconds_all_partitions=sum(each.written == each.tried for each in series),
+        seconds_without_writes=sum(not each.written for each in series),
+        share=sum(each.written for each in series) / sum(each.tried for each in series),
+        longest_gap_s=longest_gap_ns / NS_PER_S,
+        p50_ms=percentile(latencies, 0.5),
+        p99_ms=percentile(latencies, 0.99),
+        max_ms=percentile(latencies, 1.0),
         series=series,
     )
 
 
-def quantile_ms(sorted_ns: Sequence[int], share: float) -> float | None:
-    """The smallest of these that this share of them doesn't exceed, in ms."""
-    if not sorted_ns:
-        return None
-    place = max(0, -int(-share * len(sorted_ns) // 1) - 1)  # rounded up
-    return sorted_ns[place] / _NS_PER_MS
+def _note(seconds: dict[int, _Second], key: str, operation: Operation, start_ns: int) -> None:
+    first_s, last_s = ((at - start_ns) // NS_PER_S for at in (operation.start_ns, operation.end_ns))
+    for at_s in range(first_s, last_s + 1):
+        seconds.setdefault(at_s, _Second()).tried.add(key)
+    last = seconds[last_s]
+    if operation.outcome == OK:
+        last.written.add(key)
+        last.latencies_ms.append((operation.end_ns - operation.start_ns) / NS_PER_MS)
+    else:
+        last.failed += 1
 
 
-def _longest_gap_ns(acknowledged_ns: Sequence[int], start_ns: int, last_ns: int) -> int:
-    """The longest time without an acknowledged write, the times before the first and after the last one included."""
-    moments = [start_ns, *acknowledged_ns, last_ns]
-    return max(later - earlier for earlier, later in pairwise(moments))
+def _longest_gap_ns(operations: Iterable[Operation]) -> int:
+    """The longest time in which somebody tried to write to a partition and nothing was acknowledged."""
+    longest, trying_since, last_end = 0, None, 0
+    for operation in operations:
+        if trying_since is None:
+            trying_since = operation.start_ns
+        last_end = max(last_end, operation.end_ns)
+        longest = max(longest, last_end - trying_since)
+        if operation.outcome == OK:
+            trying_since = None
+    return longest
 
 
-def _series(
-    acknowledged: Sequence[tuple[int, int]], others: Sequence[int], start_ns: int, last_ns: int
-) -> tuple[Second, ...]:
-    seconds = max(1, -((start_ns - last_ns) // _NS_PER_S))
-    took_ns: list[list[int]] = [[] for _ in range(seconds)]
-    failed = [0] * seconds
-    for ended_ns, latency_ns in acknowledged:
-        took_ns[min((ended_ns - start_ns) // _NS_PER_S, seconds - 1)].append(latency_ns)
-    for ended_ns in others:
-        failed[min((ended_ns - start_ns) // _NS_PER_S, seconds - 1)] += 1
-    return tuple(
-        Second(at_s, len(took), failed[at_s], quantile_ms(sorted(took), 0.5), quantile_ms(sorted(took), 1.0))
-        for at_s, took in enumerate(took_ns)
+def _summary(at_s: int, second: _Second) -> Second:
+    latencies = sorted(second.latencies_ms)
+    return Second(
+        at_s=at_s,
+        tried=len(second.tried),
+        written=len(second.written),
+        acknowledged=len(latencies),
+        failed=second.failed,
+        p50_ms=percentile(latencies, 0.5),
+        max_ms=percentile(latencies, 1.0),
     )
+
+
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest value that this share of all values does not exceed; None without values."""
+    if not ordered:
+        return None
+    return round(ordered[max(0, math.ceil(len(ordered) * share) - 1)], 3)

@@ -38,8 +38,11 @@ PROBE: Final = "probe"
 ACKNOWLEDGED: Final = "sends_acknowledged"
 
 
-def check_run(directory: Path, tell: Callable[[str], None], parts: Parts) -> Verdict:
-    """Check all histories of a run, write verdict and report, and give the verdict."""
+def check_run(directory: Path, tell: Callable[[str], None], progress: Callable[[str], None], parts: Parts) -> Verdict:
+    """Check all histories of a run, write verdict and report, and give the verdict.
+
+    `tell` gets each step, and `progress` gets how far a step is.
+    """
     run = read_run(directory)
     start_ns = int(run["start_ns"])
     faults = read_faults(directory, start_ns)
@@ -49,7 +52,7 @@ def check_run(directory: Path, tell: Callable[[str], None], parts: Parts) -> Ver
     for name in run["workloads"]:
         histories = histories_of(directory, name)
         tell(f"checking {name}: {len(histories)} histories")
-        checked = parts.check(name, histories, tell)
+        checked = parts.check(name, histories, progress)
         found.update(checked.found)
         anomalies += [_shown(anomaly, name, start_ns) for anomaly in checked.anomalies]
         results.append(

@@ -95,18 +95,21 @@ class Parts:
 
         return Nemesis(cluster, workloads, rng, kinds, settings.pause_s, fault_log, on_event, unsafe=settings.unsafe)
 
-    def check(self, workload: str, histories: Sequence[Path], tell: Callable[[str], None]) -> Checked:
+    def check(self, workload: str, histories: Sequence[Path], progress: Callable[[str], None]) -> Checked:
         """Look for anomalies in the histories of a workload."""
         from tidelog.torture.checker import check
         from tidelog.torture.history import HistoryError
 
         try:
-            return check(workload, histories, tell)
+            return check(workload, histories, progress)
         except HistoryError as error:
             raise TortureError(str(error)) from error
 
     def availability(self, histories: Sequence[Path], start_ns: int) -> Availability | None:
-        raise NotImplementedError
+        """When clients could write, and how fast."""
+        from tidelog.torture.availability import measure
+
+        return measure(histories, start_ns)
 
     def descriptions(self, settings: TortureSettings) -> list[tuple[str, str, str, str | None]]:
         """All workloads and kinds of faults: what it is, its name, what it does, and why it is not possible here."""

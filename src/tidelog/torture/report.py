@@ -138,7 +138,7 @@ def _availability_figures(availability: Availability | None) -> list[tuple[str, 
     if availability is None:
         return []
     return [
-        ("seconds with writes", f"{availability.share:.2%}"),
+        ("availability", f"{availability.share:.2%}"),
         ("longest gap", f"{availability.longest_gap_s:.1f} s"),
         ("p99 of a write", milliseconds(availability.p99_ms)),
     ]
@@ -211,15 +211,23 @@ def _what_was_run(run: Mapping[str, Any]) -> Iterator[str]:
         if value not in (None, "")
     )
     yield f'<div class="wide"><table>{cells}</table></div>'
-    left_out = run.get("left_out") or []
+    left_out = left_out_by_reason(run)
     if left_out:
         yield "<h3>Left out</h3>"
         yield "<p>This run says nothing about these, because they were not possible here:</p>"
-        items = "".join(f"<li><code>{escape(row['what'])}</code>: {escape(row['why'])}</li>" for row in left_out)
+        items = "".join(f"<li>{escape(', '.join(those))}: {escape(why)}</li>" for why, those in left_out.items())
         yield f"<ul>{items}</ul>"
     notes = run.get("notes") or []
     if notes:
         yield "<h3>Notes</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+
+
+def left_out_by_reason(run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What could not be done, by the reason: many kinds of faults may lack the same thing."""
+    reasons: dict[str, list[str]] = {}
+    for row in run.get("left_out") or ():
+        reasons.setdefault(row["why"], []).append(row["what"])
+    return reasons
 
 
 # Over time
@@ -232,17 +240,20 @@ def _over_time(verdict: Verdict) -> Iterator[str]:
         yield "<p>The workload <code>probe</code> did not run, so availability was not measured.</p>"
     else:
         yield (
-            f"<p>{availability.seconds_with_writes:,} of {availability.seconds:,} seconds had an acknowledged write "
-            f"(acks=all); the longest time without one was {availability.longest_gap_s:.1f} s. Latency of acknowledged "
-            f"writes: median {milliseconds(availability.p50_ms)}, p99 {milliseconds(availability.p99_ms)}, "
-            f"slowest {milliseconds(availability.max_ms)}.</p>"
+            f"<p>One record at a time was written to each of some partitions with acks=all. All of them took writes in "
+            f"{availability.seconds_all_partitions:,} of {availability.seconds:,} seconds, none did in "
+            f"{availability.seconds_without_writes:,}; availability is the share over all seconds and partitions, "
+            f"{availability.share:.2%}. The longest that a partition took no write was "
+            f"{availability.longest_gap_s:.1f} s. Latency of acknowledged writes: median "
+            f"{milliseconds(availability.p50_ms)}, p99 {milliseconds(availability.p99_ms)}, slowest "
+            f"{milliseconds(availability.max_ms)}.</p>"
         )
     series = availability.series if availability is not None else ()
     yield f'<div class="plot">{timeline(series, verdict.faults, verdict.run.get("total_seconds") or 0)}</div>'
     keys = [
-        ("w-all", "every second had writes"),
-        ("w-some", "some seconds had none"),
-        ("w-none", "no writes"),
+        ("w-all", "all partitions took writes"),
+        ("w-some", "some did not"),
+        ("w-none", "none did"),
         ("p50", "median latency"),
         ("max", "slowest write"),
     ]
@@ -262,7 +273,7 @@ def _workloads(verdict: Verdict) -> Iterator[str]:
     rows = []
     for workload in verdict.workloads:
         found = sum(workload.kinds.values())
-        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in workload.counts.items())
+        counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(workload.counts.items()))
         rows.append((workload.name, f"{workload.acknowledged:,}", f"{workload.restarts:,}", f"{found:,}", counts))
     numeric = ("acknowledged", "restarts", "anomalies")
     yield _table(("workload", "acknowledged", "restarts", "anomalies", "counted by the checker"), rows, numeric=numeric)

@@ -26,6 +26,7 @@ _LATENCY: Final = 190
 _GAP: Final = 12
 _TOP: Final = 6
 _AXIS: Final = 34
+_STRIP_MIN: Final = {"all": 0.5, "some": 1.0, "none": 2.0}
 _BAND_MIN: Final = 2.0  # what is shorter would not be seen
 _TICKS_MAX: Final = 10
 _TICK_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
@@ -56,8 +57,8 @@ class _Column:
 
     start_s: float
     end_s: float
-    acknowledged: int
-    without_writes_s: int
+    short_s: int  # seconds in which a partition took no write
+    without_s: int  # seconds in which none did
     seconds: int
     p50_ms: float | None
     max_ms: float | None
@@ -106,8 +107,8 @@ def _columns(series: Sequence[Second], seconds: float) -> Iterator[_Column]:
         yield _Column(
             start_s=number * width_s,
             end_s=min(seconds, (number + 1) * width_s),
-            acknowledged=sum(each.acknowledged for each in group),
-            without_writes_s=sum(not each.acknowledged for each in group),
+            short_s=sum(0 < each.written < each.tried for each in group),
+            without_s=sum(not each.written for each in group),
             seconds=len(group),
             p50_ms=medians[len(medians) // 2] if medians else None,
             max_ms=max((each.max_ms for each in group if each.max_ms is not None), default=None),
@@ -136,13 +137,16 @@ def fault_times(fault: Fault) -> str:
 
 
 def _strip(columns: Sequence[_Column], y: float, scale: float) -> Iterator[str]:
-    """Green where every second had an acknowledged write, red where none had, amber between."""
+    """Green where all partitions took writes in every second, red where none did for a second, amber between."""
     yield _label("writes", y + _STRIP * 0.68)
     for start_s, end_s, state, lost_s in _runs(columns):
-        x, width = _LEFT + start_s * scale, max(1.0, (end_s - start_s) * scale)
-        told = f"{start_s:g} s to {end_s:g} s: " + (
-            f"{lost_s} s without an acknowledged write" if lost_s else "writes in every second"
-        )
+        x, width = _LEFT + start_s * scale, max(_STRIP_MIN[state], (end_s - start_s) * scale)
+        what = {
+            "all": "all partitions took writes",
+            "some": f"{lost_s} s in which some partition took no write",
+            "none": f"{lost_s} s in which no partition took a write",
+        }[state]
+        told = f"{start_s:g} s to {end_s:g} s: {what}"
         yield (
             f'<rect class="w-{state}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_STRIP - 4}">'
             f"<title>{told}</title></rect>"
@@ -150,11 +154,11 @@ def _strip(columns: Sequence[_Column], y: float, scale: float) -> Iterator[str]:
 
 
 def _runs(columns: Sequence[_Column]) -> list[tuple[float, float, str, int]]:
-    """Neighbouring columns of one state together: start, end, state, seconds without writes."""
+    """Neighbouring columns of one state together: start, end, state, and for how many seconds it was so."""
     runs: list[tuple[float, float, str, int]] = []
     for column in columns:
-        lost_s = column.without_writes_s
-        state = "all" if not lost_s else "none" if lost_s == column.seconds else "some"
+        state = "none" if column.without_s else "some" if column.short_s else "all"
+        lost_s = {"none": column.without_s, "some": column.short_s, "all": 0}[state]
         if runs and runs[-1][2] == state and runs[-1][1] == column.start_s:
             runs[-1] = (runs[-1][0], column.end_s, state, runs[-1][3] + lost_s)
         else:

@@ -77,6 +77,9 @@ class Ui(Protocol):
     def event(self, text: str) -> None:
         """Something was broken, mended, restarted or found."""
 
+    def progress(self, text: str) -> None:
+        """How far a step is; called often."""
+
     def status(self, status: Status) -> None:
         """How far the run is; called several times a second."""
 
@@ -100,10 +103,11 @@ class _Run:
         self._random = random.Random(settings.seed)
         self._brokers = settings.directory / BROKERS_DIRECTORY
         self._workloads: list[Workload] = []
+        self._started: list[Workload] = []
         self._failed: set[str] = set()
         self._nemesis: Nemesis | None = None
         self._asides: list[_Aside[Any]] = []
-        self._began_s = time.monotonic()
+        self._began_s = self._breaking_s = time.monotonic()
         self._supervised_s = 0.0
         self._pace = _Pace()
         self._record: dict[str, Any] = {}
@@ -149,7 +153,7 @@ class _Run:
         self._compare_replicas(cluster)
         self._end_record()
         self._ui.phase("checking the histories")
-        return check_run(settings.directory, self._ui.event, self._parts)
+        return check_run(settings.directory, self._ui.event, self._ui.progress, self._parts)
 
     # What can be done here
 
@@ -197,7 +201,6 @@ class _Run:
             "restarts": {},
             "notes": [],
         }
-        self._began_s = time.monotonic()
         self._leave_out(left_out)
 
     def _write_record(self) -> None:
@@ -236,8 +239,12 @@ class _Run:
             self._workloads.append(workload)
         self._interruption.check()
         self._ui.phase("starting the workloads")
+        self._began_s = time.monotonic()
+        self._record["start_ns"] = time.monotonic_ns()  # the report counts from here
+        self._write_record()
         for workload in self._workloads:
             workload.start()
+            self._started.append(workload)
 
     def _prepare(self, cluster: TortureCluster, workload: Workload, directory: Path, seed: int) -> None:
         workload.prepare(self._parts.place(self._settings, cluster, workload, directory, seed))
@@ -255,7 +262,7 @@ class _Run:
         if now_s - self._supervised_s < SUPERVISE_S:
             return
         self._supervised_s = now_s
-        for workload in self._workloads:
+        for workload in self._started:
             if workload.name in self._failed:
                 continue
             try:
@@ -281,6 +288,7 @@ class _Run:
                 self._settings, cluster, self._workloads, rng, kinds, log, self._ui.event
             )
         self._ui.phase("breaking things" if nemesis else "running without faults")
+        self._breaking_s = time.monotonic()
         work = (lambda: nemesis.run(ended.is_set)) if nemesis else lambda: _wait(ended)
         breaking = self._aside("nemesis", work)
         standstill, reason = Watchdog(STANDSTILL_S), ""
@@ -291,7 +299,7 @@ class _Run:
         finally:
             ended.set()
         self._record["ended_by"] = reason
-        self._record["fault_seconds"] = round(time.monotonic() - self._began_s, 1)
+        self._record["fault_seconds"] = round(time.monotonic() - self._breaking_s, 1)
         self._write_record()
         try:
             self._await(breaking)
@@ -308,7 +316,7 @@ class _Run:
             return "ended early by a signal; everything was healed and checked all the same"
         if len(self._failed) == len(self._workloads):
             return "ended early, because all workloads had failed"
-        if settings.seconds is not None and time.monotonic() - self._began_s >= settings.seconds:
+        if settings.seconds is not None and time.monotonic() - self._breaking_s >= settings.seconds:
             return f"ended after {settings.seconds:g} s, as asked"
         counts = [
             (settings.fault_count, self._fault_count, "faults"),
@@ -396,7 +404,7 @@ class _Run:
         acknowledged = self._acknowledged()
         self._ui.status(
             Status(
-                elapsed_s=time.monotonic() - self._began_s,
+                elapsed_s=time.monotonic() - self._breaking_s,
                 acknowledged=acknowledged,
                 rate=self._pace.at(acknowledged),
                 faults=self._fault_count,

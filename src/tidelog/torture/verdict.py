@@ -72,9 +72,11 @@ class WorkloadResult:
 
 @dataclass(frozen=True)
 class Second:
-    """A second of the probe's writes: how many were acknowledged, and how long those took."""
+    """A second of the probes' writes: to how many partitions somebody tried to write, and how many took a write."""
 
     at_s: int
+    tried: int
+    written: int
     acknowledged: int
     failed: int
     p50_ms: float | None = None
@@ -86,16 +88,14 @@ class Availability:
     """How often and how fast a write with acks=all was acknowledged while things broke."""
 
     seconds: int
-    seconds_with_writes: int
-    longest_gap_s: float
+    seconds_all_partitions: int
+    seconds_without_writes: int
+    share: float  # of the seconds of all partitions, those in which the partition took a write
+    longest_gap_s: float  # of any partition
     p50_ms: float | None
     p99_ms: float | None
     max_ms: float | None
     series: tuple[Second, ...] = ()
-
-    @property
-    def share(self) -> float:
-        return self.seconds_with_writes / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,7 @@ class Verdict:
             "workloads": [asdict(workload) for workload in self.workloads],
             "fault_count": len(self.faults),
             "fault_kinds": self.fault_counts,
-            "availability": None
-            if self.availability is None
-            else {"share": round(self.availability.share, 6)} | asdict(self.availability),
+            "availability": None if self.availability is None else asdict(self.availability),
             "run": dict(self.run),
         }
 
@@ -274,5 +272,4 @@ def _anomaly(document: Mapping[str, Any]) -> ShownAnomaly:
 def _availability(document: Mapping[str, Any] | None) -> Availability | None:
     if document is None:
         return None
-    fields = {name: value for name, value in document.items() if name != "share"}
-    return Availability(**{**fields, "series": tuple(Second(**each) for each in document["series"])})
+    return Availability(**{**document, "series": tuple(Second(**each) for each in document["series"])})

@@ -1,67 +1,72 @@
-"""Availability: seconds with an acknowledged write, the longest gap, and latencies."""
-
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from tidelog.torture.availability import Second, availability, quantile_ms
-from torture_histories import Run
+from tidelog.torture.availability import measure, percentile
+from tidelog.torture.history import FAIL, OK, UNKNOWN, HistoryWriter, Operation
 
-S, MS = 1_000_000_000, 1_000_000
-
-
-def probe(run: Run, process: str, at_ns: int, took_ns: int, outcome: str = "ok") -> None:
-    run.add(process, "probe", [["send", "probe-0", [1], [None]]], outcome, (at_ns - took_ns, at_ns))
+NS = 10**9
+START_NS = 7 * NS
 
 
-def test_seconds_gaps_and_latencies(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    probe(run, "probe-0", 10 * S - 1, MS)  # before the start
-    probe(run, "probe-0", 10 * S + 100 * MS, 2 * MS)
-    probe(run, "probe-1", 10 * S + 900 * MS, 4 * MS)
-    probe(run, "probe-0", 12 * S, 500 * MS, "unknown")
-    probe(run, "probe-1", 12 * S + 1, 500 * MS, "fail")
-    probe(run, "probe-0", 14 * S + 400 * MS, 3000 * MS)
-    found = availability(sorted(tmp_path.glob("*")), 10 * S)
+def history(path: Path, key: str, *probes: tuple[float, float, str]) -> Path:
+    """A prober's history; times in seconds since the run began."""
+    with HistoryWriter(path) as writer:
+        for number, (start_s, end_s, outcome) in enumerate(probes):
+            times = (START_NS + round(start_s * NS), START_NS + round(end_s * NS))
+            events = [["send", key, [number], [number if outcome == OK else None]]]
+            writer.write(Operation(path.stem, "probe", outcome, *times, events))
+    return path
+
+
+def test_seconds_count_by_partition(tmp_path: Path) -> None:
+    steady = history(tmp_path / "probe-0.jsonl", "p-0", *((at, at + 0.01, OK) for at in (0.1, 1.1, 2.1, 3.1)))
+    cut = history(tmp_path / "probe-1.jsonl", "p-1", (0.2, 0.21, OK), (1.2, 3.2, UNKNOWN), (3.3, 3.9, OK))
+    found = measure([steady, cut], START_NS)
     assert found is not None
-    assert found.series == (
-        Second(0, 2, 0, 2.0, 4.0),
-        Second(1, 0, 0),
-        Second(2, 0, 2),
-        Second(3, 0, 0),
-        Second(4, 1, 0, 3000.0, 3000.0),
-    )
-    assert (found.seconds, found.seconds_with_writes, found.share) == (5, 2, 0.4)
-    assert found.longest_gap_s == 3.5
-    assert (found.p50_ms, found.p99_ms, found.max_ms) == (4.0, 3000.0, 3000.0)
+    assert [(each.tried, each.written) for each in found.series] == [(2, 2), (2, 1), (2, 1), (2, 2)]
+    assert (found.seconds, found.seconds_all_partitions, found.seconds_without_writes) == (4, 2, 0)
+    assert found.share == 6 / 8
+    assert found.longest_gap_s == pytest.approx(2.7), "from the first try that failed to the next acknowledgement"
+    assert found.max_ms == pytest.approx(600)
+    assert found.p50_ms == pytest.approx(10)
+    assert [each.failed for each in found.series] == [0, 0, 0, 1]
 
 
-def test_until_an_end(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    probe(run, "probe-0", 1 * S, MS)
-    probe(run, "probe-0", 20 * S, MS)
-    found = availability(sorted(tmp_path.glob("*")), 0, 10 * S)
+def test_a_write_that_takes_long_leaves_the_seconds_before_it_without_one(tmp_path: Path) -> None:
+    found = measure([history(tmp_path / "probe-0.jsonl", "p-0", (0.5, 3.5, OK))], START_NS)
     assert found is not None
-    assert (found.seconds, found.seconds_with_writes, found.longest_gap_s) == (10, 1, 9.0)
+    assert [each.written for each in found.series] == [0, 0, 0, 1]
+    assert found.seconds_without_writes == 3
+    assert found.longest_gap_s == pytest.approx(3.0)
 
 
-def test_nothing_was_acknowledged(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    probe(run, "probe-0", 3 * S, S, "unknown")
-    found = availability(sorted(tmp_path.glob("*")), 0)
+def test_seconds_in_which_nobody_tried_do_not_count(tmp_path: Path) -> None:
+    found = measure([history(tmp_path / "probe-0.jsonl", "p-0", (0.5, 0.6, OK), (50.5, 50.6, OK))], START_NS)
     assert found is not None
-    assert (found.seconds, found.share, found.longest_gap_s, found.p99_ms) == (3, 0.0, 3.0, None)
+    assert [each.at_s for each in found.series] == [0, 50]
+    assert found.share == 1.0
+    assert found.longest_gap_s == pytest.approx(0.1)
 
 
-def test_without_probes_there_is_nothing_to_say(tmp_path: Path) -> None:
-    Run(tmp_path).send("queue-send-0", "q-0", [1], [0])
-    assert availability(sorted(tmp_path.glob("*")), 0) is None
+def test_a_prober_that_was_killed_and_its_successor_are_one_partition(tmp_path: Path) -> None:
+    first = history(tmp_path / "probe-0.jsonl", "p-0", (0.1, 0.2, OK), (0.3, 0.4, FAIL))
+    second = history(tmp_path / "probe-0.1.jsonl", "p-0", (2.0, 2.2, OK))
+    found = measure([first, second], START_NS)
+    assert found is not None
+    assert found.longest_gap_s == pytest.approx(1.9)
+    assert found.seconds == 2
 
 
-@pytest.mark.parametrize(
-    ("count", "share", "place"), [(1, 0.5, 0), (2, 0.5, 0), (3, 0.5, 1), (100, 0.99, 98), (101, 0.99, 99), (7, 1, 6)]
-)
-def test_quantiles_are_values_that_occurred(count: int, share: float, place: int) -> None:
-    assert quantile_ms([number * MS for number in range(count)], share) == place
+def test_nothing_tried_and_nothing_acknowledged(tmp_path: Path) -> None:
+    assert measure([], START_NS) is None
+    found = measure([history(tmp_path / "probe-0.jsonl", "p-0", (0.1, 1.2, UNKNOWN))], START_NS)
+    assert found is not None
+    assert (found.share, found.p50_ms, found.p99_ms, found.longest_gap_s) == (0.0, None, None, pytest.approx(1.1))
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50.0), (0.99, 99.0), (1.0, 100.0), (0.0, 1.0)])
+def test_percentiles(share: float, value: float) -> None:
+    assert percentile([float(number) for number in range(1, 101)], share) == value

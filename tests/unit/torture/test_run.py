@@ -81,6 +81,7 @@ class FakeWorkload:
         return FakeProgress(self.acknowledged)
 
     def supervise(self) -> None:
+        assert f"start {self.name}" in self._notes.lines
         self._notes.note(f"supervise {self.name}")
 
     def finish(self) -> None:
@@ -189,7 +190,7 @@ class FakeParts(Parts):
         self.nemesis = FakeNemesis(self.notes, kinds, fault_log)
         return self.nemesis
 
-    def check(self, workload: str, histories: Sequence[Path], tell: Callable[[str], None]) -> Checked:
+    def check(self, workload: str, histories: Sequence[Path], progress: Callable[[str], None]) -> Checked:
         self.notes.note(f"check {workload}")
         anomalies = self.checked.get(workload, [])
         found = dict(Counter(each.kind for each in anomalies))
@@ -211,6 +212,9 @@ class Silent:
         self.phases.append(text)
 
     def event(self, text: str) -> None:
+        self.events.append(text)
+
+    def progress(self, text: str) -> None:
         self.events.append(text)
 
     def status(self, status: Status) -> None:
@@ -296,7 +300,7 @@ def test_a_run_that_was_killed_is_checked_and_not_called_clean(stage: Stage) -> 
     stage.run()
     record = stage.record | {"ended": None}
     (stage.directory / "run.json").write_text(json.dumps(record))
-    verdict = check_run(stage.directory, stage.ui.event, stage.parts)
+    verdict = check_run(stage.directory, stage.ui.event, stage.ui.progress, stage.parts)
     assert verdict.outcome == INCONCLUSIVE
     assert "did not come to its end" in verdict.reasons[0]
 
@@ -347,10 +351,12 @@ def test_a_fault_in_the_nemesis_itself_is_an_error_and_not_a_finding(stage: Stag
 def test_a_workload_that_fails_is_one_anomaly_and_the_others_go_on(stage: Stage) -> None:
     stage.notes.answers["supervise queue"] = WorkloadError("queue-send-1 ended with exit code 1")
     stage.notes.answers["finish queue"] = WorkloadError("queue-send-1 ended with exit code 1")
-    verdict = stage.run()
+    stage.notes.answers["supervise table"] = third(lambda: signal.raise_signal(signal.SIGINT))
+    with Interruption().caught() as interruption:
+        verdict = stage.run(interruption, seconds=None, fault_count=10**9)
     assert verdict.kinds == {"workload-failed": 1}
     assert stage.notes.lines.count("supervise queue") == 1
-    assert stage.notes.lines.count("supervise table") > 1
+    assert stage.notes.lines.count("supervise table") >= 3
 
 
 def test_a_run_ends_when_all_workloads_have_failed(stage: Stage) -> None:
@@ -502,6 +508,12 @@ def test_a_signal_during_the_start_ends_the_run(stage: Stage) -> None:
 def once(work: Callable[[], None]) -> Callable[[], None]:
     """Does it the first time only."""
     left = [work]
+    return lambda: left.pop()() if left else None
+
+
+def third(work: Callable[[], None]) -> Callable[[], None]:
+    """Does it the third time only."""
+    left = [work, lambda: None, lambda: None]
     return lambda: left.pop()() if left else None
 
 

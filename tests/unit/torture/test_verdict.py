@@ -51,7 +51,9 @@ def test_only_what_was_proved_is_clean(
 def test_a_verdict_survives_its_file(tmp_path: Path) -> None:
     operation = ShownOperation("queue-send-1", "send", "ok", 1.0, 2.0, "[]", "")
     anomaly = ShownAnomaly("duplicate", "queue", "queue-0", "twice", (operation,))
-    availability = Availability(2, 1, 1.0, 3.0, 4.0, 5.0, (Second(0, 3, 1, 2.0, 5.0), Second(1, 0, 4)))
+    availability = Availability(
+        2, 1, 1, 0.5, 1.0, 3.0, 4.0, 5.0, (Second(0, 1, 1, 3, 1, 2.0, 5.0), Second(1, 1, 0, 0, 4))
+    )
     fault = Fault("kill", "broker 1", "", 1.0, 2.5)
     verdict = judge(RUN, {"duplicate": 1}, (anomaly,), (QUEUE,), (fault,), availability)
     write_document(tmp_path / "run.json", RUN)
