@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: setup system-packages java lint test compat bench demo docs soak clean
+.PHONY: setup system-packages java lint test compat bench demo docs soak torture clean
 
 setup: system-packages $(VENV)/.installed
 
@@ -134,6 +134,19 @@ docs: setup
 # Long fault runs, which have no place in every test run.
 soak: setup
 	$(PYTEST) -m soak
+
+# A recorded run: hours, as root for faults of networks and disks. `make torture TORTURE_CLUSTER=tidelog-zookeeper TORTURE_SEED=7`
+# is another one; what it leaves is in TORTURE_DIRECTORY, which must not hold an earlier run.
+TORTURE_CLUSTER ?= tidelog-sqlite
+TORTURE_FAULTS ?= 1000
+TORTURE_SENDS ?= 10000000
+TORTURE_SEED ?= $(shell date +%s)
+TORTURE_DIRECTORY ?= build/torture/$(TORTURE_CLUSTER)-$(TORTURE_SEED)
+
+torture: setup
+	mkdir -p $(dir $(TORTURE_DIRECTORY))
+	$(BIN)/tidelog torture --cluster $(TORTURE_CLUSTER) --faults $(TORTURE_FAULTS) --sends $(TORTURE_SENDS) \
+		--seed $(TORTURE_SEED) --directory $(TORTURE_DIRECTORY)
 
 clean:
 	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV) $(DEMO_VENV)
