@@ -106,7 +106,7 @@ def render(verdict: Verdict) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The verdict in one sentence, the same on the terminal."""
-    amount = f"{_count(verdict.acknowledged, 'acknowledged operation')} and {_count(len(verdict.faults), 'fault')}"
+    amount = f"{_count(verdict.acknowledged, 'acknowledged send')} and {_count(len(verdict.faults), 'fault')}"
     if verdict.outcome == CLEAN:
         return f"No anomaly in {amount}."
     if verdict.outcome == ANOMALIES:
@@ -191,19 +191,23 @@ def _operation_cells(operation: ShownOperation) -> tuple[str, ...]:
 
 
 def _what_was_run(run: Mapping[str, Any]) -> Iterator[str]:
-    machine = run.get("machine") or {}
+    machine, settings = run.get("machine") or {}, run.get("settings") or {}
+    replicas = f"{run['replication_factor']} replicas of each partition, " if "replication_factor" in run else ""
     rows = [
-        ("cluster", run.get("description") or run["cluster"]),
+        ("cluster", run["cluster"]),
         ("version under test", run.get("version")),
+        ("brokers", None if settings.get("bootstrap") else settings.get("brokers")),
+        ("replication", f"{replicas}min.insync.replicas={run['min_isr']}" if "min_isr" in run else None),
         ("clients and checker", f"Tidelog {run['tidelog']}" if run.get("tidelog") else None),
         ("seed", run["seed"]),
         ("started", run.get("started")),
         ("ended", run.get("ended")),
         ("workloads", ", ".join(run["workloads"])),
+        ("rate of each workload", _rate_text(settings.get("rate"))),
         ("kinds of faults", ", ".join(run.get("faults") or ()) or "none"),
+        ("time between faults", f"{settings['pause_s']:g} s on average" if "pause_s" in settings else None),
         ("machine", ", ".join(f"{value}" for value in machine.values())),
     ]
-    rows += [(f"{name}", value) for name, value in (run.get("cluster_settings") or {}).items()]
     yield "<h2>What was run</h2>"
     cells = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
@@ -220,6 +224,12 @@ def _what_was_run(run: Mapping[str, Any]) -> Iterator[str]:
     notes = run.get("notes") or []
     if notes:
         yield "<h3>Notes</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
+
+
+def _rate_text(rate: float | None) -> str:
+    if rate is None:
+        return "its own"
+    return f"{rate:,g} records a second" if rate else "as fast as it can"
 
 
 def left_out_by_reason(run: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -277,6 +287,11 @@ def _workloads(verdict: Verdict) -> Iterator[str]:
         rows.append((workload.name, f"{workload.acknowledged:,}", f"{workload.restarts:,}", f"{found:,}", counts))
     numeric = ("acknowledged", "restarts", "anomalies")
     yield _table(("workload", "acknowledged", "restarts", "anomalies", "counted by the checker"), rows, numeric=numeric)
+    restarts = verdict.run.get("restart_notes") or []
+    if restarts:
+        yield "<details><summary>Clients that were started again</summary><ul>"
+        yield "".join(f"<li>{escape(note)}</li>" for note in restarts)
+        yield "</ul></details>"
 
 
 # Faults

@@ -181,6 +181,7 @@ class _Run:
             "tidelog": __version__,
             "bootstrap": cluster.bootstrap,
             "replication_factor": cluster.replication_factor,
+            "min_isr": cluster.min_isr,
             "workloads": [*names],
             "faults": [*kinds],
             "left_out": [],
@@ -320,7 +321,7 @@ class _Run:
             return f"ended after {settings.seconds:g} s, as asked"
         counts = [
             (settings.fault_count, self._fault_count, "faults"),
-            (settings.send_count, acknowledged, "acknowledged operations"),
+            (settings.send_count, acknowledged, "acknowledged sends"),
         ]
         asked = [(wanted, so_far, noun) for wanted, so_far, noun in counts if wanted]
         if asked and all(so_far >= wanted for wanted, so_far, _ in asked):

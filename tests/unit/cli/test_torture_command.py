@@ -74,7 +74,7 @@ def test_a_verdict_is_a_few_plain_lines(capsys: pytest.CaptureFixture[str], runs
     assert run(["torture", "--directory", "here", "--seed", "7"]) == 0
     output = capsys.readouterr()
     assert output.out == (
-        "No anomaly in 1,000 acknowledged operations and 2 faults.\n"
+        "No anomaly in 1,000 acknowledged sends and 2 faults.\n"
         "  cluster       tidelog-sqlite, Tidelog 0.1.0\n"
         "  run           seed 7, 1 min 0 s with faults, ended after 60 s, as asked\n"
         "  faults        kill 2\n"

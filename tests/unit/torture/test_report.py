@@ -78,6 +78,10 @@ RUN: dict[str, Any] = {
     "started": "2026-01-31T12:00:00Z",
     "ended": "2026-01-31T12:06:00Z",
     "ended_by": "ended after 300 s, as asked",
+    "replication_factor": 3,
+    "min_isr": 2,
+    "settings": {"bootstrap": "", "brokers": 3, "rate": 2500.0, "pause_s": 0.5},
+    "restart_notes": ["queue-send-1 was started again: it was killed"],
     "fault_seconds": 300.0,
     "total_seconds": 330.0,
     "start_ns": 0,
@@ -114,10 +118,12 @@ def verdict(found: dict[str, int] | None = None, anomalies: tuple[ShownAnomaly, 
 
 def test_a_clean_run() -> None:
     page = Page(render(verdict()))
-    assert "No anomaly in 1,246,567 acknowledged operations and 3 faults." in page.shown
+    assert "No anomaly in 1,246,567 acknowledged sends and 3 faults." in page.shown
     for part in (
         "Tidelog 0.1.0", "41", "290 of 300 seconds", "4.2 s", "1.85 s", "98.67%", "full-disk", "it takes root",
         "cut-halves", "1 | 2, 3", "tidelog torture --seed 41", "tidelog torture check torture-1", "ended after 300 s",
+        "3 replicas of each partition, min.insync.replicas=2", "2,500 records a second", "0.5 s on average",
+        "queue-send-1 was started again: it was killed",
     ):  # fmt: skip
         assert part in page.shown.replace("Ended", "ended"), part
     assert [each for each in page.named("div") if each.get("class") == "verdict clean"]
@@ -167,7 +173,7 @@ def hostile(value: Any) -> Any:
 
 def test_hostile_contents_never_become_markup() -> None:
     plain = verdict({"lost-write": 1}, (LOST,))
-    run = hostile(RUN) | {"notes": [HOSTILE], "description": HOSTILE, "cluster_settings": {HOSTILE: HOSTILE}}
+    run = hostile(RUN) | {"notes": [HOSTILE], "restart_notes": [HOSTILE], "settings": {"brokers": HOSTILE}}
     anomaly = ShownAnomaly(
         HOSTILE, HOSTILE, HOSTILE, HOSTILE, (ShownOperation(HOSTILE, HOSTILE, HOSTILE, 0, 1, HOSTILE, HOSTILE),)
     )

@@ -99,6 +99,7 @@ class FakeCluster:
     version = "Fake 1"
     bootstrap = "127.0.0.1:1"
     replication_factor = 3
+    min_isr = 2
 
     def __init__(self, notes: Notes, directory: Path) -> None:
         self._notes = notes
@@ -460,9 +461,9 @@ def test_a_run_without_faults(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("counts", "ended_by"),
     [
-        ({"fault_count": 7, "send_count": 10}, "ended after 7 faults and 10 acknowledged operations, as asked"),
+        ({"fault_count": 7, "send_count": 10}, "ended after 7 faults and 10 acknowledged sends, as asked"),
         ({"fault_count": 7}, "ended after 7 faults, as asked"),
-        ({"send_count": 9}, "ended after 9 acknowledged operations, as asked"),
+        ({"send_count": 9}, "ended after 9 acknowledged sends, as asked"),
     ],
 )
 def test_counts_end_a_run(stage: Stage, counts: dict[str, Any], ended_by: str) -> None:
