@@ -508,14 +508,14 @@ def test_a_signal_during_the_start_ends_the_run(stage: Stage) -> None:
 
 def once(work: Callable[[], None]) -> Callable[[], None]:
     """Does it the first time only."""
-    left = [work]
-    return lambda: left.pop()() if left else None
+    count = itertools.count(1)
+    return lambda: work() if next(count) == 1 else None
 
 
 def third(work: Callable[[], None]) -> Callable[[], None]:
     """Does it the third time only."""
-    left = [work, lambda: None, lambda: None]
-    return lambda: left.pop()() if left else None
+    count = itertools.count(1)
+    return lambda: work() if next(count) == 3 else None
 
 
 def test_the_seed_decides_what_each_workload_and_the_nemesis_draw(stage: Stage, tmp_path: Path) -> None:
