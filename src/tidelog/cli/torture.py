@@ -293,14 +293,14 @@ class Display:
 
 
 def status_text(status: Status, seconds: float | None) -> str:
-    """'1 min 5 s of 5 min 0 s, 12,345 acknowledged (1,234/s), 7 faults, broken now: kill broker 2'."""
+    """'1 min 5 s of 5 min 0 s, 12,345 acknowledged (1,234/s), 9 read, 7 faults, broken now: kill broker 2'."""
     # Afterwards the time of faults is over, and what is left takes as long as it takes.
     of = f" of {duration_text(seconds)}" if seconds is not None and status.elapsed_s <= seconds else ""
     faults = "1 fault" if status.faults == 1 else f"{status.faults:,} faults"
     broken = f"broken now: {', '.join(status.broken)}" if status.broken else "nothing broken now"
     return (
         f"{duration_text(status.elapsed_s)}{of}, {count_text(status.acknowledged)} acknowledged "
-        f"({status.rate:,.0f}/s), {faults}, {broken}"
+        f"({status.rate:,.0f}/s), {count_text(status.read)} read, {faults}, {broken}"
     )
 
 
@@ -349,7 +349,7 @@ def verdict_lines(verdict: Verdict, report_path: Path) -> Iterator[str]:
             f"{availability.share:.2%} of all partitions' seconds had an acknowledged write, "
             f"longest gap {availability.longest_gap_s:.1f} s, p99 {milliseconds(availability.p99_ms)}",
         )
-    for why, those in left_out_by_reason(run).items():
+    for why, those in left_out_by_reason(run.get("left_out", ())).items():
         yield _row("left out", f"{', '.join(those)}: {why}")
     for kind, count in verdict.kinds.items():
         example = next((anomaly for anomaly in verdict.anomalies if anomaly.kind == kind), None)

@@ -44,8 +44,8 @@ class Refused(Exception):  # noqa: N818 - not an error
 class Client(Protocol):
     """A workload whose clients may be killed."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     def kill_one(self, rng: random.Random) -> str: ...
 
 

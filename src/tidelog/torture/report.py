@@ -215,7 +215,7 @@ def _what_was_run(run: Mapping[str, Any]) -> Iterator[str]:
         if value not in (None, "")
     )
     yield f'<div class="wide"><table>{cells}</table></div>'
-    left_out = left_out_by_reason(run)
+    left_out = left_out_by_reason(run.get("left_out") or ())
     if left_out:
         yield "<h3>Left out</h3>"
         yield "<p>This run says nothing about these, because they were not possible here:</p>"
@@ -232,10 +232,10 @@ def _rate_text(rate: float | None) -> str:
     return f"{rate:,g} records a second" if rate else "as fast as it can"
 
 
-def left_out_by_reason(run: Mapping[str, Any]) -> dict[str, list[str]]:
+def left_out_by_reason(left_out: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
     """What could not be done, by the reason: many kinds of faults may lack the same thing."""
     reasons: dict[str, list[str]] = {}
-    for row in run.get("left_out") or ():
+    for row in left_out:
         reasons.setdefault(row["why"], []).append(row["what"])
     return reasons
 

@@ -35,6 +35,7 @@ from tidelog.torture.errors import TortureError
 from tidelog.torture.kept_data import keep_data, remove_data
 from tidelog.torture.kinds import NOT_HEALED, REPLICAS_DIFFER, STUCK_CONSUMER, WORKLOAD_FAILED
 from tidelog.torture.parts import Parts
+from tidelog.torture.report import left_out_by_reason
 from tidelog.torture.settings import FOREIGN, NO_FAULTS, TortureSettings
 from tidelog.torture.verdict import CLEAN, FAULTS_FILE, HISTORIES_DIRECTORY, RUN_FILE, Verdict, write_document
 from tidelog.torture.workloads.place import StuckError
@@ -63,7 +64,8 @@ class Status:
 
     elapsed_s: float
     acknowledged: int
-    rate: float  # acknowledged operations a second, over the last few seconds
+    rate: float  # acknowledged sends a second, over the last few seconds
+    read: int
     faults: int
     broken: Sequence[str]
 
@@ -252,9 +254,10 @@ class _Run:
 
     def _leave_out(self, reasons: Mapping[str, str]) -> None:
         """Say and note what this run can't show, and why."""
-        for what, why in reasons.items():
-            self._record["left_out"].append({"what": what, "why": why})
-            self._ui.event(f"left out: {what}: {why}")
+        added = [{"what": what, "why": why} for what, why in reasons.items()]
+        self._record["left_out"] += added
+        for why, those in left_out_by_reason(added).items():
+            self._ui.event(f"left out: {', '.join(those)}: {why}")
         self._write_record()
 
     def _supervise(self) -> None:
@@ -402,12 +405,14 @@ class _Run:
     def _tick(self, *, supervised: bool = True) -> None:
         if supervised:
             self._supervise()
-        acknowledged = self._acknowledged()
+        done = [each.progress() for each in self._workloads]
+        acknowledged = sum(each.acknowledged for each in done)
         self._ui.status(
             Status(
                 elapsed_s=time.monotonic() - self._breaking_s,
                 acknowledged=acknowledged,
                 rate=self._pace.at(acknowledged),
+                read=sum(each.read for each in done),
                 faults=self._fault_count,
                 broken=self._nemesis.broken if self._nemesis is not None else (),
             )

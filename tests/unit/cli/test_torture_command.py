@@ -186,11 +186,14 @@ def test_the_lists_name_everything_that_can_be_asked_for(capsys: pytest.CaptureF
 
 
 def test_the_status_says_how_far_it_is() -> None:
-    status = Status(65.0, 12_345, 1234.4, 1, ("kill broker 2", "slow-link broker 1"))
+    status = Status(65.0, 12_345, 1234.4, 9, 1, ("kill broker 2", "slow-link 1"))
     assert status_text(status, 300) == (
-        "1 min 5 s of 5 min 0 s, 12,345 acknowledged (1,234/s), 1 fault, broken now: kill broker 2, slow-link broker 1"
+        "1 min 5 s of 5 min 0 s, 12,345 acknowledged (1,234/s), 9 read, 1 fault, broken now: kill broker 2, slow-link 1"
     )
-    assert status_text(Status(5.0, 0, 0.0, 2, ()), None) == "5.00 s, 0 acknowledged (0/s), 2 faults, nothing broken now"
+    assert (
+        status_text(Status(5.0, 0, 0.0, 0, 2, ()), None)
+        == "5.00 s, 0 acknowledged (0/s), 0 read, 2 faults, nothing broken now"
+    )
 
 
 def test_without_a_terminal_the_status_is_a_line_every_few_seconds(
@@ -199,9 +202,9 @@ def test_without_a_terminal_the_status_is_a_line_every_few_seconds(
     monkeypatch.setattr("tidelog.cli.torture.STATUS_EVERY_S", 3600.0)
     display = Display(None, None, None)
     display.phase("breaking things")
-    display.status(Status(5.0, 0, 0.0, 2, ()))
+    display.status(Status(5.0, 0, 0.0, 0, 2, ()))
     monkeypatch.setattr("tidelog.cli.torture.STATUS_EVERY_S", 0.0)
-    display.status(Status(6.0, 0, 0.0, 2, ()))
+    display.status(Status(6.0, 0, 0.0, 0, 2, ()))
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].endswith("breaking things")

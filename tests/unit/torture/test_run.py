@@ -60,6 +60,7 @@ class Notes:
 class FakeProgress:
     acknowledged: int
     restarts: int = 2
+    read: int = 3
 
 
 class FakeWorkload:
@@ -264,6 +265,7 @@ def test_everything_happens_in_its_order(stage: Stage) -> None:
     assert stage.notes.before("healthy", "finish table")
     assert {"supervise queue", "supervise table"} <= set(stage.notes.lines)
     assert stage.ui.statuses[-1].acknowledged == 10
+    assert stage.ui.statuses[-1].read == 6
 
 
 def test_what_was_run_is_kept(stage: Stage) -> None:
