@@ -115,7 +115,7 @@ class Nemesis:
         self._failures: list[BaseException] = []
         self._since_calm = 0
         self.count = 0
-        """How many faults were begun."""
+        """How many faults there were; what the cluster refused is none."""
         self.crashes: list[str] = []
         """Servers that ended by themselves, although nothing was done to them."""
 
@@ -197,13 +197,8 @@ class Nemesis:
             return {need for each in self._running for need in each.fault.needs}
 
     def _begin(self, fault: Fault) -> None:
-        self._count(1)
         self._since_calm += 1
         self._spawn(_Running(fault, detail=fault.detail), self._break)
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self.count += more
 
     def _spawn(self, running: _Running, work: Callable[[_Running], None]) -> None:
         thread = threading.Thread(target=self._guard, args=(running, work), name=str(running), daemon=True)
@@ -231,7 +226,6 @@ class Nemesis:
         try:
             more = fault.begin()
         except Refused as refusal:
-            self._count(-1)
             self._on_event(f"{running}: the cluster did not take it: {refusal}")
             return
         except BaseException:
@@ -239,6 +233,8 @@ class Nemesis:
             raise
         running.detail = "; ".join(filter(None, (running.detail, more)))
         self._log.note(fault, running.detail, t0, None)
+        with self._lock:
+            self.count += 1
         self._on_event(" ".join(filter(None, ("broke:", str(running), running.detail and f"({running.detail})"))))
         try:
             if fault.during is not None:
