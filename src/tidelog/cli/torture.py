@@ -237,10 +237,16 @@ def _could_not_run() -> Iterator[None]:
 def _run(settings: TortureSettings) -> Verdict:
     from tidelog.torture.parts import Parts
     from tidelog.torture.run import run_torture
+    from tidelog.torture.verdict import RUN_FILE
 
     report(f"seed {settings.seed}; everything is kept in {settings.directory}")
-    with Interruption().caught() as interruption, _display(settings, interruption) as display:
-        return run_torture(settings, display, interruption, Parts())
+    try:
+        with Interruption().caught() as interruption, _display(settings, interruption) as display:
+            return run_torture(settings, display, interruption, Parts())
+    except KeyboardInterrupt:
+        if (settings.directory / RUN_FILE).exists():
+            report(f"stopped before the check; for what there is: tidelog torture check {settings.directory}")
+        raise
 
 
 # What is shown while it runs

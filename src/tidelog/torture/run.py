@@ -317,7 +317,7 @@ class _Run:
         settings = self._settings
         acknowledged = self._acknowledged()
         if self._interruption.has_come:
-            return "ended early by a signal; everything was healed and checked all the same"
+            return "ended early by a signal"
         if len(self._failed) == len(self._workloads):
             return "ended early, because all workloads had failed"
         if settings.seconds is not None and time.monotonic() - self._breaking_s >= settings.seconds:

@@ -74,7 +74,7 @@ def running(*arguments: str) -> Iterator[Running]:
         if command.process.poll() is None:
             command.look()
             command.process.kill()
-            command.process.communicate()
+        command.process.communicate()
         for process in command.seen.values():
             if process.is_running():
                 process.kill()
@@ -158,9 +158,12 @@ def test_a_planted_loss_is_caught(run: Run, tmp_path: Path) -> None:
     assert dropped == 2, "read committed and uncommitted"
     code, told = again("check", str(copy))
     assert code == 1, told
-    assert "lost-write 1" in told
+    assert "lost-write" in told
+    found = json.loads((copy / VERDICT_FILE).read_text())
+    assert set(found["kinds"]) == {"lost-write"}
+    assert {each["key"] for each in found["anomalies"]} == {key}
     page = (copy / REPORT_FILE).read_text()
-    assert "1 anomaly in" in page
+    assert "lost-write" in page
     assert str(values[0]) in page
     assert again("report", str(copy)) == (0, f"{copy / REPORT_FILE}\n")
 
@@ -190,6 +193,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
         assert code == 130, command.told
         assert out == ""
         assert time.monotonic() - began_s < DEADLINE_S
+        assert "stopped before the check" in command.told[-1]
     assert not (tmp_path / "run" / VERDICT_FILE).exists()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["ended"] is None
 
