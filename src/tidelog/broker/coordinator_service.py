@@ -1,10 +1,10 @@
 """Runs coordinators: one shard for each partition of a coordinator's topic that this broker leads.
 
-What always holds: a shard takes requests only after the whole log of its partition was replayed, and none once this
-broker has lost the partition. Each write of a shard is one batch, and the shard learns the outcomes in the order of the
-writes. If an outcome is not known in time, the shard is reloaded from the log. What was prepared for one shard is never
-carried out on another. Everything except reading logs runs on
-the event loop. What is special about groups and transactions is in `group_service` and `txn_service`.
+What always holds: a shard takes requests only after the whole log of its partition was replayed and all of that is
+committed, and none once this broker has lost the partition. Each write of a shard is one batch, and the shard learns
+the outcomes in the order of the writes. If an outcome is not known in time, the shard is reloaded from the log. What
+was prepared for one shard is never carried out on another. Everything except reading logs runs on the event loop. What
+is special about groups and transactions is in `group_service` and `txn_service`.
 """
 
 from __future__ import annotations
@@ -449,8 +449,10 @@ class CoordinatorService(ABC, Generic[ShardT]):
 
     async def _load_from_log(self, held: Held[ShardT]) -> None:
         began_ms = self._clock.monotonic_ms()
+        end_offset = held.partition.log.log_end_offset
         try:
             count = await self._replay(held.shard, held.partition)
+            await self._wait_until_committed(held, end_offset)
         except (KafkaError, CorruptBatchError, ProtocolError, OSError) as error:
             # As in Kafka, only the contents of this partition are unavailable then.
             logger.error(
@@ -463,6 +465,18 @@ class CoordinatorService(ABC, Generic[ShardT]):
         if held.is_active:
             took_ms = self._clock.monotonic_ms() - began_ms
             logger.debug("loaded %d records of %s-%d in %.0f ms", count, self.topic, held.index, took_ms)
+
+    async def _wait_until_committed(self, held: Held[ShardT], end_offset: int) -> None:
+        """Wait until what was replayed can't be lost any more; raises KafkaError if this broker no longer leads.
+
+        A leader may have records that too few replicas have. If another leader is elected without them, offsets that
+        this one had told of would go back, and transactions would be undecided again.
+        """
+        while held.is_active and held.partition.log.high_watermark < end_offset:
+            tracked = track_append(held.partition, end_offset, held.leader_epoch, ACKS_ALL, None)
+            if isinstance(tracked, ErrorCode):
+                raise KafkaError(tracked)
+            await self._replicas.wait_for_acknowledgement([tracked], self._commit_timeout_ms)
 
     def _finish_loading(self, held: Held[ShardT]) -> Steps[None]:
         """The log was replayed: start the timers and what else follows from it, then take requests."""

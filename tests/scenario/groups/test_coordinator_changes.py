@@ -213,6 +213,37 @@ def test_a_write_of_which_nothing_is_heard_is_looked_up_in_the_log(
     assert fetch(client) == (0, 7)
 
 
+def test_what_too_few_replicas_have_is_told_to_nobody(
+    broker: Broker, client: RawClient, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another leader may be elected without it, and the offset would go back."""
+    assert commit(client, 5) == 0
+    tried: list[Partition] = []
+
+    def stay(self: Partition) -> bool:
+        tried.append(self)
+        return False
+
+    async def give_up(self: ReplicaManager, appends: list[PendingAppend[None]], timeout_ms: int) -> None:
+        await asyncio.sleep(0)  # and the outcome of the write is not heard of
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "advance_high_watermark", stay)
+        with patch.context() as shorter:
+            shorter.setattr(ReplicaManager, "wait_for_acknowledgement", give_up)
+            assert commit(client, 6) == 15
+        wait_until(lambda: fetch(client)[0] == 14, "the group is being loaded anew")
+        assert commit(client, 7) == 14
+
+    async def let_replicas_follow(server: BrokerServer) -> None:
+        assert tried[0].advance_high_watermark()
+        server.services.replicas._purgatory.check(tried[0])
+
+    broker.call(let_replicas_follow)
+    wait_until(lambda: fetch(client) == (0, 6), "the group is loaded")
+    assert commit(client, 7) == 0
+
+
 def test_the_topic_may_be_deleted_and_is_made_anew(broker: Broker, client: RawClient) -> None:
     assert commit(client, 5) == 0
     deletion = DeleteTopicsRequest(topic_names=["__consumer_offsets"], timeout_ms=10_000)
