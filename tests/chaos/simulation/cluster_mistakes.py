@@ -21,7 +21,6 @@ from tidelog.broker.cluster_follower import ClusterFollower
 from tidelog.broker.follower_fetches import FollowerFetch, FollowerFetches, FollowerSession
 from tidelog.broker.follower_state import FollowerState, ReplicationTerms
 from tidelog.broker.partition import Partition, PartitionRead, PendingIsr
-from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.broker.replica_fetcher import ReplicaFetcher
 from tidelog.broker.replica_manager import ReplicaManager
 from tidelog.common.observable import Observable
@@ -392,19 +391,6 @@ def give_producer_ids_twice() -> Planting:
         self._next_producer_id = 0
 
     return mock.patch.object(Controller, "_take_over", take_over)
-
-
-@planted
-def keep_blocks_of_producer_ids() -> Planting:
-    """An allocator that gets a new block starts it at the last id of the one before."""
-    real = ProducerIdAllocator._fetch_block
-
-    async def fetch(self: ProducerIdAllocator) -> None:
-        await real(self)
-        block = self._next_ids
-        self._next_ids = range(max(0, block.start - 1), block.stop)
-
-    return mock.patch.object(ProducerIdAllocator, "_fetch_block", fetch)
 
 
 @planted

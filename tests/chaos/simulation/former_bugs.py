@@ -5,18 +5,18 @@ What always holds: each is what the code did before it was mended, as far as the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from planted import Planting, patched, planted
 from tidelog.broker import controller_channel, dispatch, partition_files
-from tidelog.broker.handlers import k62_broker_registration
+from tidelog.broker.handlers import k22_init_producer_id, k62_broker_registration
 from tidelog.broker.registration import Registration
-from tidelog.client.network import cluster as cluster_module
+from tidelog.broker.request_context import RequestContext
+from tidelog.client.errors import NoSuchPartitionError
 from tidelog.client.network.cluster import Cluster
-from tidelog.client.network.metadata_cache import find_partition
+from tidelog.client.types import TopicPartition
 from tidelog.controller import partition_changes
 from tidelog.controller.image import PartitionState
 from tidelog.log import LogManager, LogStorageError
@@ -24,6 +24,7 @@ from tidelog.log import directory as directory_module
 from tidelog.log.txn_guard import TransactionGuards
 from tidelog.metadata import MetadataStoreError
 from tidelog.protocol import ErrorCode, KafkaError
+from tidelog.protocol.messages.k22_init_producer_id import InitProducerIdResponse
 from tidelog.server import server as server_module
 
 
@@ -136,12 +137,21 @@ def look_partitions_up_again() -> Planting:
     real = Cluster.leader
 
     async def leader(self: Cluster, topic: str, partition: int) -> int:
-        def find(_: object, number: int) -> Any:
-            known = self.metadata.topics.get(topic)
-            return None if known is None else real_find(known, number)
+        wanted = TopicPartition(topic, partition)
+        if self.metadata.partition(wanted) is None:
+            await self.topic(topic)
+            if self.metadata.partition(wanted) is None:
+                raise NoSuchPartitionError(f"topic {topic!r} has no partition {partition}")
+        return await real(self, topic, partition)
 
-        with mock.patch.object(cluster_module, "find_partition", find):
-            return await real(self, topic, partition)
-
-    real_find: Callable[..., Any] = find_partition
     return mock.patch.object(Cluster, "leader", leader)
+
+
+@planted
+def pass_on_why_there_are_no_ids() -> Planting:
+    """Producers were told why the controller gave out no ids, such as STALE_BROKER_EPOCH, which ends them."""
+
+    async def allocate(context: RequestContext) -> InitProducerIdResponse:
+        return InitProducerIdResponse(producer_id=await context.services.producer_ids.allocate(), producer_epoch=0)
+
+    return mock.patch.object(k22_init_producer_id, "_allocate", allocate)
