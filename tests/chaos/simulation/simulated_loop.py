@@ -277,6 +277,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def add_writer(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]  # as above
         raise SimulationError("simulated sockets take everything at once")
 
+    def remove_writer(self, fd: Any) -> bool:
+        return False
+
     def set_readable(self, fd: int, is_readable: Callable[[], bool]) -> None:
         """Something happened to the file; who waits for it is called for as long as `is_readable` says so."""
         self._readable[fd] = is_readable
