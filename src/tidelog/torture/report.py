@@ -52,6 +52,7 @@ h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; } p { margin: .4rem 0; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th, td { text-align: left; padding: .35rem .7rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 600; white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; }
+td:first-child { white-space: nowrap; }
 code, pre { font: .86rem/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { background: var(--panel); border-radius: 8px; padding: .7rem .9rem; overflow-x: auto; white-space: pre-wrap; }
 details { margin: .6rem 0; } summary { cursor: pointer; color: var(--blue); }
