@@ -6,7 +6,8 @@ incarnation that holds its key gets fenced, however the two came about: keys and
 either of them changes. A broker is registered only after its key was seen, so that its end will be seen too. Nothing is
 watched, and the store is not polled, while there is no other broker. A broker that does not ask the controller for news
 is fenced as well, since it can neither lead by what is decided nor ask for a smaller ISR. But a controller that hears
-of fewer than half of the brokers, itself among them, is the one that is cut off, and leaves its role to another.
+of fewer than half of the brokers, itself among them, is the one that is cut off, and leaves its role to another. Those
+that it has fenced for their silence count, as long as they live: brokers seldom fall silent in the same moment.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidelog.controller import layout
 from tidelog.controller.broker_contact import SILENT_TURNS
 from tidelog.controller.controller import Controller
 from tidelog.controller.image import ClusterImage
-from tidelog.controller.membership import live_incarnation
+from tidelog.controller.membership import is_same_process, live_incarnation
 from tidelog.metadata.store import MetadataStoreError, Store
 from tidelog.protocol import ErrorCode, KafkaError
 
@@ -54,6 +55,8 @@ class BrokerWatch:
         self._live: Observable[Mapping[int, uuid.UUID] | None] = Observable(None)
         self._is_wanted = Observable(False)
         self._look_again = asyncio.Event()
+        # Who was fenced for being silent, and as which incarnation.
+        self._cut_off: dict[int, uuid.UUID] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -99,6 +102,7 @@ class BrokerWatch:
                 await asyncio.wait(tasks)
                 self._live.set(None)
                 self._is_wanted.set(False)
+                self._cut_off.clear()
             for task in tasks:
                 if not task.cancelled():
                     task.result()
@@ -149,17 +153,32 @@ class BrokerWatch:
             await self._is_wanted.wait_for(bool)
         while True:
             await asyncio.sleep(self._turn_s)
-            others = [
-                broker.node_id
-                for broker in self._controller.image.brokers.values()
-                if not broker.fenced and broker.node_id != self._node_id
-            ]
+            others = self._others_alive()
             silent = self._controller.contact.take_turn(others)
+            newly = sorted(node_id for node_id in silent if not self._controller.image.brokers[node_id].fenced)
             if 2 * len(silent) > len(others) + 1:
                 await self._controller.step_down(f"brokers {sorted(silent)} are alive and can't reach it")
-            elif silent:
-                logger.warning("brokers %s are alive and can't reach the controller", sorted(silent))
-                await self._fence(sorted(silent))
+            elif newly:
+                logger.warning("brokers %s are alive and can't reach the controller", newly)
+                for node_id in newly:
+                    self._cut_off[node_id] = self._controller.image.brokers[node_id].incarnation
+                await self._fence(newly)
+
+    def _others_alive(self) -> list[int]:
+        """The brokers that should ask this one for news: those that it counts on, and those that it lost touch with."""
+        live = self._live.value or {}
+        others = []
+        for broker in self._controller.image.brokers.values():
+            if broker.node_id == self._node_id:
+                continue
+            if not broker.fenced:
+                others.append(broker.node_id)
+                continue
+            # A broker that was started again may be reading its logs for a while, before it asks anything.
+            cut_off, now = self._cut_off.get(broker.node_id), live.get(broker.node_id)
+            if cut_off is not None and now is not None and is_same_process(cut_off, now):
+                others.append(broker.node_id)
+        return others
 
     def _gone(self) -> Iterable[int]:
         live, brokers = self._live.value, self._controller.image.brokers

@@ -199,7 +199,10 @@ async def test_a_broker_that_is_alive_and_cut_off_is_fenced(
     assert created.error is ErrorCode.NONE
     await cluster.fenced(2)
     assert cluster.controller.image.topics["a"].partitions[0].leader == 1
-    # Of the two that are left, the controller is the one that stays.
+    # Of two that are left, the controller is the one that stays.
+    await cluster.members[2].close()
+    async with asyncio.timeout(20):
+        await cluster.watch._live.wait_for(lambda live: live is not None and 2 not in live)
     talking.cancel()
     await cluster.fenced(1, 2)
     assert cluster.controller.is_active
@@ -231,6 +234,46 @@ async def test_a_controller_that_hears_of_too_few_leaves_the_role_to_another(
     # Nobody was fenced by the one that was cut off.
     assert not any(broker.fenced for broker in other.image.brokers.values())
     await asyncio.wait_for(cluster.controller.location.wait_for(lambda at: at is not None and at.node_id == 1), 20)
+
+
+async def test_a_controller_that_loses_one_broker_after_another_leaves_the_role_to_one_of_them(
+    make_controller: MakeController, closing: AsyncExitStack
+) -> None:
+    store = SlowStore(poll_interval_ms=5)
+    cluster = Cluster(store, make_controller(store), closing, silence_max_ms=SILENCE_MS)
+    await cluster.start()
+    other = make_controller(store, 1)
+    await other.start()
+    assert other.membership.current is not None
+    with cluster.controller.contact.asking(1):
+        with cluster.controller.contact.asking(2):
+            await cluster.register(1, other.membership.current.incarnation)
+            await cluster.register(2, (await cluster.join(2)).incarnation)
+        await cluster.fenced(2)
+        assert cluster.controller.is_active
+    await asyncio.wait_for(other.wait_until_active(), 20)
+    assert not cluster.controller.is_active
+    # The one that was still in touch is not fenced by the controller that was cut off.
+    assert not other.image.brokers[1].fenced
+
+
+async def test_a_controller_in_touch_with_one_of_two_stays_whatever_the_other_does(
+    store: MemoryStore, make_controller: MakeController, closing: AsyncExitStack
+) -> None:
+    cluster = Cluster(store, make_controller(store), closing, silence_max_ms=SILENCE_MS)
+    await cluster.start()
+    talking = asyncio.create_task(ask_again_and_again(cluster.controller, 1))
+    for node_id in (1, 2):
+        await cluster.register(node_id, (await cluster.join(node_id)).incarnation)
+    await cluster.fenced(2)
+    # It is started again, and reads its logs for so long that it has not asked anything yet.
+    await cluster.members[2].close()
+    again = await cluster.join(2)
+    async with asyncio.timeout(20):
+        await cluster.watch._live.wait_for(lambda live: live is not None and live.get(2) == again.incarnation)
+    talking.cancel()
+    await cluster.fenced(1, 2)
+    assert cluster.controller.is_active
 
 
 async def test_a_controller_that_stepped_down_stands_again_where_nobody_else_does(
