@@ -2,8 +2,8 @@
 
 What always holds: a request is handled by the handler of its API, as if a client had sent it, so what the controller
 decides does not depend on who is asked; the answer is that of an active controller; where there is none, the channel
-waits for one to be elected, and then raises KafkaError. A request may be carried out twice when its first answer is
-lost, so it must not matter: requests to the controller carry epochs.
+waits for one to be elected, and then raises KafkaError; a controller that was replaced is not waited for. A request may
+be carried out twice when its first answer is lost, so it must not matter: requests to the controller carry epochs.
 """
 
 from __future__ import annotations
@@ -36,6 +36,10 @@ ELECTION_WAIT_S: Final = 10.0
 _RETRY_PAUSE_S: Final = 0.1
 """Before the same controller is asked again that has just said that it is not the controller: the store's watch is late
 by that much."""
+
+REPLACED_GRACE_S: Final = 1.0
+"""How much longer a controller that was replaced may take to answer: it answers at once, what it did or that it is none
+any more, unless it is dead or cut off, which a connection may not notice for minutes."""
 
 ResponseT = TypeVar("ResponseT")
 
@@ -72,7 +76,7 @@ class RoutedControllerChannel:
                     if self._controller.is_active:
                         response = await handle_locally(api, request, self._services())
                     else:
-                        response = await self._send(location, api, request, response_class, deadline_s - loop.time())
+                        response = await self._ask(location, api, request, response_class, deadline_s - loop.time())
             except TimeoutError:
                 raise _timed_out(api, timeout_s) from None
             if response is not None:
@@ -80,7 +84,33 @@ class RoutedControllerChannel:
                     raise TypeError(f"{api.name} is answered by {type(response).__name__}")
                 if getattr(response, "error_code", ErrorCode.NONE) != ErrorCode.NOT_CONTROLLER:
                     return response
+            if self._controller.location.value != location:
+                found_by_s = max(found_by_s, min(deadline_s, loop.time() + ELECTION_WAIT_S))
             await self._wait_for_news(location, min(found_by_s, loop.time() + _RETRY_PAUSE_S))
+
+    async def _ask(
+        self,
+        location: ControllerLocation,
+        api: Api,
+        request: object,
+        response_class: type[ResponseT],
+        timeout_s: float,
+    ) -> ResponseT | None:
+        """The answer, None if the broker could not be asked, or has not answered and is no longer the controller."""
+        sending = asyncio.ensure_future(self._send(location, api, request, response_class, timeout_s))
+        replaced = asyncio.ensure_future(self._controller.location.wait_for(lambda now: now != location))
+        try:
+            await asyncio.wait((sending, replaced), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                await asyncio.wait((sending,), timeout=REPLACED_GRACE_S)
+            if sending.done():
+                return sending.result()
+            logger.info("broker %d was the controller and does not answer %s", location.node_id, api.name)
+            return None
+        finally:
+            for task in (sending, replaced):
+                task.cancel()
+            await asyncio.wait((sending, replaced))
 
     async def _send(
         self,
