@@ -34,7 +34,7 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
     SessionExpiredError,
 )
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.interfaces import IAsyncResult
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
 from kazoo.retry import KazooRetry
@@ -82,6 +82,9 @@ CALL_TIMEOUT_S: Final = 10.0
 
 _CLIENT_SESSION_S: Final = 10.0
 """The session of the connection that reads and writes. It owns no node, so its end harms nobody."""
+
+_SERVER_TIMEOUT_S_MIN: Final = 0.5
+"""The shortest time to wait for a server to take a connection, however many servers and however short the session."""
 
 _LOOK_AGAIN_MS: Final = 1_000.0
 """How often watches look by themselves: a safety net, since ZooKeeper tells of changes at once."""
@@ -295,9 +298,12 @@ class ZooKeeperStore:
         return client
 
     def _make_client(self, session_s: float) -> KazooClient:
+        # Half of the session is for servers that are dark; the other half is for the heartbeats before and after.
+        connect_timeout_s = max(_SERVER_TIMEOUT_S_MIN, session_s / 2 / len(self._address.hosts.split(",")))
         return KazooClient(
             hosts=self._address.hosts,
             timeout=session_s,
+            handler=_ImpatientHandler(connect_timeout_s),
             logger=_kazoo_logger,
             # Connections are tried again for ever; what a call may wait is up to the call.
             connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=1.0, ignore_expire=False),
@@ -466,6 +472,20 @@ class ZooKeeperStore:
 
     async def _look_again(self) -> None:
         self._changes.announce(None)
+
+
+class _ImpatientHandler(SequentialThreadingHandler):  # type: ignore[misc] # kazoo has no types
+    """Gives up on a server that takes no connection in time, for the sake of the others.
+
+    kazoo gives each server the whole time of the session, so one whose machine is gone without a word could cost it.
+    """
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        super().__init__()
+        self._connect_timeout_s = connect_timeout_s
+
+    def create_connection(self, *args: Any, **options: Any) -> Any:
+        return super().create_connection(*args, **{**options, "timeout": self._connect_timeout_s})
 
 
 class _Moved:

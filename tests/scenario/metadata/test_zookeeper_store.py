@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 import signal
+import socket
 import sys
-from collections.abc import Callable
-from contextlib import aclosing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooState
 
 from tcp_proxy import TcpProxy
 from tidelog.bench.brokers import free_port
@@ -168,6 +172,46 @@ async def test_an_ensemble_that_is_not_there_is_named(
     # One line, and nothing about each attempt.
     lines = [record.getMessage() for record in caplog.records if record.name != "asyncio"]
     assert lines == [f"waiting for ZooKeeper at 127.0.0.1:{port}, for up to 0.3 s"]
+
+
+@pytest.fixture
+def dark_address() -> Iterator[str]:
+    """Where nobody answers, not even that nobody listens: the queue of connections to accept is full."""
+    waiting: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        try:
+            for _ in range(10):
+                waiting.append(socket.socket())
+                waiting[-1].settimeout(0.2)
+                waiting[-1].connect(listener.getsockname())
+            pytest.skip("this system accepts more connections than were asked for")
+        except TimeoutError:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            for each in waiting:
+                each.close()
+
+
+async def test_a_server_that_is_dark_costs_neither_the_start_nor_a_session(
+    dark_address: str, ensemble: Ensemble, closing: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Servers are tried in a random order. Here the dark one comes first, each time.
+    monkeypatch.setattr(random, "shuffle", lambda _: None)
+    lit = parse_address(ensemble.address).hosts.partition(",")[0]
+    store = ZooKeeperStore(parse_address(f"zookeeper://{dark_address},{lit}/dark"))
+    closing.push_async_callback(store.close)
+    await store.open()
+    session = await store.session(6_000)
+    connected = store._sessions[session.id].client
+    while not isinstance(await store.txn([], [Put("live/1", b"", owner=session.id)]), Ok):
+        assert not session.lost.is_set()
+    # Its connection breaks, and the dark server is tried before the other one.
+    is_back = threading.Event()
+    connected.add_listener(lambda state: is_back.set() if state == KazooState.CONNECTED else None)
+    connected._connection._socket.shutdown(socket.SHUT_RDWR)
+    assert await asyncio.to_thread(is_back.wait, 30)
+    assert not session.lost.is_set()
+    assert list(await store.list("live/")) == ["live/1"]
 
 
 async def test_a_lost_connection_is_logged_once(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
