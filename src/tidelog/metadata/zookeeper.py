@@ -86,6 +86,9 @@ _CLIENT_SESSION_S: Final = 10.0
 _SERVER_TIMEOUT_S_MIN: Final = 0.5
 """The shortest time to wait for a server to take a connection, however many servers and however short the session."""
 
+_FAREWELL_S: Final = 1.0
+"""How long the end of a session waits for the ensemble to hear of it. It is told later where it is away for longer."""
+
 _LOOK_AGAIN_MS: Final = 1_000.0
 """How often watches look by themselves: a safety net, since ZooKeeper tells of changes at once."""
 
@@ -146,6 +149,9 @@ class ZooKeeperStore:
         self._is_closed = False
         self._directories: set[str] = set()
         self._sessions: dict[str, _ZooKeeperSession] = {}
+        # Ends of sessions that the ensemble has still to be told of.
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._has_to_end = asyncio.Event()
         # Sends heartbeats, which wait for the ensemble.
         self._thread = SqlThread("metadata")
         self._changes = Changes(self._look_again, _LOOK_AGAIN_MS)
@@ -238,11 +244,12 @@ class ZooKeeperStore:
             return
         self._is_closed = True
         self._thread.shutdown()
+        self._has_to_end.set()
         clients = [session.client for session in self._sessions.values()]
         if self._connecting is not None:
             with contextlib.suppress(MetadataStoreError):
                 clients.append(await self._connecting)
-        await _in_thread(lambda: _stop(*clients))
+        await asyncio.gather(_in_thread(lambda: _stop(*clients)), *self._farewells)
 
     # Sessions, for `Lease`
 
@@ -268,9 +275,38 @@ class ZooKeeperStore:
 
     async def end_session(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
-        if session is not None:
-            await _in_thread(lambda: _stop(session.client))
-            self._changes.announce(None)
+        if session is None:
+            return
+        farewell = asyncio.get_running_loop().create_task(self._say_farewell(session.client))
+        self._farewells.add(farewell)
+        farewell.add_done_callback(self._farewells.discard)
+        await asyncio.wait((farewell,), timeout=_FAREWELL_S)
+        self._changes.announce(None)
+
+    async def _say_farewell(self, client: KazooClient) -> None:
+        """End a session, once its connection is back.
+
+        A session that nobody ends lasts for its whole time again after the ensemble has elected a leader, and what it
+        owns would block its next owner as long.
+        """
+        loop = asyncio.get_running_loop()
+        is_heard = asyncio.Event()
+
+        def on_state(state: str) -> None:
+            if state != KazooState.SUSPENDED:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(is_heard.set)
+
+        client.add_listener(on_state)
+        if client.state == KazooState.SUSPENDED:
+            waits = [asyncio.ensure_future(event.wait()) for event in (is_heard, self._has_to_end)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        try:
+            await _in_thread(lambda: _stop(client))
+        except KazooException as error:
+            logger.warning("a session with ZooKeeper is left to end by itself: %s", _reason(error))
 
     # Connections
 

@@ -214,6 +214,48 @@ async def test_a_server_that_is_dark_costs_neither_the_start_nor_a_session(
     assert list(await store.list("live/")) == ["live/1"]
 
 
+async def test_a_session_that_ends_while_the_ensemble_is_away_blocks_nobody_after(
+    ensemble: Ensemble, closing: AsyncExitStack
+) -> None:
+    address = parse_address(ensemble.address)
+    port = int(address.hosts.partition(",")[0].rpartition(":")[2])
+    near = ZooKeeperStore(address._replace(chroot="/farewell"))
+    closing.push_async_callback(near.close)
+    with TcpProxy(port) as proxy:
+        store = ZooKeeperStore(parse_address(f"zookeeper://{proxy.address}/farewell"))
+        closing.push_async_callback(store.close)
+        session = await store.session(10_000)
+        assert isinstance(await store.txn([("live/1", ABSENT)], [Put("live/1", b"", owner=session.id)]), Ok)
+        assert await near.barrier()
+        assert list(await near.list("live/")) == ["live/1"]
+        proxy.refusing = True
+        proxy.cut_all()
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.connections_refused >= 2)
+        await session.close()
+        assert list(await near.list("live/")) == ["live/1"]
+        proxy.refusing = False
+        # By itself, it would last for 10 s from when it last was heard of.
+        async with asyncio.timeout(6), aclosing(near.watch("live/")) as snapshots:
+            async for snapshot in snapshots:
+                if not snapshot.records:
+                    break
+        assert await store.session(10_000)
+
+
+async def test_a_store_closes_while_the_ensemble_has_not_heard_of_the_end_of_a_session(ensemble: Ensemble) -> None:
+    port = int(parse_address(ensemble.address).hosts.partition(",")[0].rpartition(":")[2])
+    with TcpProxy(port) as proxy:
+        store = ZooKeeperStore(parse_address(f"zookeeper://{proxy.address}/farewell"))
+        session = await store.session(10_000)
+        proxy.refusing = True
+        proxy.cut_all()
+        await asyncio.to_thread(proxy.wait_for, lambda: proxy.connections_refused >= 2)
+        await session.close()
+        assert store._farewells
+        await store.close()
+        assert not store._farewells
+
+
 async def test_a_lost_connection_is_logged_once(ensemble: Ensemble, caplog: pytest.LogCaptureFixture) -> None:
     port = int(ensemble.address.partition(",")[0].rpartition(":")[2])
     with TcpProxy(port) as proxy:
