@@ -28,8 +28,12 @@ logger = logging.getLogger(__name__)
 SESSION_TTL_MS: Final = 6_000
 """How long a broker may be silent before it counts as dead: longer than a disk occasionally stalls."""
 
+_TAKEN_TTLS: Final = 2.0
+"""How many times as long as a session lasts a start waits for the broker before it to be gone: ZooKeeper gives each
+session its whole time again when it elects a leader."""
+
 _TAKEN_GRACE_S: Final = 1.0
-"""How much longer than a session lasts a start waits for the broker before it to be gone: stores notice late."""
+"""How much longer than that: stores notice late."""
 
 _RETRY_PAUSE_S: Final = 1.0
 _PROCESS_BYTES: Final = 12
@@ -89,7 +93,7 @@ class Membership:
     async def join(self) -> None:
         """Become a member; raises NodeIdTakenError, or MetadataStoreError, and leaves no session then."""
         try:
-            self._state.set(await self._enter(self._ttl_ms / 1000 + _TAKEN_GRACE_S))
+            self._state.set(await self._enter(_TAKEN_TTLS * self._ttl_ms / 1000 + _TAKEN_GRACE_S))
         except BaseException:
             await self._close_session()
             raise
@@ -142,9 +146,13 @@ class Membership:
             self._session = None
 
     async def _enter(self, patience_s: float | None) -> Member:
-        """Open a session and claim the node id; waits for another owner to go, for ever where patience is None."""
+        """Open a session and claim the node id.
+
+        Waits for another owner to go, for ever where patience is None, and else for so long from when it is first seen:
+        what it takes to reach the store does not count.
+        """
         loop = asyncio.get_running_loop()
-        deadline_s = None if patience_s is None else loop.time() + patience_s
+        deadline_s: float | None = None
         key = layout.live_key(self._node_id)
         while True:
             session = self._session = await self._store.session(self._ttl_ms)
@@ -160,6 +168,8 @@ class Membership:
                 if rec is not None and live_incarnation(rec) == incarnation:
                     return Member(session, incarnation)  # an attempt before was carried out after all
                 if isinstance(result, Conflict) and rec is not None:
+                    if deadline_s is None and patience_s is not None:
+                        deadline_s = loop.time() + patience_s
                     await self._wait_for_owner_to_go(key, session, deadline_s)
                 else:
                     await asyncio.sleep(_UNKNOWN_PAUSE_S)

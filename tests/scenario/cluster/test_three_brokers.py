@@ -248,7 +248,7 @@ def test_without_a_controller_requests_for_it_are_refused(
 
 
 def test_two_brokers_with_one_id(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidelog.controller.membership._TAKEN_GRACE_S", -5.9)
+    monkeypatch.setattr("tidelog.controller.membership._TAKEN_GRACE_S", -11.9)
     cluster = make_cluster()
     cluster.start(1)
     second = Broker(settings=cluster[1]._given_settings, data_dir=cluster.directory / "elsewhere")

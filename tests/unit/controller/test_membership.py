@@ -13,7 +13,7 @@ from tidelog.controller import layout
 from tidelog.controller.membership import Membership, NodeIdTakenError, is_same_process, live_incarnation
 from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
-from tidelog.metadata.store import Check, MetadataStoreError, Op, Store, TxnResult
+from tidelog.metadata.store import Check, MetadataStoreError, Op, Session, Store, TxnResult
 
 TTL_MS = 60_000
 KEY = layout.live_key(3)
@@ -49,10 +49,35 @@ async def test_a_member_holds_the_key_of_its_node_id_until_it_closes(
 async def test_a_node_id_that_is_taken_is_refused(store: MemoryStore, closing: AsyncExitStack) -> None:
     await membership(store, closing).join()
     sessions = set(store._sessions)
-    # As long as a session of its own would last, and a little more: the other one may have just died.
+    # Twice as long as a session of its own would last, and a little more: the other one may have just died.
     with pytest.raises(NodeIdTakenError, match="node id 3 is used by another running broker"):
-        await membership(store, closing, ttl_ms=-990).join()
+        await membership(store, closing, ttl_ms=-495).join()
     assert set(store._sessions) == sessions
+
+
+async def test_a_start_is_patient_for_two_sessions_from_when_it_reached_the_store(
+    store: MemoryStore, closing: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await membership(store, closing).join()
+    loop = asyncio.get_running_loop()
+    real = store.session
+    reached_s, deadlines_s = [], []
+
+    async def session(ttl_ms: float) -> Session:
+        await asyncio.sleep(0.01)  # the store is far away
+        reached_s.append(loop.time())
+        return await real(ttl_ms)
+
+    async def wait_for_owner(_: Membership, key: str, session: Session, deadline_s: float) -> None:
+        deadlines_s.append(deadline_s)
+        raise NodeIdTakenError(key)
+
+    monkeypatch.setattr(store, "session", session)
+    monkeypatch.setattr(Membership, "_wait_for_owner_to_go", wait_for_owner)
+    with pytest.raises(NodeIdTakenError):
+        await membership(store, closing).join()
+    # An election of ZooKeeper's gives the session of a broker that was killed its whole time again.
+    assert deadlines_s[0] >= reached_s[0] + 2 * TTL_MS / 1000
 
 
 async def test_a_node_id_is_free_once_its_owner_is_gone(store: MemoryStore, closing: AsyncExitStack) -> None:
