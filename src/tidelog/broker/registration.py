@@ -109,9 +109,24 @@ class Registration:
     async def shut_down(self, timeout_s: float) -> bool:
         """Have others take over what this broker leads; False when that was not done in time.
 
-        The broker serves what it still leads meanwhile, and must stop afterwards.
+        The broker serves what it still leads meanwhile, and must stop afterwards. One that loses its registration leads
+        nothing any more, and stops at once: nobody would answer it for as long as the metadata store is away.
         """
         await self.close()
+        handing_over = asyncio.ensure_future(self._hand_over(timeout_s))
+        lost = asyncio.ensure_future(self._wait_for_loss())
+        try:
+            await asyncio.wait((handing_over, lost), return_when=asyncio.FIRST_COMPLETED)
+            if handing_over.done():
+                return handing_over.result()
+            logger.info("broker %d is fenced, and has nothing left to hand over", self._node_id)
+            return False
+        finally:
+            for task in (handing_over, lost):
+                task.cancel()
+            await asyncio.wait((handing_over, lost))
+
+    async def _hand_over(self, timeout_s: float) -> bool:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:

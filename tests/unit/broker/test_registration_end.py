@@ -1,4 +1,4 @@
-"""Under which epoch a broker stops cleanly, when it has not heard of its last registration."""
+"""How a registration ends: when a broker hands over no longer, and under which epoch it stops cleanly."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OURS, OURS_LATER, OTHERS = (
 BROKER = BrokerInfo(node_id=1, epoch=41, endpoints=(), rack=None, fenced=False, directories=())
 
 
-def registration_with(store: MemoryStore) -> Registration:
+def registration_with(store: MemoryStore, cluster: object = None) -> Registration:
     registration = Registration(
-        cast(Any, None),
-        cast(Any, None),
+        cast(Any, cluster),
+        cast(Any, cluster),
         cast(Any, None),
         cast(Any, SimpleNamespace(node_id=1)),
         store=store,
@@ -68,3 +68,36 @@ def test_without_the_store_a_stop_names_what_is_known() -> None:
         return empty.epoch, absent.epoch
 
     assert asyncio.run(scenario()) == (41, 41)
+
+
+class Silence:
+    """A controller that does not answer, and a cluster of which nothing is heard."""
+
+    def __init__(self) -> None:
+        self.was_asked = asyncio.Event()
+        self.image = SimpleNamespace(revision=0)
+
+    async def call(self, *_: object, **__: object) -> None:
+        self.was_asked.set()
+        await asyncio.Event().wait()
+
+    async def wait_for(self, *_: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_lost_before", [False, True])
+def test_a_broker_without_a_session_waits_for_nobody_to_take_over(is_lost_before: bool) -> None:
+    async def scenario() -> bool:
+        silence = Silence()
+        registration = registration_with(MemoryStore(SystemClock()), silence)
+        member = registration._member = Member(cast(Any, SimpleNamespace(lost=asyncio.Event())), OURS)
+        if is_lost_before:
+            member.report_lost()
+        ending = asyncio.create_task(registration.shut_down(3600))
+        if not is_lost_before:
+            await asyncio.wait_for(silence.was_asked.wait(), 20)
+            assert not ending.done()
+            member.report_lost()
+        return await asyncio.wait_for(ending, 20)
+
+    assert asyncio.run(scenario()) is False
