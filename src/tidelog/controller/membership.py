@@ -200,10 +200,16 @@ class Membership:
             await asyncio.wait({watching, lost})
 
     async def _watch_until_absent(self, key: str) -> None:
-        async with contextlib.aclosing(self._store.watch(key)) as snapshots:
-            async for snapshot in snapshots:
-                if key not in snapshot.records:
-                    return
+        while True:
+            try:
+                async with contextlib.aclosing(self._store.watch(key)) as snapshots:
+                    async for snapshot in snapshots:
+                        if key not in snapshot.records:
+                            return
+            except MetadataStoreError as error:
+                # A store that loses its leader also makes others wait; our own session tells how long it may be away.
+                logger.warning("can't see whether the broker that has node id %d is gone: %s", self._node_id, error)
+                await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 def is_same_process(one: uuid.UUID, other: uuid.UUID) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -13,7 +13,7 @@ from tidelog.controller import layout
 from tidelog.controller.membership import Membership, NodeIdTakenError, is_same_process, live_incarnation
 from tidelog.metadata.faulty import Faults, FaultySession, FaultyStore
 from tidelog.metadata.memory import MemoryStore
-from tidelog.metadata.store import Check, MetadataStoreError, Op, Session, Store, TxnResult
+from tidelog.metadata.store import Check, MetadataStoreError, Op, Session, Snapshot, Store, TxnResult
 
 TTL_MS = 60_000
 KEY = layout.live_key(3)
@@ -78,6 +78,31 @@ async def test_a_start_is_patient_for_two_sessions_from_when_it_reached_the_stor
         await membership(store, closing).join()
     # An election of ZooKeeper's gives the session of a broker that was killed its whole time again.
     assert deadlines_s[0] >= reached_s[0] + 2 * TTL_MS / 1000
+
+
+async def test_a_start_waits_on_while_the_store_can_not_be_watched(
+    store: MemoryStore, closing: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.controller.membership._RETRY_PAUSE_S", 0.001)
+    first = membership(store, closing)
+    await first.join()
+    real = store.watch
+    has_failed = asyncio.Event()
+
+    async def watch(prefix: str) -> AsyncGenerator[Snapshot, None]:
+        if not has_failed.is_set():
+            has_failed.set()
+            raise MetadataStoreError("ConnectionLoss")
+        async for snapshot in real(prefix):
+            yield snapshot
+
+    monkeypatch.setattr(store, "watch", watch)
+    second = membership(store, closing)
+    joining = asyncio.create_task(second.join())
+    await asyncio.wait_for(has_failed.wait(), 20)
+    await first.close()
+    await asyncio.wait_for(joining, 20)
+    assert second.current is not None
 
 
 async def test_a_node_id_is_free_once_its_owner_is_gone(store: MemoryStore, closing: AsyncExitStack) -> None:
