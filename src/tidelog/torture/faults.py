@@ -7,6 +7,7 @@ whatever happened before, so it undoes also what was only half begun, and may be
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,7 +21,7 @@ from tidelog.torture.cluster import GLANCE_MS, TortureCluster
 from tidelog.torture.disks import DiskImage
 from tidelog.torture.errors import TortureError
 from tidelog.torture.networks import LinkSpeed, Networks
-from tidelog.torture.nodes import Node, start_all, wait_for
+from tidelog.torture.nodes import Node, NodeError, start_all, wait_for
 
 # A fault lasts from an instant to longer than any session, lag time and request time-out of `settings_for`.
 _HOLDS_S: Final = ((0.2, 2.0), (2.0, 7.0), (7.0, 20.0))
@@ -35,6 +36,8 @@ _PROBE_S: Final = 0.2
 NETWORK: Final = "the network"
 DISKS: Final = "disks"
 """One disk at a time: two that fail could take the last copies of a record with them."""
+KILLS: Final = "killed brokers"
+"""Those that run while a disk has failed have the last copies that are sure to be whole."""
 
 
 class Refused(Exception):  # noqa: N818 - not an error
@@ -142,19 +145,23 @@ def _killed(scene: Scene, kind: str, nodes: Sequence[Node]) -> Fault:
     )
 
 
+def _to_kill(scene: Scene) -> list[Node]:
+    return scene.free(scene.cluster.nodes) if scene.unsafe or scene.is_free(KILLS) else []
+
+
 def _kill(scene: Scene) -> Fault | None:
-    node = scene.pick(scene.cluster.nodes)
+    node = scene.pick(_to_kill(scene))
     return None if node is None else _killed(scene, "kill", [node])
 
 
 def _kill_two(scene: Scene) -> Fault | None:
-    free = scene.free(scene.cluster.nodes)
+    free = _to_kill(scene)
     return None if len(free) < 2 else _killed(scene, "kill-two", scene.rng.sample(free, 2))
 
 
 def _kill_controller(scene: Scene) -> Fault | None:
     node = scene.cluster.controller()
-    if node is None or node not in scene.free(scene.cluster.nodes):
+    if node is None or node not in _to_kill(scene):
         return None
     return _killed(scene, "kill-controller", [node])
 
@@ -398,26 +405,35 @@ def _full_disk(scene: Scene) -> Fault | None:
 
 
 def _failing_disk(scene: Scene) -> Fault | None:
-    found = _disk_of(scene)
-    # It loses what was not flushed: only where all other replicas have everything may it begin.
-    if found is None or not (scene.unsafe or scene.cluster.is_in_sync()):
+    found, nodes = _disk_of(scene), scene.cluster.nodes
+    # It loses what was not flushed: only where all other replicas have everything may it begin. A broker that is killed
+    # counts as one that may have lost records, too, so none may be killed until this one has caught up.
+    if found is None or not (scene.unsafe or (len(scene.free(nodes)) == len(nodes) and scene.cluster.is_in_sync())):
         return None
-    (node, disk), hold_s = found, scene.hold_s()
+    (node, disk), hold_s, cluster = found, scene.hold_s(), scene.cluster
 
     def end() -> None:
-        node.kill()
         if disk.is_broken:
+            node.kill()
             disk.mend_file_system()
         node.start()
+
+    def during(hold: Hold) -> None:
+        hold(hold_s)
+        while hold(_PROBE_S):
+            with contextlib.suppress(NodeError):  # other faults may keep it from starting
+                end()
+                if cluster.is_in_sync():
+                    return
 
     return Fault(
         "failing-disk",
         node.name,
-        _disk_needs(scene, node),
+        _disk_needs(scene, node) | {KILLS},
         disk.break_file_system,
         end,
-        hold_s,
-        f"read-only for {_seconds(hold_s)}, then checked, and the broker restarted",
+        detail=f"read-only for {_seconds(hold_s)}, then checked, and the broker restarted",
+        during=during,
     )
 
 

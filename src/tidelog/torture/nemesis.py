@@ -6,7 +6,8 @@ What always holds, unless it is told to be unsafe:
 - Any number of brokers may be killed or hang at the same time: what they wrote is in the kernel's memory and outlives
   them. Nothing ever takes the power from them.
 - At most one disk is full, stalls or fails at a time, and none while a partition has a replica less by reassignment. A
-  disk that fails loses what was not flushed, so it fails only when all replicas of all partitions are in sync.
+  disk that fails loses what was not flushed, so it fails only when all replicas of all partitions are in sync, and no
+  other broker is killed until this one has caught up.
 - Clocks are never wrong by as much as makes a broker refuse records or delete them.
 - To one server only one thing is done at a time, but networks and clocks may be wrong beside that. There is one cut of
   the network at a time.

@@ -19,6 +19,7 @@ QUANTITIES = [quantity for each in MEASUREMENTS.values() for quantity in each.qu
 def little_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_bench, "WARM_UP_ROUND_TRIPS", 10)
     monkeypatch.setattr(cluster_bench, "WARM_UP_BATCHES", 3)
+    monkeypatch.setattr(cluster_bench, "touch_free_memory", lambda progress: None)
 
 
 @pytest.mark.usefixtures("little_warm_up")

@@ -317,6 +317,28 @@ def test_no_disk_fails_unless_all_replicas_are_in_sync(cluster: NotedCluster) ->
     assert draw("failing-disk", Scene(cluster, [], random.Random(1), unsafe=True)) is not None
 
 
+@pytest.mark.parametrize("kind", ["kill", "kill-two", "kill-controller"])
+def test_nobody_is_killed_until_a_broker_whose_disk_failed_has_caught_up(cluster: NotedCluster, kind: str) -> None:
+    busy: set[str] = set()
+    fault = draw("failing-disk", Scene(cluster, [], random.Random(1)))
+    assert fault is not None
+    held_needs(fault, busy)
+    assert draw(kind, Scene(cluster, [], random.Random(1), busy)) is None
+    assert draw(kind, Scene(cluster, [], random.Random(1))) is not None
+    assert draw("failing-disk", Scene(cluster, [], random.Random(1), {"broker-1"})) is None
+
+    assert fault.during is not None
+    cluster.in_sync = False
+    turns = iter(range(100))
+
+    def hold(_seconds: float) -> bool:
+        cluster.in_sync = next(turns) == 5
+        return True
+
+    fault.during(hold)
+    assert next(turns) == 6
+
+
 def test_a_majority_of_the_store_always_runs(cluster: NotedCluster) -> None:
     busy: set[str] = set()
     for seed in range(20):
