@@ -18,6 +18,8 @@ from tidelog.client.errors import ClientError
 from tidelog.client.types import TopicPartition
 
 GROUP = "readers"
+# Whoever is paused while it does what it does with records goes on with a commit of them.
+_PROCESSING_S = 0.5
 
 
 class Ownership:
@@ -139,6 +141,7 @@ class Member(RebalanceListener):
             self._notes.grouped.add(record.value)
             offsets[record.partition] = record.offset + 1
         if records:
+            await asyncio.sleep(_PROCESSING_S)
             asked_at = self._ownership.handovers
             await consumer.commit({TopicPartition(SOURCE, index): offset for index, offset in offsets.items()})
             self._ownership.on_committed(self, offsets, asked_at)

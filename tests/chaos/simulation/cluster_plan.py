@@ -115,9 +115,12 @@ def draw_plan(seed: int) -> Plan:
     has_power_cuts = "power cut" in kinds
     victim = rng.choice(BROKERS) if has_power_cuts else 0
     flushes_each = rng.random() < 0.2
+    settings = _draw_settings(rng, may_be_alone=flushes_each or not has_power_cuts, flushes_each=flushes_each)
+    if has_power_cuts:
+        settings |= _draw_durability(random.Random(f"{seed} durability"))
     return Plan(
         seed=seed,
-        settings=_draw_settings(rng, may_be_alone=flushes_each or not has_power_cuts, flushes_each=flushes_each),
+        settings=settings,
         weather=_draw_weather(rng),
         store_weather=_draw_store_weather(rng),
         trouble_s=trouble_s,
@@ -140,6 +143,19 @@ def _draw_settings(rng: random.Random, *, may_be_alone: bool, flushes_each: bool
         "log.segment.bytes": rng.choice((1 << 30, 2_000)),
     }
     return drawn | ({"log.flush.interval.messages": 1} if flushes_each else {})
+
+
+def _draw_durability(rng: random.Random) -> dict[str, Any]:
+    """What a power cut may take. Drawn apart from the rest, which stays as it was before there was this."""
+    choice = rng.random()
+    if choice < 0.4:
+        # Whoever loses its power is an eligible leader replica (KIP-966) until it registers again. With a lower
+        # minimum, somebody else would have to be gone at the same time.
+        return {"min.insync.replicas": len(BROKERS)}
+    if choice < 0.6:
+        # What only one broker has, it has flushed.
+        return {"min.insync.replicas": 1, "log.flush.interval.messages": 1}
+    return {}
 
 
 def _draw_weather(rng: random.Random) -> dict[str, float]:

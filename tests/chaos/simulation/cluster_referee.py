@@ -9,6 +9,7 @@ not have heard of it yet.
 from __future__ import annotations
 
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from tidelog.broker.partition import Partition
 from tidelog.broker.producer_ids import ProducerIdAllocator
 from tidelog.controller import layout
 from tidelog.controller.cluster_view import ClusterView
-from tidelog.controller.image import NO_LEADER, PartitionState
+from tidelog.controller.image import PartitionState
 from tidelog.log import PartitionLog
 from tidelog.metadata.store import Op, Put
 from tidelog.records import iter_headers
@@ -31,7 +32,10 @@ Place = tuple[str, int]
 """A topic and a partition of it."""
 
 Batch = tuple[int, int, int]
-"""Where a batch ends, the epoch of the leader that wrote it, and its checksum."""
+"""Where a batch ends, the epoch of the leader that wrote it, and the checksum of its bytes as they are in this log.
+
+The checksum that the batch holds itself would not show that its records are torn.
+"""
 
 _READ_BYTES = 1 << 20
 _CONTROLLERS_OWN = (layout.TOPICS, layout.PARTITIONS, layout.BROKERS, layout.PRODUCER_IDS, layout.BROKER_CONFIGS)
@@ -55,6 +59,7 @@ class Referee:
         self._violations = violations
         self._brokers = brokers
         self._committed: dict[Place, dict[int, Batch]] = {}
+        self._committed_ends: dict[Place, int] = {}
         self._leaders: dict[tuple[str, int, int], Process] = {}
         self._producer_ids: set[int] = set()
         self._names: dict[uuid.UUID, str] = {}
@@ -112,8 +117,8 @@ class Referee:
             yield
 
     def committed_end(self, topic: str, partition: int) -> int:
-        batches = self._committed.get((topic, partition), {})
-        return max((end for end, _, _ in batches.values()), default=0)
+        """Where the highest high watermark was that any broker has had."""
+        return self._committed_ends.get((topic, partition), 0)
 
     # Replicas
 
@@ -123,22 +128,19 @@ class Referee:
                 self.check_members(topic, index)
 
     def check_members(self, topic: str, index: int) -> None:
-        """Whoever is in the ISR, or counts as eligible to lead, holds everything below the leader's high watermark."""
+        """Whoever is in the ISR, or counts as eligible to lead, holds all that was ever committed, whoever led then."""
         states = self.states.get(topic, ())
-        if index >= len(states) or states[index].leader == NO_LEADER:
+        if index >= len(states):
             return
         state = states[index]
-        leader = self.replica(state.leader, topic, index)
-        if leader is None or not leader.is_leader or leader.leader_epoch != state.leader_epoch:
-            return
+        end_offset = self.committed_end(topic, index)
         for member in (*state.isr, *state.elr):
             replica = self.replica(member, topic, index)
-            if replica is not None and replica.log.log_end_offset < leader.log.high_watermark:
+            if replica is not None and replica.log.log_end_offset < end_offset:
                 self._note(
                     Invariant.MEMBERS,
                     f"broker {member} is in the {'ISR' if member in state.isr else 'ELR'} of {topic}-{index} and ends "
-                    f"at {replica.log.log_end_offset}, below the high watermark {leader.log.high_watermark} of "
-                    f"broker {state.leader}",
+                    f"at {replica.log.log_end_offset}, although all is committed below {end_offset}",
                 )
 
     def replica(self, node_id: int, topic: str, index: int) -> Partition | None:
@@ -166,7 +168,9 @@ class Referee:
 
     def _on_committed(self, log: PartitionLog, before: int) -> None:
         self.high_watermarks += 1
-        batches = self._committed.setdefault((log.topic, log.partition), {})
+        place = log.topic, log.partition
+        self._committed_ends[place] = max(log.high_watermark, self.committed_end(*place))
+        batches = self._committed.setdefault(place, {})
         offset = max(before, log.log_start_offset)
         for base_offset, batch in _read_batches(log, offset, log.high_watermark):
             offset = batch[0]
@@ -238,6 +242,7 @@ def _read_batches(log: PartitionLog, offset: int, end_offset: int) -> Iterator[t
         data = b"".join(part.read() for part in read.slices)
         if not data:
             return
-        for _, header in iter_headers(data, allow_partial=True):
-            yield header.base_offset, (header.next_offset, header.partition_leader_epoch, header.crc)
+        for position, header in iter_headers(data, allow_partial=True):
+            checksum = zlib.crc32(memoryview(data)[position : position + header.size_bytes])
+            yield header.base_offset, (header.next_offset, header.partition_leader_epoch, checksum)
             offset = header.next_offset

@@ -40,6 +40,7 @@ _FIRST_PORT = 9092
 _LOOK_S = 0.2
 _PAUSE_S_MAX = 20.0
 _ERRORS_SHOWN = 8
+_LAST_WRITERS = 3
 
 
 @dataclass
@@ -344,6 +345,7 @@ class ClusterRun:
         )
 
     async def _check(self) -> None:
+        await self._write_at_last()
         source = (await self._read(SOURCE)).found
         self._notes.check_source(source)
         if self._plan.copies:
@@ -368,6 +370,15 @@ class ClusterRun:
                     return False
         self._referee.check_alike((SOURCE, TARGET))
         return True
+
+    async def _write_at_last(self) -> None:
+        """New producers get on as well, with ids that nobody else was given, whoever was the controller meanwhile."""
+        writers = [
+            Writer(f"l{number}", self._bootstrap, self._notes, self._rng(f"last writer {number}"), 1, 0.01)
+            for number in range(_LAST_WRITERS)
+        ]
+        tasks = [self._spawn("last writer", writer.run) for writer in writers]
+        await self._until(lambda: all(task.done() for task in tasks), "new writers are done")
 
     async def _read_copies(self, count: int) -> Reader:
         """All copies, once there are so many."""
@@ -402,6 +413,12 @@ def _settings(plan: Plan, node_id: int) -> Mapping[str, object]:
         "transaction.state.log.replication.factor": 3,
         "default.replication.factor": 3,
         "group.initial.rebalance.delay.ms": 0,
+        # Some batches at a time: loading takes a while.
+        "offsets.load.buffer.size": 1_000,
+        "transaction.state.log.load.buffer.size": 1_000,
+        # As the classic members have it: who stands still is removed before it goes on.
+        "group.consumer.session.timeout.ms": 6_000,
+        "group.consumer.heartbeat.interval.ms": 1_000,
         "tidelog.metadata": "zookeeper://store:2181/tidelog",
         "node.id": node_id,
         "listeners": f"PLAINTEXT://127.0.0.1:{_FIRST_PORT + node_id}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 from cluster_workload import TARGET
@@ -19,7 +20,7 @@ from tidelog.coordinator.actions import Action, Now, TopicPartition, TxnMarker
 from tidelog.coordinator.classic_group import ClassicGroup
 from tidelog.coordinator.consumer_group import ConsumerGroup
 from tidelog.coordinator.offset_requests import OffsetRequests
-from tidelog.coordinator.transaction import Transaction
+from tidelog.coordinator.transaction import Transaction, TransactionState
 from tidelog.coordinator.txn_completion import TransactionCompletion
 from tidelog.coordinator.txn_requests import TransactionRequests
 from tidelog.coordinator.txn_state import HeldTransaction
@@ -157,14 +158,19 @@ def let_zombies_write() -> Planting:
 
 @planted
 def add_no_partitions() -> Planting:
-    """A coordinator does not note which partitions a transaction writes to."""
-    real = TransactionRequests.add_partitions
+    """A coordinator says that it has noted which partitions a transaction writes to, and has only noted the first."""
+    real = Transaction.add
 
-    def add(self: TransactionRequests, ask: Any, exchange: int, now: Now) -> list[Action]:
-        kept = frozenset(sorted(ask.partitions)[:1])
-        return real(self, ask._replace(partitions=kept), exchange, now)
+    def add(self: Transaction, partitions: Iterable[TopicPartition], *args: int) -> Transaction:
+        is_ongoing = self.state is TransactionState.ONGOING
+        return real(self, () if is_ongoing else sorted(partitions)[:1], *args)
 
-    return mock.patch.object(TransactionRequests, "add_partitions", add)
+    def verify(
+        self: TransactionRequests, transactional_id: str, producer: Any, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, ErrorCode]:
+        return dict.fromkeys(partitions, ErrorCode.NONE)
+
+    return patched((Transaction, "add", add), (TransactionRequests, "verify_partitions", verify))
 
 
 # Coordinators that move
@@ -201,14 +207,11 @@ def load_only_what_was_committed() -> Planting:
 
     async def load(shard: Any, partition: Partition, buffer_bytes: int) -> int:
         log = partition.log
-        end_offset, log.log_end_offset = log.log_end_offset, max(log.high_watermark, log.log_start_offset)
-        try:
-            return await real(shard, partition, buffer_bytes)
-        finally:
-            log.log_end_offset = max(end_offset, log.log_end_offset)
+        end_offset = max(log.high_watermark, log.log_start_offset)
+        seen = SimpleNamespace(log_start_offset=log.log_start_offset, log_end_offset=end_offset, read=log.read)
+        return await real(shard, cast(Partition, SimpleNamespace(log=seen)), buffer_bytes)
 
-    modules = [module for module in (group_service, txn_service) if hasattr(module, "load_shard")]
-    return patched(*((module, "load_shard", load) for module in modules))
+    return patched((group_service, "load_shard", load), (txn_service, "load_shard", load))
 
 
 # Groups

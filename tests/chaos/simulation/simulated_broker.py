@@ -26,7 +26,15 @@ from simulated_disk import SimulatedDisk
 from simulated_kill import KillSwitch
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import SimulatedNetwork
-from tidelog.broker import coordinator_service, disk_room, group_timers, half_closed, replica_fetcher, turns
+from tidelog.broker import (
+    coordinator_service,
+    disk_room,
+    group_loading,
+    group_timers,
+    half_closed,
+    replica_fetcher,
+    turns,
+)
 from tidelog.broker.handlers import k00_produce
 from tidelog.client.address import Address
 from tidelog.client.network import connection as connection_module
@@ -154,6 +162,8 @@ class Machines:
                 (turns, "SHORT_WORK_S", _FOR_EVER_S),
                 (coordinator_service, "SLICE_S", _FOR_EVER_S),
                 (group_timers, "SLICE_S", _FOR_EVER_S),
+                # The small logs of coordinators are replayed in threads, as large ones are: others go on meanwhile.
+                (group_loading, "_INLINE_BYTES_MAX", 0),
                 (steps, "_PAUSE_AFTER_S", _FOR_EVER_S),
                 (k00_produce, "_LOOP_S_MAX", _FOR_EVER_S),
                 (replica_fetcher, "_TURN_S", _FOR_EVER_S),
