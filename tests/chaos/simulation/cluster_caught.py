@@ -35,6 +35,7 @@ CAUGHT: dict[str, int] = {
     "trust_after_a_crash": 6,
     "give_producer_ids_twice": 2,
     "skip_fsync": 74,
+    "serve_before_loading": 29,
 }
 """In every test run."""
 
@@ -45,7 +46,6 @@ RARE: dict[str, int] = {
     "let_zombies_write": 3,
     "mark_another_partition": 1,
     "add_no_partitions": 1,
-    "serve_before_loading": 27,
 }
 """By `make soak`: few seeds show it, or it takes long."""
 
@@ -55,6 +55,28 @@ NOT_CAUGHT: dict[str, str] = {
         "minimum whenever the ELR has members, and nothing is committed anyway. It would matter if brokers "
         "had different defaults. 120 seeds without it."
     ),
+    "accept_old_metadata": (
+        "A second lock: who asks a controller names the newest controller epoch it has heard of, and a controller "
+        "of an older one refuses; within one epoch, revisions only grow. 35 seeds without it."
+    ),
+    "ignore_epochs_of_fetches": (
+        "A second lock: a leader still compares the epoch of the last record that a follower has with its own "
+        "log, counts only fetches under the follower's broker epoch, and has each change of an ISR checked by the "
+        "controller. Most runs have fetches that only this mistake lets pass, and come to no harm. 35 seeds "
+        "without it."
+    ),
+    "lead_past_the_session": (
+        "A second lock: nobody copies from a former leader, so its high watermark stands still, acks=all is never "
+        "answered, and the controller refuses its changes of an ISR for their leader epoch. 28 seeds without it."
+    ),
+    "lose_new_directories": (
+        "The simulation lacks it: its machines had their data directories before the run, and a power cut takes "
+        "names in them, not their own. tests/unit/log/test_directory_set.py cuts the power above a new one."
+    ),
+    "never_open_again": (
+        "The simulation hides it: when disks are repaired, its operators restart every broker with a log that is "
+        "not open, and a restart opens the log with or without the mistake. 20 seeds without it."
+    ),
 }
 """By no seed, and why."""
 
@@ -62,10 +84,7 @@ OPEN: dict[str, int] = {
     "give_up_changes_without_an_answer": 20,
     "take_any_change_of_an_isr": 10,
     "truncate_to_the_high_watermark": 10,
-    "ignore_epochs_of_fetches": 20,
-    "lead_past_the_session": 10,
     "take_lost_writes_for_done": 10,
-    "accept_old_metadata": 20,
     "recover_without_checksums": 20,
     "decide_before_writing": 10,
     "serve_after_losing_the_log": 0,
@@ -75,8 +94,6 @@ OPEN: dict[str, int] = {
     "stop_under_an_old_registration": 15,
     "keep_recovery_points": 5,
     "leave_lost_replicas_offline": 15,
-    "lose_new_directories": 5,
-    "never_open_again": 15,
     "fail_without_the_store": 5,
     "let_anyone_lead_last": 15,
     "refuse_what_a_marker_revoked": 5,
