@@ -13,14 +13,12 @@ CAUGHT: dict[str, int] = {
     "commit_below_min_isr": 0,
     "expand_too_early": 0,
     "shrink_before_the_answer": 1,
-    "forget_who_is_joining": 17,
     "never_truncate": 0,
     "count_what_was_sent": 0,
     "write_no_leader_epochs": 0,
     "keep_the_leader_epoch": 0,
     "elect_anybody": 7,
     "elect_uncleanly": 8,
-    "write_as_deposed_controller": 6,
     "forget_settings_of_topics": 8,
     "write_repeated_batches": 0,
     "show_open_transactions": 1,
@@ -28,14 +26,16 @@ CAUGHT: dict[str, int] = {
     "commit_what_was_aborted": 1,
     "count_offsets_of_aborted_transactions": 18,
     "give_away_what_is_owned": 0,
-    "answer_commits_without_writing": 0,
-    "look_partitions_up_again": 46,
     "report_an_old_end": 2,
     "take_requests_of_former_processes": 3,
     "trust_after_a_crash": 6,
     "give_producer_ids_twice": 2,
     "skip_fsync": 74,
     "serve_before_loading": 29,
+    "look_partitions_up_again": 65,
+    "write_as_deposed_controller": 24,
+    "forget_who_is_joining": 18,
+    "answer_commits_without_writing": 8,
 }
 """In every test run."""
 
@@ -81,18 +81,18 @@ NOT_CAUGHT: dict[str, str] = {
 """By no seed, and why."""
 
 OPEN: dict[str, int] = {
-    "give_up_changes_without_an_answer": 20,
-    "take_any_change_of_an_isr": 10,
-    "truncate_to_the_high_watermark": 10,
-    "take_lost_writes_for_done": 10,
-    "recover_without_checksums": 20,
-    "decide_before_writing": 10,
-    "serve_after_losing_the_log": 0,
-    "load_only_what_was_committed": 15,
-    "ignore_generations": 0,
+    "give_up_changes_without_an_answer": 30,
+    "take_any_change_of_an_isr": 15,
+    "truncate_to_the_high_watermark": 29,
+    "take_lost_writes_for_done": 23,
+    "recover_without_checksums": 35,
+    "decide_before_writing": 25,
+    "serve_after_losing_the_log": 20,
+    "load_only_what_was_committed": 30,
+    "ignore_generations": 18,
     "distrust_a_process_that_registers_again": 5,
     "stop_under_an_old_registration": 15,
-    "keep_recovery_points": 5,
+    "keep_recovery_points": 10,
     "leave_lost_replicas_offline": 15,
     "fail_without_the_store": 5,
     "let_anyone_lead_last": 15,
@@ -100,4 +100,4 @@ OPEN: dict[str, int] = {
     "hide_partitions_that_move": 15,
     "pass_on_why_there_are_no_ids": 15,
 }
-"""By none of so many seeds from 0 on, which are too few to tell."""
+"""By none of so many seeds, most of them chosen by their troubles: too few to tell."""

@@ -218,10 +218,11 @@ def _draw_trouble(rng: random.Random, kind: str, at_s: float, victim: int) -> Tr
     return Trouble(round(at_s, 3), kind, node, other, value, round(share, 3))
 
 
-def replicas_of(trouble: Trouble) -> list[int]:
-    """The brokers that a reassignment names."""
+def replicas_of(trouble: Trouble, plan: Plan) -> list[int]:
+    """The brokers that a reassignment names: never fewer than have to be in sync, or nothing could be written."""
     orders = list(permutations(BROKERS))
-    return list(orders[int(trouble.value) % len(orders)][: 2 if trouble.share < 0.5 else 3])
+    count = max(2 if trouble.share < 0.5 else 3, plan.settings.get("min.insync.replicas", 1))
+    return list(orders[int(trouble.value) % len(orders)][:count])
 
 
 def network_weather(plan: Plan) -> Weather:

@@ -147,7 +147,7 @@ class Troubles:
                         await admin.elect_leaders()
                     case "reassign":
                         partition = TopicPartition(topic, trouble.other // 2 % PARTITIONS)
-                        await admin.alter_partition_reassignments({partition: replicas_of(trouble)})
+                        await admin.alter_partition_reassignments({partition: replicas_of(trouble, self._plan)})
                     case "alter topic":
                         resource = ConfigResource(ResourceType.TOPIC, topic)
                         (await admin.incremental_alter_configs({resource: self._alteration(trouble)}))[resource]
