@@ -12,7 +12,6 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now
-from tidelog.coordinator.assignors import Partitions
 from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_member import ClassicMember
 from tidelog.coordinator.classic_records import group_record
@@ -144,7 +143,7 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     # The members' epoch, not that of the change in progress: they may still commit what they have read.
     group.generation_id = draft.group.epoch
     for member in members:
-        group.members.add(_to_classic_member(member, draft.target_of(member), state.image))
+        group.members.add(_to_classic_member(member, state.image))
     group.protocol_name = group.members.choose_protocol()
     group.state = ClassicState.STABLE
     group.partition_counts = group.count_partitions()
@@ -156,9 +155,16 @@ def downgrade(draft: GroupDraft, state: ShardState, now: Now) -> ClassicGroup | 
     return group
 
 
-def _to_classic_member(member: ConsumerMember, target: Partitions, image: GroupImage) -> ClassicMember:
+def _to_classic_member(member: ConsumerMember, image: GroupImage) -> ClassicMember:
+    """It keeps what it has, not what it was about to get or to give up: if the group is upgraded again before it has
+    rejoined, nobody else may be given any of that."""
     classic = member.classic
     assert classic is not None  # the caller looked
+    topic_ids = {*member.assigned, *member.pending_revocation}
+    nothing: frozenset[int] = frozenset()
+    owned = {
+        each: member.assigned.get(each, nothing) | member.pending_revocation.get(each, nothing) for each in topic_ids
+    }
     protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in classic.supported_protocols)
     return ClassicMember(
         member_id=member.member_id,
@@ -168,7 +174,7 @@ def _to_classic_member(member: ConsumerMember, target: Partitions, image: GroupI
         rebalance_timeout_ms=member.rebalance_timeout_ms,
         session_timeout_ms=classic.session_timeout_ms,
         protocols=protocols,
-        assignment=assignment_bytes(target, protocols[0][1], image),
+        assignment=assignment_bytes(owned, protocols[0][1], image),
     )
 
 

@@ -167,3 +167,20 @@ def test_a_group_that_moves_right_after_its_way_back_still_rebalances(
     bench.restart()  # before the old member has joined again: only the record tells that it must
     assert bench.kind == "classic"
     _settle(bench, old)
+
+
+def test_a_member_that_has_not_joined_again_keeps_what_it_has_over_both_ways(
+    make_bench: Any, old_consumer: Any, new_consumer: Any
+) -> None:
+    """A new consumer comes, leaves and comes again, before the old one has heard that it is to give something up."""
+    bench = make_bench()
+    old = old_consumer(bench, "a", ["orders"], cooperative=True)
+    _settle(bench, old)
+    new_consumer(bench, "b", ["orders"]).leave()
+    assert bench.kind == "classic"
+    again = new_consumer(bench, "c", ["orders"])
+    assert bench.kind == "consumer"
+    assert old.partitions == ORDERS
+    again.beat()
+    assert not again.partitions
+    _settle(bench, old, again)
