@@ -9,9 +9,11 @@ the details they sent when they joined.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tidelog.coordinator.actions import Action, GroupRecord, Now
+from tidelog.coordinator.assignors import Partitions
 from tidelog.coordinator.classic_group import ClassicGroup, ClassicState
 from tidelog.coordinator.classic_member import ClassicMember
 from tidelog.coordinator.classic_records import group_record
@@ -31,7 +33,7 @@ from tidelog.coordinator.group_records import (
     ConsumerGroupTargetAssignmentMetadataValue,
     encode_record,
 )
-from tidelog.coordinator.member_bytes import assigned_partitions, assignment_bytes, subscription_of
+from tidelog.coordinator.member_bytes import assigned_partitions, assignment_bytes, owned_partitions, subscription_of
 from tidelog.protocol import ProtocolError
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ def upgrade(group: ClassicGroup, configs: GroupConfigs, image: GroupImage) -> Gr
     if len(group.members) > config.group_consumer_max_size:
         return None
     try:
-        members = [_to_consumer_member(group, member, image) for member in group.members]
+        owned = _owned_by_each(group, image)
+        members = [_to_consumer_member(group, member, owned[member.member_id]) for member in group.members]
     except ProtocolError as error:
         logger.warning("group %s can't be upgraded: a member's subscription can't be read: %s", group.group_id, error)
         return None
@@ -68,10 +71,32 @@ def upgrade(group: ClassicGroup, configs: GroupConfigs, image: GroupImage) -> Gr
     return GroupDraft(upgraded, image, records)
 
 
-def _to_consumer_member(group: ClassicGroup, member: ClassicMember, image: GroupImage) -> ConsumerMember:
+def _protocols_of(group: ClassicGroup, member: ClassicMember) -> list[tuple[str, bytes]]:
+    """Its preferred protocol comes first, as when it joins."""
     name = group.protocol_name or member.protocols[0][0]
-    # Its preferred protocol comes first, as when it joins.
-    protocols = sorted(member.protocols, key=lambda protocol: protocol[0] != name)
+    return sorted(member.protocols, key=lambda protocol: protocol[0] != name)
+
+
+def _owned_by_each(group: ClassicGroup, image: GroupImage) -> Mapping[str, Partitions]:
+    """What each member was assigned, and what it said that it still owned when it joined.
+
+    In the middle of a rebalance nobody has an assignment, but members of cooperative protocols go on with what they
+    own. Where two say that they own a partition, the one that heard of a later generation does.
+    """
+    owned = {each.member_id: dict(assigned_partitions(each.assignment, image)) for each in group.members}
+    taken = {(topic_id, number) for each in owned.values() for topic_id, numbers in each.items() for number in numbers}
+    claims = [(subscription_of(_protocols_of(group, each)[0][1]), each.member_id) for each in group.members]
+    for subscription, member_id in sorted(claims, key=lambda claim: -claim[0].generation_id):
+        for topic_id, numbers in owned_partitions(subscription, image).items():
+            free = frozenset(number for number in numbers if (topic_id, number) not in taken)
+            if free:
+                taken |= {(topic_id, number) for number in free}
+                owned[member_id][topic_id] = owned[member_id].get(topic_id, frozenset()) | free
+    return owned
+
+
+def _to_consumer_member(group: ClassicGroup, member: ClassicMember, owned: Partitions) -> ConsumerMember:
+    protocols = _protocols_of(group, member)
     subscription = subscription_of(protocols[0][1])
     return ConsumerMember(
         member_id=member.member_id,
@@ -87,7 +112,7 @@ def _to_consumer_member(group: ClassicGroup, member: ClassicMember, image: Group
         ),
         member_epoch=group.generation_id,
         previous_member_epoch=group.generation_id,
-        assigned=assigned_partitions(member.assignment, image),
+        assigned=owned,
     )
 
 

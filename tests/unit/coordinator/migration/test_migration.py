@@ -176,11 +176,12 @@ def test_a_member_that_has_not_joined_again_keeps_what_it_has_over_both_ways(
     bench = make_bench()
     old = old_consumer(bench, "a", ["orders"], cooperative=True)
     _settle(bench, old)
-    new_consumer(bench, "b", ["orders"]).leave()
+    first, again = new_consumer(bench, "b", ["orders"]), new_consumer(bench, "c", ["orders"])
+    first.beat()
+    first.leave()
     assert bench.kind == "classic"
-    again = new_consumer(bench, "c", ["orders"])
+    again.beat()
     assert bench.kind == "consumer"
     assert old.partitions == ORDERS
-    again.beat()
     assert not again.partitions
     _settle(bench, old, again)
