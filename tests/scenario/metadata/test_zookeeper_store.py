@@ -184,7 +184,7 @@ def dark_address() -> Iterator[str]:
                 waiting.append(socket.socket())
                 waiting[-1].settimeout(0.2)
                 waiting[-1].connect(listener.getsockname())
-            pytest.skip("this system accepts more connections than were asked for")
+            pytest.fail("this system accepts more connections than were asked for")
         except TimeoutError:
             yield f"127.0.0.1:{listener.getsockname()[1]}"
         finally:
